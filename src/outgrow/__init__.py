@@ -1,0 +1,13 @@
+"""Grow PyTorch networks without changing what they compute."""
+
+from outgrow.anatomy import volumes as volumes
+from outgrow.errors import GrowthError as GrowthError
+from outgrow.grow import Growth as Growth
+from outgrow.grow import grow as grow
+from outgrow.grow import widen as widen
+from outgrow.methods import MeanFill as MeanFill
+from outgrow.methods import Net2Net as Net2Net
+from outgrow.methods import NetMorph as NetMorph
+from outgrow.methods import R2R as R2R
+from outgrow.methods import RandomPad as RandomPad
+from outgrow.transforms.widen import Widen as Widen

@@ -1,0 +1,82 @@
+"""Trace a model and find its volumes: the first half of every growth, and all that `outgrow.volumes` does."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from outgrow.draft import irregular
+from outgrow.errors import TraceError
+from outgrow.methods import BY_NAME
+from outgrow.paths import judge
+from outgrow.reading import read, refs_in
+from outgrow.rules import RULES
+from outgrow.trace import Example, Trace, record
+from outgrow.verify import untouched
+from outgrow.volumes import Anatomy, Volume, find_volumes
+
+
+def dissect(model: nn.Module, example: Example) -> Anatomy:
+    """Watch the model run on the example, in eval mode and, if that leaves parameters unused, in train mode too."""
+    with untouched(model):
+        try:
+            model.eval()
+            trace = record(model, example)
+        except Exception as error:
+            raise TraceError(
+                f"the model does not run on the example: {type(error).__name__}: {error}. "
+                "Pass example= a tensor, a tuple of positional arguments, or a dict of keyword arguments"
+            ) from error
+    unused = {name for name, _ in model.named_parameters()} - _touched(trace)
+    if unused:
+        with untouched(model):
+            try:
+                model.train()
+                trace = record(model, example, trace)
+            except Exception:  # batch norm on a single value, say; eval has told what there is to know
+                pass
+    return find_volumes(read(trace, RULES))
+
+
+def _touched(trace: Trace) -> set[str]:
+    return {
+        trace.values[ref.value].name
+        for op in trace.ops
+        for ref in refs_in((op.args, op.kwargs))
+        if trace.values[ref.value].name
+    }
+
+
+def volumes(model: nn.Module, example: Example) -> list[Volume]:
+    """All volumes of a model: name, size, slots, whether and by which methods each can grow, and if not, why.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> [(volume.name, volume.size, volume.growable) for volume in volumes(model, torch.zeros(1, 4))]
+        [('0', 8, True), ('0#2', 4, False), ('2', 2, False)]
+    """
+    anatomy = dissect(model, example)
+    for volume in anatomy.volumes:
+        explain(anatomy, volume)
+    return list(anatomy.volumes)
+
+
+def explain(anatomy: Anatomy, volume: Volume) -> None:
+    """Fill in by which methods a volume can grow exactly, and why not by the others."""
+    if volume.pinned:
+        volume.reason = volume.pinned
+        return
+    problem = irregular(anatomy, volume)
+    if problem is not None:
+        volume.reason = str(problem)
+        return
+    legal, reasons = [], []
+    for name, methods in BY_NAME.items():
+        if name in ("auto", "random"):
+            continue
+        verdicts = [judge(anatomy, volume, method.state) for method in methods]
+        if any(not verdict.refusal for verdict in verdicts):
+            legal.append(name)
+        else:
+            reasons.append(f"{name}: {verdicts[0].refusal}")
+    volume.methods, volume.reason = tuple(legal), "; ".join(reasons)

@@ -1,0 +1,97 @@
+"""Carry a plan out on a model, keeping a journal from which everything can be put back bit for bit.
+
+Parameters keep their identity (`set_`): ties, hooks and the optimizer's references survive. The old storage lives until the
+journal is closed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outgrow.fill import Init, fill_moment, fill_values, grown
+from outgrow.plan import Insertion, Plan, Rescaling, Setting
+
+Edits = Sequence[Insertion | Rescaling]
+
+
+class Journal:
+    """What was done, and how to undo it."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def note(self, undo: Callable[[], None]) -> None:
+        self._undo.append(undo)
+
+    def undo(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def close(self) -> None:
+        """Let go of the old tensors."""
+        self._undo.clear()
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name; a tied tensor under its first name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def edits_by_tensor(plan: Plan) -> dict[str, list[Insertion | Rescaling]]:
+    result: dict[str, list[Insertion | Rescaling]] = defaultdict(list)
+    for edit in plan.edits:
+        result[edit.tensor].append(edit)
+    return result
+
+
+@torch.no_grad()
+def apply_plan(model: nn.Module, plan: Plan, inits: Mapping[str, Init], journal: Journal) -> None:
+    """Grow the model's tensors and gradients, and set its attributes."""
+    tensors = tensors_of(model)
+    for name, edits in edits_by_tensor(plan).items():
+        tensor = tensors[name]
+        new = grown(tensor.detach(), edits)
+        fill_values(new, tensor.detach(), edits, tensors, plan.seed, inits)
+        gradient = None
+        if tensor.grad is not None:
+            gradient = grown(tensor.grad, edits)
+            fill_moment(gradient, tensor.grad, edits, power=1, fresh="zero")
+        _replace(tensor, new, gradient, journal)
+    for setting in plan.settings:
+        apply_setting(model, setting, journal)
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()
+
+
+def _replace(tensor: Tensor, new: Tensor, gradient: Tensor | None, journal: Journal) -> None:
+    old, old_gradient = tensor.detach(), tensor.grad
+
+    def put(value: Tensor, grad: Tensor | None) -> None:
+        with torch.no_grad():
+            tensor.grad = None
+            tensor.set_(value)
+            tensor.grad = grad
+
+    journal.note(lambda: put(old, old_gradient))
+    put(new, gradient)
+
+
+def apply_setting(model: nn.Module, setting: Setting, journal: Journal) -> None:
+    """Set one attribute (or one item of a tuple, list or dict that an attribute holds)."""
+    module = model.get_submodule(setting.module)
+    before = vars(module)[setting.name]
+    after: Any = setting.new
+    if isinstance(setting.item, int) and isinstance(before, (tuple, list)):
+        items = list(before)
+        items[setting.item] = setting.new
+        after = type(before)(items)
+    elif setting.item is not None:
+        after = {**before, setting.item: setting.new}
+    journal.note(lambda: vars(module).__setitem__(setting.name, before))
+    vars(module)[setting.name] = after

@@ -1,0 +1,150 @@
+"""From a choice of volumes, sizes and methods to a plan: unit-level recipes become positions in tensors.
+
+Volumes are planned one after the other, each on the shapes that the ones before it leave: a sequence of exact steps is exact.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from outgrow.errors import Problem
+from outgrow.labels import Labels
+from outgrow.methods.base import Method, Recipe
+from outgrow.paths import Verdict
+from outgrow.plan import Change, Insertion, Plan, Rescaling
+from outgrow.volumes import Anatomy, Slot, Volume
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A volume, how many units it gains, and by which method."""
+
+    volume: Volume
+    new: int
+    method: Method
+    verdict: Verdict
+
+
+class Irregular(Exception):
+    """The units of a volume do not stand in plain runs at a slot."""
+
+
+def runs(ids: Labels, size: int) -> Labels:
+    """Positions of units as an array (run, unit, offset): runs of units in order, each unit a few neighbouring positions."""
+    mine = np.flatnonzero(ids >= 0)
+    order = mine[np.argsort(ids[mine], kind="stable")]
+    if len(order) % size:
+        raise Irregular
+    by_unit = order.reshape(size, -1)
+    last = by_unit[-1]
+    breaks = np.flatnonzero(np.diff(last) != 1)
+    length = int(breaks[0]) + 1 if len(breaks) else len(last)
+    if by_unit.shape[1] % length:
+        raise Irregular
+    table = by_unit.reshape(size, -1, length).transpose(1, 0, 2)
+    flat = table.reshape(-1)
+    if (np.diff(flat) <= 0).any():
+        raise Irregular
+    return table
+
+
+def slot_ids(anatomy: Anatomy, volume: Volume, slot: Slot) -> Labels:
+    """Unit numbers along the axis of a slot, as the model was when it was read."""
+    origin = anatomy.origin[slot.tensor, slot.axis]
+    return anatomy.units(volume, np.arange(origin.start, origin.start + origin.size))
+
+
+def irregular(anatomy: Anatomy, volume: Volume) -> Problem | None:
+    """Tell whether a volume's units stand in runs at all its slots."""
+    for slot in volume.slots:
+        try:
+            runs(slot_ids(anatomy, volume, slot), volume.size)
+        except Irregular:
+            return Problem(slot.tensor, f"the units of {volume.name} stand in no regular order along axis {slot.axis}")
+    return None
+
+
+def make_plan(anatomy: Anatomy, choices: Sequence[Choice], seed: int) -> Plan:
+    """Lay out all insertions of all chosen volumes."""
+    edits: list[Insertion | Rescaling] = []
+    born: dict[tuple[str, int], Labels] = {}  # for each current position, the position it had at first, or −1
+    for choice in choices:
+        edits.extend(_edits_of(anatomy, choice, seed, born))
+    changes = tuple(Change(c.volume.name, c.volume.size, c.volume.size + c.new, c.method.name, c.method.exact) for c in choices)
+    return Plan(changes, tuple(edits), seed=seed)
+
+
+def _edits_of(anatomy: Anatomy, choice: Choice, seed: int, born: dict[tuple[str, int], Labels]) -> list[Insertion | Rescaling]:
+    volume, method, verdict = choice.volume, choice.method, choice.verdict
+    rng = np.random.default_rng(zlib.crc32(f"{seed}/{volume.name}/{volume.size}".encode()))
+    drafted = method.draft(volume, choice.new, rng)
+    slots: dict[tuple[str, int], Slot] = {}
+    for slot in sorted(volume.slots, key=lambda slot: slot.role == "writes"):
+        slots[slot.tensor, slot.axis] = slot  # a tied tensor is filled as a writer
+    edits: list[Insertion | Rescaling] = []
+    for slot in slots.values():
+        recipe = method.recipe(slot, volume, verdict, drafted)
+        if slot.role == "writes" and verdict.readers.get((slot.tensor, slot.axis)) == "zero":
+            recipe = Recipe("zero", drafted.models)
+        now = born.setdefault((slot.tensor, slot.axis), np.arange(anatomy.origin[slot.tensor, slot.axis].size))
+        original = slot_ids(anatomy, volume, slot)
+        ids = np.where(now >= 0, original[np.maximum(now, 0)], -1)
+        edit, after = _insertion(slot, ids, volume.size, recipe, choice)
+        born[slot.tensor, slot.axis] = np.where(after >= 0, now[np.maximum(after, 0)], -1)
+        edits.append(edit)
+    for rescale in verdict.rescales:
+        factor = rescale.ratio(choice.new) ** float(rescale.exponent)
+        edits.append(Rescaling(rescale.tensor, factor))
+    return edits
+
+
+def _insertion(slot: Slot, ids: Labels, size: int, recipe: Recipe, choice: Choice) -> tuple[Insertion, Labels]:
+    """Positions for one slot; also, for each position afterwards, the position before (−1 if new)."""
+    table = runs(ids, size)  # (run, unit, offset)
+    count, _, length = table.shape
+    new = choice.new
+    ends = table[:, -1, -1]
+    block = new * length
+    after = np.insert(np.arange(len(ids)), np.repeat(ends + 1, block), -1)
+    at = np.flatnonzero(after < 0)
+    models = np.array(recipe.models, dtype=np.int64)
+    sources = table[:, models, :].reshape(-1)
+
+    def spread(per_unit: Sequence[float]) -> tuple[float, ...]:
+        return tuple(np.broadcast_to(np.array(per_unit)[None, :, None], (count, len(per_unit), length)).ravel().tolist())
+
+    draws: tuple[int, ...] = ()
+    if recipe.draws:
+        per_run = max(recipe.draws) + 1
+        grid = np.array(recipe.draws)[None, :, None] * length + np.arange(length)[None, None, :]
+        grid = grid + (np.arange(count) * per_run * length)[:, None, None]
+        draws = tuple(grid.ravel().tolist())
+    members = table.reshape(-1)
+    init = choice.method.init if isinstance(choice.method.init, str) else f"@{id(choice.method.init)}"
+    edit = Insertion(
+        tensor=slot.tensor,
+        axis=slot.axis,
+        size=len(ids),
+        at=tuple(at.tolist()),
+        sources=tuple(sources.tolist()),
+        fill=recipe.fill,
+        draws=draws,
+        signs=spread(recipe.signs) if recipe.signs else (),
+        members=tuple(members.tolist()),
+        weights=recipe.weights,
+        keep=spread(recipe.keep) if recipe.keep else (),
+        gradient=spread(recipe.gradient) if recipe.gradient else (),
+        gradient_keep=spread(recipe.gradient_keep) if recipe.gradient_keep else (),
+        init=init if choice.method.scale == 1.0 else f"{init}*{choice.method.scale!r}",
+        noise=choice.method.noise,
+    )
+    return edit, after
+
+
+def inits_of(choices: Sequence[Choice]) -> Mapping[str, object]:
+    """The functions that users gave as `init`, by the name that the plan calls them."""
+    return {f"@{id(c.method.init)}": c.method.init for c in choices if not isinstance(c.method.init, str)}

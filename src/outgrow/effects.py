@@ -1,0 +1,123 @@
+"""What an operator does to the units that flow through it: the few kinds that `paths` reasons about.
+
+Rules translate each ATen operator into one of these; methods never see an operator. An operand is a value together with its
+layout over the operator's own axes (a grouped convolution looks at channels as groups × channels, for instance).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outgrow.labels import Layout
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor as the operator sees it."""
+
+    value: int
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Move:
+    """Indices change places; numbers stay (view, cat, slice), or are averaged over axes that carry no unit."""
+
+    inputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Map:
+    """The same function on every number. `zero`: f(0) = 0; `homogeneous`: f(s·x) = s·f(x) for s > 0."""
+
+    inputs: tuple[int, ...]
+    zero: bool
+    homogeneous: bool = False
+
+
+@dataclass(frozen=True)
+class Shift:
+    """x + c for a number c: may be the ε of a norm that is written out."""
+
+    input: int
+    constant: float
+
+
+@dataclass(frozen=True)
+class Power:
+    """x ** exponent."""
+
+    input: int
+    exponent: float
+
+
+@dataclass(frozen=True)
+class Scale:
+    """c·x for a number c."""
+
+    input: int
+
+
+@dataclass(frozen=True)
+class Sum:
+    """a ± b."""
+
+    inputs: tuple[Operand, ...]
+    minus: bool = False
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Σ over `contracted` of left · right: matrix products and convolutions; the plain product if nothing is contracted."""
+
+    left: Operand
+    right: Operand
+    contracted: frozenset[int]
+    divide: bool = False
+    bias: int | None = None
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """A statistic over axes: "sum", "mean", "norm" (root of the sum of squares) or "other"."""
+
+    input: int
+    axes: frozenset[int]
+    how: str
+
+
+@dataclass(frozen=True)
+class Normalise:
+    """(x − mean)/√(var + ε)·γ + β with statistics over `axes` of the operand."""
+
+    input: Operand
+    axes: frozenset[int]
+    gamma: Operand | None
+    beta: Operand | None
+    eps: float
+
+
+@dataclass(frozen=True)
+class PerUnit:
+    """Something that treats each unit by its own parameters: batch norm, PReLU."""
+
+    input: int
+    scales: tuple[int, ...]
+    shifts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Anything else that lets units along `axes` see each other."""
+
+    inputs: tuple[Operand, ...]
+    axes: frozenset[int]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ignore:
+    """Makes numbers from sizes alone, or touches no unit."""
+
+
+Effect = Move | Map | Shift | Power | Scale | Sum | Contract | Reduce | Normalise | PerUnit | Mix | Ignore

@@ -1,0 +1,316 @@
+"""Make the model's Python fit its new tensors: sizes that modules keep as attributes.
+
+The layers of torch.nn are known by a table. For everything else the grown model is run once on meta tensors (no arithmetic, no
+memory) beside the trace, whose shapes afterwards are predicted: at the first operator that disagrees, the module whose code was
+running must hold the old number in an integer attribute. A repair counts only if the run then gets further; what is found in one
+module is tried on its sisters of the same class. Where no attribute explains the clash, the code ties two sizes to each other, and
+`Clash` says which operator showed it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from outgrow.apply import Journal, apply_setting, tensors_of
+from outgrow.plan import Plan, Setting
+from outgrow.predict import Prediction
+from outgrow.reading import refs_in
+from outgrow.trace import Example, Trace, call, elementary, tensors_in
+
+ROUNDS = 400
+
+
+@dataclass(frozen=True)
+class Clash:
+    """The first operator at which the grown model does something else than predicted."""
+
+    index: int
+    module: str
+    found: str
+
+
+class Disagreement(Exception):
+    """Stops a run at the first clash."""
+
+
+class Checker(TorchDispatchMode):
+    """Compares a run with the trace, operator by operator."""
+
+    def __init__(self, trace: Trace, prediction: Prediction) -> None:
+        super().__init__()
+        self.trace, self.prediction = trace, prediction
+        self.expected = [op for op in trace.ops if op.name != "outgrow.write_through_view"]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.count >= len(self.expected):
+            raise Disagreement("more operators than before")
+        op = self.expected[self.count]
+        if str(func.overloadpacket) != op.name:
+            raise Disagreement(f"{func.overloadpacket} instead of {op.name}")
+        result = func(*args, **(kwargs or {}))
+        for tensor, value in zip(tensors_in(result), op.outputs, strict=False):
+            if value not in self.prediction.anatomy.consumers:
+                continue
+            want = self.prediction.shape(value)
+            if tuple(tensor.shape) != want and tensor.is_floating_point():
+                raise Disagreement(f"{op.name} gives {tuple(tensor.shape)} where {want} should be")
+        self.count += 1
+        return result
+
+
+class Fitter:
+    """Runs a model with other shapes and settings, without touching it."""
+
+    def __init__(self, model: nn.Module, example: Example, trace: Trace) -> None:
+        self.model, self.trace = model, trace
+        self.example = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), example)
+        self.tensors = {name: tensor.detach().to("meta") for name, tensor in tensors_of(model).items()}
+
+    def run(self, shapes: Mapping[str, Sequence[int]], settings: Sequence[Setting], prediction: Prediction) -> Clash | None:
+        replaced = dict(self.tensors)
+        for name, shape in shapes.items():
+            replaced[name] = torch.empty(tuple(shape), dtype=replaced[name].dtype, device="meta")
+        checker = Checker(self.trace, prediction)
+        journal = Journal()
+        try:
+            for setting in settings:
+                apply_setting(self.model, setting, journal)
+            with elementary(), substituted(self.model, replaced), checker:
+                call(self.model, self.example)
+        except Exception as error:
+            index = min(checker.count, len(checker.expected) - 1)
+            op = checker.expected[index]
+            return Clash(op.index, op.module, str(error).split("\n")[0] or type(error).__name__)
+        finally:
+            journal.undo()
+        return None
+
+
+@contextlib.contextmanager
+def substituted(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let modules see other tensors under their parameters' names, for a while."""
+    twins: dict[int, Tensor] = {}
+    for name, tensor in tensors_of(model).items():
+        twins[id(tensor)] = tensors[name]
+    undo: list[tuple[dict[str, Any], str, Any]] = []
+    flats: list[tuple[nn.RNNBase, list[Any]]] = []
+    try:
+        for module in model.modules():
+            for group in (module._parameters, module._buffers):
+                for name, tensor in list(group.items()):
+                    if tensor is not None and id(tensor) in twins:
+                        undo.append((group, name, tensor))
+                        group[name] = twins[id(tensor)]
+            if isinstance(module, nn.RNNBase):
+                flats.append((module, module._flat_weights))
+                module._flat_weights = [twins.get(id(weight), weight) for weight in module._flat_weights]
+        yield
+    finally:
+        for group, name, tensor in reversed(undo):
+            group[name] = tensor
+        for module, weights in flats:
+            module._flat_weights = weights
+
+
+def fit(fitter: Fitter, plan: Plan, prediction: Prediction) -> tuple[list[Setting], Clash | None]:
+    """Settings that make the model run at its new shapes, or the clash that none of them explains."""
+    model = fitter.model
+    before = {name: tuple(tensor.shape) for name, tensor in tensors_of(model).items()}
+    shapes = plan.shapes(before)
+    settings = [*known_settings(model, before, shapes, prediction), *plan.settings]
+    clash = fitter.run(shapes, settings, prediction)
+    rounds = 0
+    while clash is not None:
+        for extra in _repairs(model, clash, prediction, settings):
+            rounds += 1
+            tried = fitter.run(shapes, [*settings, *extra], prediction)
+            if tried is None or tried.index > clash.index:
+                settings, clash = [*settings, *extra], tried
+                break
+        else:
+            return settings, clash
+        if rounds > ROUNDS:
+            return settings, clash
+    return settings, None
+
+
+def _repairs(model: nn.Module, clash: Clash, prediction: Prediction, settings: Sequence[Setting]) -> Iterator[list[Setting]]:
+    """Guesses for a clash, likeliest first: an attribute equal to a size that changes right there, here and in sister modules."""
+    trace = prediction.anatomy.reading.trace
+    taken = {(s.module, s.name, s.item) for s in settings}
+    nearby = [op.index for op in trace.ops[clash.index :] if op.module == clash.module][:6] or [clash.index]
+    seen: set[tuple[str, str, Any, int]] = set()
+    owners = [clash.module]
+    while owners[-1]:
+        owners.append(owners[-1].rpartition(".")[0])
+    single: list[Setting] = []
+    for index in nearby:
+        for old, new in _changes_at(prediction, index):
+            for owner in owners:
+                for setting in _attributes(model, owner, old, new):
+                    key = (setting.module, setting.name, setting.item, new)
+                    if key not in seen and (setting.module, setting.name, setting.item) not in taken:
+                        seen.add(key)
+                        single.append(setting)
+    for setting in single:
+        sisters = list(_sisters(model, setting, clash, prediction, taken))
+        if sisters:
+            yield [setting, *sisters]
+    yield from ([setting] for setting in single)
+    yield from ([one, two] for i, one in enumerate(single) for two in single[i + 1 :] if one.name != two.name)
+
+
+def _changes_at(prediction: Prediction, index: int) -> list[tuple[int, int]]:
+    """Numbers that change at an operator: sizes of its results and operands, and groups."""
+    op = prediction.anatomy.reading.trace.ops[index]
+    changes: dict[tuple[int, int], None] = {}
+    grouped = prediction.groups(index)
+    if grouped is not None and grouped[0] != grouped[1]:
+        changes[grouped] = None
+    for value in (*op.outputs, *(ref.value for ref in refs_in((op.args, op.kwargs)))):
+        old, new = prediction.anatomy.reading.trace.values[value].shape, prediction.shape(value)
+        for before, after in zip(old, new, strict=True):
+            if before != after:
+                changes[before, after] = None
+    return list(changes)
+
+
+def _attributes(model: nn.Module, path: str, old: int, new: int) -> Iterator[Setting]:
+    """Integer attributes of a module that equal a number, also inside tuples, lists and dicts."""
+    for name, value in vars(model.get_submodule(path)).items():
+        if name.startswith("_"):
+            continue
+        if type(value) is int and value == old:
+            yield Setting(path, name, old, new)
+        elif isinstance(value, (tuple, list)) and type(value) in (tuple, list):
+            for item, entry in enumerate(value):
+                if type(entry) is int and entry == old:
+                    yield Setting(path, name, old, new, item)
+        elif type(value) is dict:
+            for key, entry in value.items():
+                if isinstance(key, str) and type(entry) is int and entry == old:
+                    yield Setting(path, name, old, new, key)
+
+
+def _sisters(
+    model: nn.Module, setting: Setting, clash: Clash, prediction: Prediction, taken: set[tuple[str, str, Any]]
+) -> Iterator[Setting]:
+    """The same attribute of other modules of the same class, with the number that changes at the same place of their code."""
+    trace = prediction.anatomy.reading.trace
+    here = [op.index for op in trace.ops if op.module == clash.module]
+    if clash.index not in here:
+        return
+    place = here.index(clash.index)
+    kind = type(model.get_submodule(setting.module))
+    running = type(model.get_submodule(clash.module))
+    steps_up = len(clash.module.split(".")) - len(setting.module.split(".")) if setting.module else len(clash.module.split("."))
+    by_module: dict[str, list[int]] = {}
+    for op in trace.ops:
+        by_module.setdefault(op.module, []).append(op.index)
+    for path, ops in by_module.items():
+        if path == clash.module or type(model.get_submodule(path)) is not running or place >= len(ops):
+            continue
+        owner = ".".join(path.split(".")[: len(path.split(".")) - steps_up]) if steps_up else path
+        module = model.get_submodule(owner)
+        if type(module) is not kind or (owner, setting.name, setting.item) in taken:
+            continue
+        value = vars(module).get(setting.name)
+        current = value[setting.item] if setting.item is not None and value is not None else value
+        for index in ops[place : place + 6]:
+            match = next((new for old, new in _changes_at(prediction, index) if old == current), None)
+            if match is not None:
+                yield Setting(owner, setting.name, current, match, setting.item)
+                break
+
+
+def known_settings(
+    model: nn.Module,
+    before: Mapping[str, Sequence[int]],
+    after: Mapping[str, Sequence[int]],
+    prediction: Prediction,
+) -> list[Setting]:
+    """Attributes of torch.nn's layers (and of their subclasses) that follow from the shapes of their own tensors."""
+    settings: list[Setting] = []
+    grouped: dict[str, tuple[int, int]] = {}
+    for op in prediction.anatomy.reading.trace.ops:
+        groups = prediction.groups(op.index)
+        if groups is not None:
+            grouped[op.module] = groups
+    tied = {id(tensor): name for name, tensor in tensors_of(model).items()}
+    for path, module in model.named_modules():
+        new: dict[str, tuple[int, ...]] = {}
+        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            full = tied.get(id(tensor), "")
+            if full in after:
+                new[name] = tuple(after[full])
+        for name, value in _sizes(module, new, grouped.get(path)).items():
+            old = vars(module).get(name)
+            if old is not None and old != value:
+                settings.append(Setting(path, name, old, value))
+    return settings
+
+
+def _sizes(module: nn.Module, new: Mapping[str, tuple[int, ...]], groups: tuple[int, int] | None) -> dict[str, Any]:
+    weight = new.get("weight")
+    match module:
+        case nn.Linear() if weight:
+            return {"out_features": weight[0], "in_features": weight[1]}
+        case nn.modules.conv._ConvNd() if weight:
+            count = groups[1] if groups is not None and groups[0] == module.groups else module.groups
+            first, second = ("in_channels", "out_channels") if module.transposed else ("out_channels", "in_channels")
+            return {first: weight[0], second: weight[1] * count, "groups": count}
+        case nn.modules.batchnorm._NormBase() if new:
+            return {"num_features": next(iter(new.values()))[0]}
+        case nn.GroupNorm() if weight or groups:
+            count = groups[1] if groups is not None and groups[0] == module.num_groups else module.num_groups
+            return {
+                "num_channels": weight[0] if weight else module.num_channels // module.num_groups * count,
+                "num_groups": count,
+            }
+        case nn.LayerNorm() | nn.RMSNorm() if weight:
+            return {"normalized_shape": weight}
+        case nn.Embedding() if weight:
+            return {"embedding_dim": weight[1]}
+        case nn.PReLU() if weight:
+            return {"num_parameters": weight[0]}
+        case nn.RNNBase() if new:
+            hidden = new.get("weight_hh_l0", module.weight_hh_l0.shape)[1]
+            inputs = new.get("weight_ih_l0", module.weight_ih_l0.shape)[1]
+            return {"hidden_size": hidden, "input_size": inputs}
+        case nn.MultiheadAttention() if "in_proj_weight" in new:
+            width = new["in_proj_weight"][1]
+            return {"embed_dim": width, "kdim": width, "vdim": width}
+    if not isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)) and new:
+        own = {
+            name: tuple(t.shape) for name, t in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        }
+        return _generic_sizes(module, own, new)
+    return {}
+
+
+def _generic_sizes(module: nn.Module, old: Mapping[str, tuple[int, ...]], new: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Attributes of a layer of somebody else's that equal a size of its own tensors, where there is no doubt which."""
+    meaning: dict[int, set[int]] = {}
+    for name, shape in old.items():
+        for before, after in zip(shape, new.get(name, shape), strict=True):
+            meaning.setdefault(before, set()).add(after)
+    sizes: dict[str, Any] = {}
+    for name, value in vars(module).items():
+        if name.startswith("_"):
+            continue
+        if type(value) is int and len(meaning.get(value, ())) == 1:
+            sizes[name] = next(iter(meaning[value]))
+        elif isinstance(value, (tuple, torch.Size)) and any(value == shape for shape in old.values()):
+            match = {new.get(name, shape) for name, shape in old.items() if shape == tuple(value)}
+            if len(match) == 1:
+                sizes[name] = type(value)(next(iter(match)))
+    return sizes

@@ -1,0 +1,25 @@
+"""Floating-point operations of a forward pass, from the shapes in its trace (multiply and add count as two)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from outgrow.reading import refs_in
+from outgrow.trace import Trace
+
+MATMULS = {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.mv", "aten.addmv", "aten.dot"}
+
+
+def count_flops(trace: Trace, shape: Callable[[int], Sequence[int]]) -> int:
+    """Matrix products and convolutions, as torch.utils.flop_counter counts them."""
+    total = 0
+    for op in trace.ops:
+        if op.name in MATMULS:
+            left = refs_in(op.args)[-2]
+            total += 2 * math.prod(shape(op.outputs[0])) * shape(left.value)[-1]
+        elif op.name == "aten.convolution":
+            weight = shape(op.args[1].value)
+            places = shape(op.args[0].value if op.args[6] else op.outputs[0])
+            total += 2 * math.prod(places) * math.prod(weight[1:])
+    return total

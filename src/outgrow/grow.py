@@ -1,0 +1,200 @@
+"""Grow a model: the whole story on one page.
+
+    trace → volumes → plan → fit → apply → verify
+
+Each arrow is a module. Until `apply` nothing is touched; from there a journal can put everything back, and does on any failure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from outgrow import verify
+from outgrow.anatomy import dissect
+from outgrow.apply import Journal, apply_plan, tensors_of
+from outgrow.draft import inits_of
+from outgrow.errors import GrowthError, Problem, VerifyError
+from outgrow.flops import count_flops
+from outgrow.methods import Method
+from outgrow.plan import Plan, table
+from outgrow.predict import Prediction
+from outgrow.settle import settle
+from outgrow.trace import Example
+from outgrow.training.history import remember
+from outgrow.training.optimizer import grow_optimizers, watch_for_stale
+from outgrow.transforms.widen import Skip, Widen
+
+
+@dataclass(eq=False)
+class Growth:
+    """What a growth did. `print(growth)` shows it as a table."""
+
+    model: nn.Module = field(repr=False)
+    plan: Plan = field(repr=False)
+    max_error: float
+    tolerance: float
+    skipped: tuple[Skip, ...]
+    parameters: tuple[int, int]
+    flops: tuple[int, int]
+    seconds: float
+    preserving: bool = True
+    stochastic: bool = False
+
+    def __str__(self) -> str:
+        lines = [str(self.plan), ""]
+        for what, (before, after) in (("parameters", self.parameters), ("FLOPs", self.flops)):
+            lines.append(f"{what}: {before:,} → {after:,} (× {after / max(before, 1):.2f})")
+        if not self.preserving:
+            lines.append(f"error: {self.max_error:.1e}: this method does NOT preserve the function")
+        elif self.tolerance:
+            lines.append(f"error: {self.max_error:.1e} (the network's own rounding allows {self.tolerance:.1e})")
+        else:
+            lines.append("error: not checked")
+        if self.stochastic:
+            lines.append("dropout is active in training: there the function is kept in expectation, exactly with dropout off")
+        if self.skipped:
+            lines.append(f"left as they are: {len(self.skipped)} volumes")
+            lines.extend(f"  {skip}" for skip in self.skipped)
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def grow(
+    model: nn.Module,
+    example: Example,
+    *transforms: Widen,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    average: nn.Module | Sequence[nn.Module] | None = None,
+    seed: int = 0,
+    check: bool = True,
+) -> Growth:
+    """Carry out several transforms as one: all of them or none.
+
+    Args:
+        model: any module that runs on the example; it is changed in place.
+        example: a tensor, a tuple of arguments, or a dict of keyword arguments.
+        transforms: what to grow, e.g. `outgrow.Widen("layer1.*", factor=1.5)`.
+        optimizer: one or several optimizers whose state follows.
+        average: averaged copies of the model (EMA, SWA) that grow by the same plan.
+        seed: for the free values; the global random state is neither read nor changed.
+        check: run the old and the new model on the example and compare (in eval and train mode).
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> growth = grow(model, torch.zeros(1, 4), Widen("0", to=12))
+        >>> model[0].out_features, growth.parameters
+        (12, (58, 86))
+    """
+    if not transforms:
+        raise GrowthError("nothing to do: pass at least one transform, e.g. outgrow.Widen('*', factor=1.5)")
+    started = time.perf_counter()
+    with verify.random_state():
+        anatomy = dissect(model, example)
+        choices, skipped, plan = settle(model, example, anatomy, transforms, seed)
+        prediction = Prediction(anatomy, choices)
+        shape = [value.shape for value in anatomy.reading.trace.values]
+        flops = count_flops(anatomy.reading.trace, shape.__getitem__), count_flops(anatomy.reading.trace, prediction.shape)
+        before = _parameters(model)
+        base = verify.run(model, example) if check else None
+        limits = verify.sensitivity(model, example, base) if base is not None else (0.0, 0.0)
+        preserving = all(choice.method.exact for choice in choices)
+        journal = Journal()
+        optimizers, averages = _several(optimizer), _several(average)
+        try:
+            inits = inits_of(choices)
+            olds = {id(tensor): tensor.detach() for tensor in tensors_of(model).values()}
+            apply_plan(model, plan, inits, journal)
+            grow_optimizers(optimizers, model, plan, olds, journal)
+            for copy in averages:
+                apply_plan(getattr(copy, "module", copy), plan, inits, journal)
+            worst, allowed = _check(model, example, base, limits, preserving) if base is not None else (float("nan"), 0.0)
+        except BaseException:
+            journal.undo()
+            raise
+        journal.close()
+    remember(model, plan)
+    watch_for_stale(model, plan, optimizers)
+    stochastic = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
+    return Growth(
+        model,
+        plan,
+        worst,
+        allowed,
+        tuple(skipped),
+        (before, _parameters(model)),
+        flops,
+        time.perf_counter() - started,
+        preserving,
+        stochastic,
+    )
+
+
+def widen(
+    model: nn.Module,
+    example: Example,
+    where: str | Sequence[str] = "*",
+    *,
+    factor: float | None = None,
+    by: int | None = None,
+    to: int | None = None,
+    method: str | Method = "auto",
+    residual: str = "stream",
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    average: nn.Module | Sequence[nn.Module] | None = None,
+    seed: int = 0,
+    check: bool = True,
+) -> Growth:
+    """Add units to the volumes that `where` selects, without changing what the model computes.
+
+    Args:
+        where: names or globs; a pattern selects a volume if it matches its name, or the path of every module that writes it.
+        factor, by, to: exactly one; a factor is rounded to the nearest size that the volume and the method allow.
+        method: "auto", "r2r", "net2net", "netmorph", "random", or an instance such as `outgrow.R2R(init="he")`.
+        residual: "stream" widens whole residual streams; "fold" is the paper's folded residual for one volume of a stream.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> print(widen(model, torch.zeros(1, 4), "0", factor=1.5, method="r2r").plan)
+        volume  units   method
+        ──────  ──────  ──────
+        0       8 → 12  r2r
+    """
+    request = Widen(where, factor, by, to, method, residual)
+    return grow(model, example, request, optimizer=optimizer, average=average, seed=seed, check=check)
+
+
+def _check(
+    model: nn.Module, example: Example, base: verify.Outputs, limits: tuple[float, float], preserving: bool
+) -> tuple[float, float]:
+    """Compare with the outputs before; raises if a preserving growth moved them."""
+    after = verify.run(model, example)
+    errors = verify.error(base.evaluated, after.evaluated), verify.error(base.trained, after.trained)
+    floor = verify.FLOOR * verify.epsilon(base.evaluated)
+    allowed = [max(verify.MULTIPLE * limit, floor) for limit in limits]
+    for mode, found, limit in zip(("eval", "train"), errors, allowed, strict=True):
+        if preserving and not found <= limit:
+            raise VerifyError(
+                f"the grown model differs from the old one in {mode} mode by {found:.1e} of its largest output, where its own "
+                f"rounding allows {limit:.1e}; everything was put back",
+                [Problem("", "this is a bug in outgrow's analysis of the model", "narrow where= down and report it")],
+            )
+    return max(errors), max(allowed)
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _several(given: object) -> list:  # type: ignore[type-arg]
+    if given is None:
+        return []
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+__all__ = ["Growth", "grow", "table", "widen"]

@@ -1,0 +1,292 @@
+"""Labels: which unit does each index of each tensor axis belong to?
+
+Every index of every parameter axis starts with a label of its own. A *layout* tells the labels of a tensor: a tuple of
+*blocks*, each an integer array over one or more of the tensor's axes (heads × head-dim after a `view` is one block over two
+axes). An axis in no block has a size that growth never changes. Operators move labels about (`permute`, `reshape`, `take` …)
+and say which must belong together (`Ties.equal`).
+
+A block over several axes is a *grid*: its labels can only be added in whole slices along one of its axes. Where a grid meets a
+label on one of its axes alone, that label is *bound* to the grid's slices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Labels over the named axes of a tensor; `labels.shape` are the sizes of `axes`, which ascend."""
+
+    axes: tuple[int, ...]
+    labels: Labels
+
+
+Layout = tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a label was born: index `position` of `axis` of a parameter or buffer."""
+
+    tensor: str
+    axis: int
+    start: int
+    size: int
+
+
+class Ties:
+    """Collects what the operators say of labels while a trace is read."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.origins: list[Origin] = []
+        self.pairs: list[tuple[Labels, Labels]] = []
+        self.grids: dict[tuple[tuple[int, ...], bytes], Labels] = {}
+        self.bindings: list[tuple[Labels, Labels, int]] = []  # label of a slice, grid, axis
+        self.fixed: list[tuple[Labels, str, str]] = []  # labels, reason, module path
+
+    def fresh(self, shape: Sequence[int]) -> Labels:
+        size = math.prod(shape)
+        labels = np.arange(self.count, self.count + size, dtype=np.int64).reshape(shape)
+        self.count += size
+        return labels
+
+    def axis(self, tensor: str, axis: int, size: int) -> Labels:
+        """Labels for an axis of a parameter or buffer."""
+        self.origins.append(Origin(tensor, axis, self.count, size))
+        return self.fresh((size,))
+
+    def equal(self, left: Labels, right: Labels) -> None:
+        if left is not right and not np.array_equal(left, right):
+            self.pairs.append((left.ravel(), right.ravel()))
+
+    def fix(self, labels: Labels, reason: str, module: str) -> None:
+        self.fixed.append((labels.ravel(), reason, module))
+
+    def grid(self, labels: Labels) -> None:
+        key = (labels.shape, labels.tobytes())
+        self.grids.setdefault(key, labels)
+
+    def bind(self, slices: Labels, grid: Labels, axis: int) -> None:
+        """`slices[i]` stands for the whole slice `i` of `grid` along `axis`."""
+        self.grid(grid)
+        self.bindings.append((slices, grid, axis))
+
+    def classes(self) -> Labels:
+        """For each label, the smallest label that equalities tie it to."""
+        root = np.arange(self.count, dtype=np.int64)
+        if not self.pairs:
+            return root
+        left = np.concatenate([pair[0] for pair in self.pairs])
+        right = np.concatenate([pair[1] for pair in self.pairs])
+        while True:
+            a, b = root[left], root[right]
+            open_ = a != b
+            if not open_.any():
+                return root
+            left, right, a, b = left[open_], right[open_], a[open_], b[open_]
+            np.minimum.at(root, np.maximum(a, b), np.minimum(a, b))
+            while True:
+                jumped = root[root]
+                if np.array_equal(jumped, root):
+                    break
+                root = jumped
+
+
+def block_at(layout: Layout, axis: int) -> Block | None:
+    """The block that covers an axis, if any."""
+    return next((block for block in layout if axis in block.axes), None)
+
+
+def make_block(axes: Sequence[int], labels: Labels) -> Layout:
+    """A block without the axes along which its labels do not vary; nothing if none is left.
+
+    Axes of size one carry no label: they broadcast.
+    """
+    kept, order = [], list(axes)
+    index: list[slice | int] = []
+    for position, axis in enumerate(order):
+        first = labels.take([0], axis=position) if labels.shape[position] else labels
+        constant = labels.shape[position] <= 1 or bool((labels == first).all())
+        index.append(0 if constant else slice(None))
+        if not constant:
+            kept.append(axis)
+    if not kept:
+        return ()
+    array = labels[tuple(index)]
+    ascending = sorted(range(len(kept)), key=kept.__getitem__)
+    return (Block(tuple(kept[i] for i in ascending), np.ascontiguousarray(array.transpose(ascending))),)
+
+
+def permute(layout: Layout, order: Sequence[int]) -> Layout:
+    """Layout of `tensor.permute(order)`."""
+    where = {old: new for new, old in enumerate(order)}
+    return tuple(b for block in layout for b in make_block([where[axis] for axis in block.axes], block.labels))
+
+
+def renumber(layout: Layout, where: Callable[[int], int]) -> Layout:
+    """The same labels under other axis numbers (order kept): for squeeze, unsqueeze, broadcasting."""
+    return tuple(Block(tuple(where(axis) for axis in block.axes), block.labels) for block in layout)
+
+
+def take(layout: Layout, axis: int, index: slice | int | Sequence[int] | Labels) -> Layout:
+    """Layout of `tensor[..., index, ...]`; an integer index removes the axis."""
+    result: list[Block] = []
+    for block in layout:
+        if axis not in block.axes:
+            result.append(block)
+            continue
+        position = block.axes.index(axis)
+        if isinstance(index, int):
+            rest = tuple(a for a in block.axes if a != axis)
+            result.extend(make_block(rest, block.labels.take(index, axis=position)) if rest else ())
+        else:
+            picked: tuple[slice | Sequence[int] | Labels, ...] = (*(slice(None),) * position, index)
+            result.extend(make_block(block.axes, block.labels[picked]))
+    if isinstance(index, int):
+        return renumber(tuple(result), lambda a: a - (a > axis))
+    return tuple(result)
+
+
+def reduce(ties: Ties, layout: Layout, axes: Iterable[int], keepdim: bool) -> Layout:
+    """Layout after a reduction; slices of a grid that lost an axis are bound to what they stood for."""
+    gone = set(axes)
+    result: list[Block] = []
+    for block in layout:
+        rest = tuple(axis for axis in block.axes if axis not in gone)
+        if len(rest) == len(block.axes):
+            result.append(block)
+        elif rest:
+            result.append(Block(rest, outline(ties, block, rest)))
+    if keepdim:
+        return tuple(result)
+    return renumber(tuple(result), lambda axis: axis - sum(g < axis for g in gone))
+
+
+def outline(ties: Ties, block: Block, rest: tuple[int, ...]) -> Labels:
+    """New labels over some axes of a grid, each bound to the grid's slices there; equal slices get equal labels."""
+    lost = [axis for axis in block.axes if axis not in rest]
+    moved = block.labels.transpose([block.axes.index(axis) for axis in (*rest, *lost)])
+    shape = moved.shape[: len(rest)]
+    rows = np.ascontiguousarray(moved.reshape(math.prod(shape), -1))
+    kinds, which = np.unique(rows, axis=0, return_inverse=True)
+    names = ties.fresh((len(kinds),))
+    ties.bind(names, kinds, 0)
+    labels = names[which.reshape(-1)].reshape(shape)
+    if labels.ndim > 1:
+        ties.grid(labels)
+    return labels
+
+
+def pin(ties: Ties, block: Block, axis: int, reason: str, module: str) -> None:
+    """Nothing can be added along this axis: its size, or what its indices mean, is not ours to change."""
+    if len(block.axes) == 1:
+        ties.fix(block.labels, reason, module)
+    else:
+        position = block.axes.index(axis)
+        nails = ties.fresh((block.labels.shape[position],))
+        ties.fix(nails, reason, module)
+        ties.bind(nails, block.labels, position)
+
+
+def reshape(ties: Ties, layout: Layout, old: Sequence[int], new: Sequence[int]) -> Layout:
+    """Layout of `tensor.reshape(new)`: labels are broadcast over the axes that merge, reshaped, and dropped where constant."""
+    groups = _factor_groups(old, new)
+    result: list[Block] = []
+    for block in layout:
+        touched = [group for group in groups if any(axis in block.axes for axis in group[0])]
+        old_axes = [axis for group in touched for axis in group[0]]
+        new_axes = [axis for group in touched for axis in group[1]]
+        spread = block.labels.reshape([old[axis] if axis in block.axes else 1 for axis in old_axes])
+        full = np.broadcast_to(spread, [old[axis] for axis in old_axes])
+        result.extend(make_block(new_axes, full.reshape([new[axis] for axis in new_axes])))
+    return join(ties, result, new)
+
+
+def join(ties: Ties, blocks: Sequence[Block], shape: Sequence[int]) -> Layout:
+    """Blocks that came to share an axis become one grid of new labels, to whose axes the old ones are bound."""
+    result: list[Block] = []
+    for block in blocks:
+        clash = [other for other in result if set(other.axes) & set(block.axes)]
+        if not clash:
+            result.append(block)
+            continue
+        parts = [*clash, block]
+        axes = sorted({axis for part in parts for axis in part.axes})
+        columns = []
+        for part in parts:
+            spread = part.labels.reshape([shape[axis] if axis in part.axes else 1 for axis in axes])
+            columns.append(np.broadcast_to(spread, [shape[axis] for axis in axes]).ravel())
+        uniques = [np.unique(column, return_inverse=True) for column in columns]
+        grid = ties.fresh([len(values) for values, _ in uniques])
+        for position, (values, _) in enumerate(uniques):
+            ties.bind(values, grid, position)
+        merged = grid[tuple(inverse.reshape(-1) for _, inverse in uniques)]
+        result = [other for other in result if other not in clash]
+        result.extend(make_block(axes, merged.reshape([shape[axis] for axis in axes])))
+    return tuple(result)
+
+
+def _factor_groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Split two shapes of equal product into the shortest runs of axes whose products agree."""
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        left, right = [], []
+        a = b = 1
+        while True:
+            if a == b and left and right:
+                break
+            if (a <= b and i < len(old)) or j >= len(new):
+                if i >= len(old):
+                    break
+                a *= old[i]
+                left.append(i)
+                i += 1
+            else:
+                b *= new[j]
+                right.append(j)
+                j += 1
+        groups.append((left, right))
+    return groups
+
+
+def meet(ties: Ties, layouts: Sequence[Layout], shape: Sequence[int]) -> Layout:
+    """Layout where operands with aligned axes meet index by index: what lies on the same axes belongs together."""
+    tie_all(ties, layouts)
+    blocks = sorted((block for layout in layouts for block in layout), key=lambda block: -len(block.axes))
+    result: list[Block] = []
+    for block in blocks:
+        if not any(set(block.axes) <= set(host.axes) for host in result):
+            result.append(block)
+    return join(ties, result, shape)
+
+
+def tie_all(ties: Ties, layouts: Sequence[Layout]) -> None:
+    """Tie every two blocks of different operands that share an axis."""
+    for index, layout in enumerate(layouts):
+        for block in layout:
+            for other in (b for rest in layouts[index + 1 :] for b in rest if set(b.axes) & set(block.axes)):
+                small, large = sorted((block, other), key=lambda b: len(b.axes))
+                tie(ties, small, large)
+
+
+def tie(ties: Ties, block: Block, host: Block) -> None:
+    """Two blocks of operands that meet: equal on the same axes, bound on common ones."""
+    if host.axes == block.axes:
+        ties.equal(host.labels, block.labels)
+        return
+    common = tuple(axis for axis in block.axes if axis in host.axes)
+    if common == block.axes and len(common) == 1:
+        ties.bind(block.labels, host.labels, host.axes.index(common[0]))
+        return
+    sides = [side.labels if side.axes == common else outline(ties, side, common) for side in (block, host)]
+    ties.equal(sides[0], sides[1])

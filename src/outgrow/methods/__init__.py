@@ -1,0 +1,33 @@
+"""The methods by name. "auto" tries them in this order and takes the first that is exact on the path."""
+
+from __future__ import annotations
+
+from outgrow.errors import MethodError
+from outgrow.methods.base import Method
+from outgrow.methods.meanfill import MeanFill
+from outgrow.methods.net2net import Net2Net
+from outgrow.methods.netmorph import NetMorph, RandomPad
+from outgrow.methods.r2r import R2R
+
+AUTO: tuple[Method, ...] = (R2R(), MeanFill(), NetMorph(zero="writers"), NetMorph(), Net2Net())
+BY_NAME: dict[str, tuple[Method, ...]] = {
+    "auto": AUTO,
+    "r2r": (R2R(),),
+    "net2net": (Net2Net(),),
+    "netmorph": (NetMorph(), NetMorph(zero="writers")),
+    "mean": (MeanFill(),),
+    "random": (RandomPad(),),
+}
+
+
+def candidates(method: str | Method) -> tuple[Method, ...]:
+    """The methods to try, in order, for what a user asked for."""
+    if isinstance(method, Method):
+        return (method,)
+    if method in BY_NAME:
+        return BY_NAME[method]
+    names = ", ".join(repr(name) for name in BY_NAME)
+    raise MethodError(f"there is no method {method!r}: write one of {names}, or an instance such as outgrow.R2R(init='he')")
+
+
+__all__ = ["AUTO", "BY_NAME", "MeanFill", "Method", "Net2Net", "NetMorph", "R2R", "RandomPad", "candidates"]

@@ -1,0 +1,39 @@
+"""Widening a stream under layer norms: new features are the mean of the old ones.
+
+    rows = mean of the writers' rows   ⇒   the mean stays, the variance becomes σ²·C/C′;   γ′ = γ·√(C/C′),   ε′ = ε·C/C′
+
+The normalised new features are zero, so the columns that read them are free; those that see the stream without a norm are
+zero. Rows that pass a LayerScale are averaged with its weights, and its new entries are one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outgrow.methods.base import Draft, Method, Recipe, forced, free, typical, zeros
+from outgrow.paths import State, Verdict
+from outgrow.volumes import Slot, Volume
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanFill(Method):
+    """The mean of the old features, under norms that take statistics over them."""
+
+    @property
+    def name(self) -> str:
+        return "mean"
+
+    @property
+    def state(self) -> State:
+        return State.MEAN
+
+    def recipe(self, slot: Slot, volume: Volume, verdict: Verdict, draft: Draft) -> Recipe:
+        if slot.role == "writes":
+            return Recipe("mean", draft.models, weights=verdict.weights.get(slot.tensor, ""))
+        if slot.role == "reads":
+            return forced(slot, verdict, draft) or free(draft)
+        if slot.shift:
+            return zeros(draft)
+        if slot.tensor in verdict.weights.values():
+            return Recipe("one", draft.models)
+        return typical(slot, draft)

@@ -1,0 +1,59 @@
+"""Net2WiderNet: a new unit j is a copy of an old unit g(j), whose column is shared out among its copies.
+
+    Ū_j = W_g(j),   V̄_j = a_j V_g(j)   with Σ a over the copies of a unit equal to one.
+
+Equal shares leave copies with equal gradients forever: `noise`, or a random split, tells them apart. Under a norm that mixes
+units, whole copies of all of them are exact (the size is then a multiple of the old one).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from outgrow.methods.base import Draft, Method, Recipe, forced
+from outgrow.paths import State, Verdict
+from outgrow.volumes import Slot, Volume
+
+
+@dataclass(frozen=True, kw_only=True)
+class Net2Net(Method):
+    """Copies that share.
+
+    mapping: "balanced" (each unit is copied equally often, give or take one) or "random". split: "equal" or "random".
+    """
+
+    mapping: str = "balanced"
+    split: str = "equal"
+
+    def __post_init__(self) -> None:
+        if self.mapping not in ("balanced", "random") or self.split not in ("equal", "random"):
+            raise ValueError(
+                f"mapping is 'balanced' or 'random', split 'equal' or 'random'; not {self.mapping!r}, {self.split!r}"
+            )
+
+    @property
+    def name(self) -> str:
+        return "net2net"
+
+    @property
+    def state(self) -> State:
+        return State.COPY
+
+    def draft(self, volume: Volume, new: int, rng: np.random.Generator) -> Draft:
+        models = super().draft(volume, new, rng).models
+        if self.mapping == "random":
+            models = tuple(int(unit) for unit in rng.integers(volume.size, size=new))
+        groups = np.concatenate([np.arange(volume.size), np.array(models, dtype=np.int64)])
+        raw = np.ones(len(groups)) if self.split == "equal" else rng.uniform(0.2, 1.0, size=len(groups))
+        shares = raw / np.bincount(groups, weights=raw, minlength=volume.size)[groups]
+        return Draft(new, models, shares)
+
+    def recipe(self, slot: Slot, volume: Volume, verdict: Verdict, draft: Draft) -> Recipe:
+        shares = tuple(draft.extra.tolist())
+        kept, given = shares[: volume.size], shares[volume.size :]
+        if slot.role == "reads":
+            ones = (1.0,) * draft.new
+            return forced(slot, verdict, draft) or Recipe("copy", draft.models, signs=given, keep=kept, gradient=ones)
+        return Recipe("copy", draft.models, signs=(1.0,) * draft.new, gradient=given, gradient_keep=kept)

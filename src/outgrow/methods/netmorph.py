@@ -1,0 +1,65 @@
+"""Network Morphism's widening: of the two new factors in V W = V W + A U, one is zero.
+
+zero="readers": U free, A = 0: exact wherever units are only read by weights. zero="writers": U = 0, A free: exact where the path
+keeps zero at zero. The side that is not zero must be alive, or no gradient reaches either: scales start at typical values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outgrow.methods.base import Draft, Method, Recipe, forced, free, typical, zeros
+from outgrow.paths import State, Verdict
+from outgrow.volumes import Slot, Volume
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetMorph(Method):
+    """One side zero: "readers" or "writers"."""
+
+    zero: str = "readers"
+
+    def __post_init__(self) -> None:
+        if self.zero not in ("readers", "writers"):
+            raise ValueError(f"zero is 'readers' or 'writers', not {self.zero!r}")
+
+    @property
+    def name(self) -> str:
+        return "netmorph" if self.zero == "readers" else "netmorph(zero='writers')"
+
+    @property
+    def state(self) -> State:
+        return State.ANY if self.zero == "readers" else State.ZERO
+
+    def recipe(self, slot: Slot, volume: Volume, verdict: Verdict, draft: Draft) -> Recipe:
+        if slot.role == "reads":
+            return forced(slot, verdict, draft) or free(draft)
+        if self.zero == "writers" and (slot.role == "writes" or slot.shift):
+            return zeros(draft)
+        if self.init == "copy":
+            return Recipe("copy", draft.models, signs=(1.0,) * draft.new)
+        if slot.role == "scales" and slot.vector:
+            return typical(slot, draft)
+        return free(draft)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomPad(Method):
+    """The paper's baseline: all new values drawn. It does not preserve the function."""
+
+    @property
+    def name(self) -> str:
+        return "random"
+
+    @property
+    def state(self) -> State:
+        return State.ANY
+
+    @property
+    def exact(self) -> bool:
+        return False
+
+    def recipe(self, slot: Slot, volume: Volume, verdict: Verdict, draft: Draft) -> Recipe:
+        if slot.role == "scales" and slot.vector:
+            return typical(slot, draft)
+        return free(draft)

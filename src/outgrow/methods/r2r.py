@@ -1,0 +1,54 @@
+"""R2R (the paper's §4.1): new units come as pairs (l, r) that are written alike and read with opposite signs.
+
+    W̄ = [W; U; U],   scales equal for l and r,   V̄ = [V, A, −A],   U and A free:   V̄ x̄ = V x + A x_l − A x_r = V x.
+
+Legal where the path keeps equal units equal. No noise is needed: l and r receive opposite gradients. With init="copy", U are
+copies of existing units (the hybrid with Net2Net that the paper leaves to future work).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from outgrow.methods.base import Draft, Method, Recipe, forced, free, typical
+from outgrow.paths import State, Verdict
+from outgrow.volumes import Slot, Volume
+
+
+@dataclass(frozen=True, kw_only=True)
+class R2R(Method):
+    """Pairs that cancel.
+
+    Example:
+        >>> R2R(init="he", scale=0.5).name
+        'r2r'
+    """
+
+    @property
+    def name(self) -> str:
+        return "r2r"
+
+    @property
+    def state(self) -> State:
+        return State.PAIR
+
+    @property
+    def step(self) -> int:
+        return 2
+
+    def draft(self, volume: Volume, new: int, rng: np.random.Generator) -> Draft:
+        half = super().draft(volume, new // 2, rng)
+        return Draft(new, half.models * 2)
+
+    def recipe(self, slot: Slot, volume: Volume, verdict: Verdict, draft: Draft) -> Recipe:
+        half = draft.new // 2
+        twins = tuple(range(half)) * 2
+        if slot.role == "reads":
+            return forced(slot, verdict, draft) or free(draft, twins, (1.0,) * half + (-1.0,) * half)
+        if self.init == "copy":
+            return Recipe("copy", draft.models, signs=(1.0,) * draft.new)
+        if slot.role == "scales" and len(slot.positions) == volume.size and slot.vector:
+            return typical(slot, draft)
+        return free(draft, twins)

@@ -1,0 +1,479 @@
+"""Follow new units along their path: what may a method write so that nothing changes downstream?
+
+Every method brings new units into one *state*, and each operator between writers and readers maps states to states:
+
+    PAIR   units come in twins with equal values               (R2R)
+    COPY   each equals an old unit                             (Net2Net)
+    ANY    nothing is known                                    (NetMorph with zero readers, random padding)
+    ZERO   all are zero                                        (NetMorph with zero writers; under an RMS norm)
+    MEAN   each equals the mean of the old units               (under a layer norm)
+
+At a reader the state says what its new columns must be: PAIR → opposite signs, COPY → shared out, ANY and MEAN → zero,
+ZERO → free. Where an operator lets units see each other (a norm, a softmax over them) most states stop: that is the refusal.
+
+A statistic over C units of which the new ones are zero is C/C′ of what it was. Such a *debt* (C/C′)^e is carried along and
+paid at the next parameter that multiplies (a norm's γ), with ε moved along: so a layer norm, an RMS norm written out with
+pow, mean and rsqrt, and weight standardisation are one case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from fractions import Fraction
+
+import numpy as np
+
+from outgrow.effects import (
+    Contract,
+    Effect,
+    Ignore,
+    Map,
+    Mix,
+    Move,
+    Normalise,
+    Operand,
+    PerUnit,
+    Power,
+    Reduce,
+    Scale,
+    Shift,
+    Sum,
+)
+from outgrow.labels import Labels, Layout
+from outgrow.reading import refs_in
+from outgrow.trace import Op
+from outgrow.volumes import Anatomy, Volume
+
+
+class State(Enum):
+    PAIR = "pairs"
+    COPY = "copies"
+    ANY = "anything"
+    ZERO = "zeros"
+    MEAN = "the mean"
+    CONST = "a constant"  # all units alike, old and new
+
+
+READER = {
+    State.PAIR: "sign",
+    State.COPY: "share",
+    State.ANY: "zero",
+    State.MEAN: "zero",
+    State.ZERO: "free",
+    State.CONST: "sign",
+}
+STRICTNESS = ("free", "sign", "share", "zero", "mean")
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Old over new number of entries that a statistic goes over, when each new unit adds `per_unit`."""
+
+    old: int
+    per_unit: int
+
+    def __call__(self, new_units: int) -> float:
+        return self.old / (self.old + self.per_unit * new_units)
+
+
+@dataclass(frozen=True)
+class Rescale:
+    """Multiply all existing numbers of a tensor by ratio ** exponent."""
+
+    tensor: str
+    ratio: Ratio
+    exponent: Fraction
+
+
+@dataclass(frozen=True)
+class MoveEps:
+    """Multiply a module's ε by ratio ** exponent."""
+
+    module: str
+    eps: float
+    ratio: Ratio
+    exponent: Fraction
+
+
+@dataclass
+class Verdict:
+    """What a state demands of the slots of a volume, or why it is refused."""
+
+    state: State
+    refusal: str = ""
+    readers: dict[tuple[str, int], str] = field(default_factory=dict)
+    rescales: list[Rescale] = field(default_factory=list)
+    eps: list[MoveEps] = field(default_factory=list)
+    weights: dict[str, str] = field(default_factory=dict)  # writer → the scale that its rows pass before they are averaged
+    multiples: bool = False  # only whole copies of all units
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What is known of a value: the state of its new units, its debt, and who wrote it."""
+
+    state: State | None  # None: it carries none of the volume's units
+    debt: Fraction = Fraction(0)
+    ratio: Ratio | None = None
+    mean: bool = False  # it is the mean over the volume's units
+    writers: frozenset[str] = frozenset()
+    standardised: bool = False  # a reader's weight whose new columns are zero whatever they read
+
+
+class Refused(Exception):
+    """Raised inside a walk; becomes the verdict's refusal."""
+
+
+def judge(anatomy: Anatomy, volume: Volume, state: State) -> Verdict:
+    """Walk all operators that touch the volume, with its new units in the given state at the writers."""
+    if volume.pinned:
+        return Verdict(state, refusal=volume.pinned)
+    walk = Walk(anatomy, volume, state)
+    try:
+        walk.run()
+    except Refused as refused:
+        walk.verdict.refusal = str(refused)
+    return walk.verdict
+
+
+class Walk:
+    """One pass over the operators that a volume touches."""
+
+    def __init__(self, anatomy: Anatomy, volume: Volume, start: State) -> None:
+        self.anatomy, self.volume, self.start = anatomy, volume, start
+        self.reading = anatomy.reading
+        self.verdict = Verdict(start)
+        self.known: dict[int, Carried] = {}
+        self.op: Op = self.reading.trace.ops[0]
+        self._ids: dict[int, Labels] = {}
+
+    def run(self) -> None:
+        ops = self.reading.trace.ops
+        todo = set(self.anatomy.ops_of_family.get(self.volume.family, []))
+        consumers = self.anatomy.consumers
+        order = sorted(todo)
+        position = 0
+        while position < len(order):
+            index = order[position]
+            position += 1
+            self.op = ops[index]
+            effect = self.reading.effects[index]
+            if isinstance(effect, Ignore):
+                continue
+            result = self.step(effect)
+            for output in self.op.outputs:
+                carries = self.axes(self.reading.layouts[output])
+                if carries or result.debt or result.mean:
+                    self.known[output] = result if carries else replace(result, state=None)
+                if (result.debt or result.mean) and not carries:
+                    late = [op for op in consumers.get(output, ()) if op not in todo]
+                    todo.update(late)
+                    order[position:] = sorted({*order[position:], *late})
+        for output in self.reading.trace.outputs:
+            if self.known.get(output, Carried(None)).debt:
+                raise Refused("the scale of a norm over it would reach the model's output")
+        self._check_ties()
+
+    def _check_ties(self) -> None:
+        """A tensor that both writes and reads gets one value for both."""
+        written = {(slot.tensor, slot.axis) for slot in self.volume.slots if slot.role == "writes"}
+        for key, demand in self.verdict.readers.items():
+            both = key in written and demand != "free"
+            if both and not (demand == "zero" and self.start is State.ZERO):
+                raise Refused(f"{key[0]} both writes and reads it (a tied parameter), and the two need different values")
+
+    # What a value carries
+
+    def ids(self, labels: Labels) -> Labels:
+        key = id(labels)
+        if key not in self._ids:
+            self._ids[key] = self.anatomy.units(self.volume, labels)
+        return self._ids[key]
+
+    def axes(self, layout: Layout) -> set[int]:
+        """Axes along which the volume's units lie."""
+        found: set[int] = set()
+        for block in layout:
+            ids = self.ids(block.labels)
+            if (ids < 0).all():
+                continue
+            for position, axis in enumerate(block.axes):
+                if not (ids == ids.take([0], axis=position)).all():
+                    found.add(axis)
+        return found
+
+    def carried(self, value: int, layout: Layout | None = None) -> Carried:
+        """What is known of an operand; parameters are where the walk starts."""
+        if value in self.known:
+            return self.known[value]
+        if not self.axes(self.reading.layouts[value] if layout is None else layout):
+            return Carried(None)
+        if self.reading.uniform[value]:
+            return Carried(State.CONST)
+        if self.reading.constant[value]:
+            return Carried(self.start, writers=self.origins(self.reading.layouts[value]))
+        return Carried(State.CONST if not self.reading.layouts[value] else State.ANY)
+
+    def origins(self, layout: Layout) -> frozenset[str]:
+        """Names of the tensors whose labels of this volume stand in a layout."""
+        names: set[str] = set()
+        for block in layout:
+            mine = np.unique(block.labels[self.ids(block.labels) >= 0])
+            names |= {tensor for tensor, _ in self.anatomy.born(mine)}
+        return frozenset(names)
+
+    def slots_in(self, layout: Layout) -> set[tuple[str, int]]:
+        found: set[tuple[str, int]] = set()
+        for block in layout:
+            mine = np.unique(block.labels[self.ids(block.labels) >= 0])
+            found |= set(self.anatomy.born(mine))
+        return found
+
+    def ratio(self, layout: Layout, axes: frozenset[int], whole: bool) -> Ratio:
+        """How a count over `axes` changes with each new unit."""
+        for block in layout:
+            ids = self.ids(block.labels)
+            if set(block.axes) & axes and (ids >= 0).any():
+                if whole and ((ids < 0).any() or ids.size != self.volume.size):
+                    raise Refused("a norm goes over it together with other units")
+                return Ratio(ids.size, int((ids == self.volume.size - 1).sum()))
+        raise Refused("its statistics could not be followed")
+
+    # The operators
+
+    def step(self, effect: Effect) -> Carried:
+        match effect:
+            case Move():
+                return self.blend(self.carried(value) for value in effect.inputs)
+            case Map():
+                return self.map(self.blend(self.carried(value) for value in effect.inputs), effect)
+            case Shift():
+                return self.shift(self.carried(effect.input), effect.constant)
+            case Power():
+                return self.power(self.carried(effect.input), effect.exponent)
+            case Scale():
+                return self.carried(effect.input)
+            case Sum():
+                return self.sum(effect)
+            case Contract():
+                return self.contract(effect)
+            case Reduce():
+                return self.reduce(effect)
+            case Normalise():
+                return self.normalise(effect)
+            case PerUnit():
+                x = self.carried(effect.input)
+                self.settled(x)
+                return Carried(State.ANY if x.state is State.MEAN else x.state)
+            case Mix():
+                return self.mix(effect)
+        raise AssertionError(effect)
+
+    def settled(self, *items: Carried) -> None:
+        if any(item.debt for item in items):
+            raise Refused(
+                f"the scale of a norm over it is not taken up by a parameter before {self.op.name} ({self.op.module})"
+            )
+
+    def blend(self, items: Iterable[Carried]) -> Carried:
+        """What holds for several values laid side by side or added."""
+        present = [item for item in items]
+        debts = {(item.debt, item.ratio) for item in present if item.debt or item.state not in (None, State.CONST)}
+        if len(debts) > 1:
+            raise Refused(f"values of different scale meet in {self.op.name} ({self.op.module})")
+        debt, ratio = next(iter(debts), (Fraction(0), None))
+        writers = frozenset[str]().union(*(item.writers for item in present))
+        states = {item.state for item in present} - {None}
+        mean = bool(present) and all(item.mean for item in present)
+        standardised = any(item.standardised for item in present)
+        return Carried(_blend(states), debt, ratio, mean, writers, standardised)
+
+    def map(self, x: Carried, effect: Map) -> Carried:
+        if not effect.homogeneous:
+            self.settled(x)
+        state = x.state
+        if state is State.MEAN or (state is State.ZERO and not effect.zero):
+            state = State.ANY
+        return Carried(state, x.debt, x.ratio)
+
+    def shift(self, x: Carried, constant: float) -> Carried:
+        if x.debt:
+            if x.state is not None or x.ratio is None:
+                raise Refused(f"a constant is added to a scaled value in {self.op.module}")
+            self.verdict.eps.append(MoveEps(self.op.module, constant, x.ratio, x.debt))
+            return x
+        return replace(x, state=State.ANY) if x.state is State.ZERO else x
+
+    def power(self, x: Carried, exponent: float) -> Carried:
+        state = x.state
+        if state is State.ZERO and exponent < 0:
+            raise Refused(f"new units that are zero would be divided by in {self.op.module}")
+        if state is State.MEAN and exponent != 1:
+            state = State.ANY
+        return Carried(state, x.debt * Fraction(exponent).limit_denominator(64), x.ratio)
+
+    def sum(self, effect: Sum) -> Carried:
+        items = [self.carried(side.value, side.layout) for side in effect.inputs]
+        carrying = [item for item in items if item.state is not None]
+        if effect.minus and len(items) == 2 and items[0].state is State.MEAN and items[1].mean:
+            return Carried(State.ZERO)
+        result = self.blend(items)
+        if len(carrying) < len(items) and result.state is State.ZERO:
+            return replace(result, state=State.ANY)
+        return result
+
+    def contract(self, effect: Contract) -> Carried:
+        left, right = effect.left, effect.right
+        a, b = self.carried(left.value, left.layout), self.carried(right.value, right.layout)
+        axes = self.axes(left.layout) | self.axes(right.layout)
+        if axes & effect.contracted:
+            result = self.read(effect, a, b)
+        else:
+            result = self.multiply(effect, a, b)
+        if effect.bias is not None:
+            bias = self.carried(effect.bias)
+            if result.state is not None or bias.state is not None:
+                result = self.blend([result, bias])
+            else:
+                self.settled(result)
+        return result
+
+    def read(self, effect: Contract, a: Carried, b: Carried) -> Carried:
+        """The units are summed over: by a reader's columns, or by another activation."""
+        constant = [self.reading.constant[side.value] for side in (effect.left, effect.right)]
+        if not any(constant):
+            if State.ZERO in (a.state, b.state):
+                return Carried(None)
+            raise Refused(f"two activations are multiplied and summed over it in {self.op.module or self.op.name}")
+        reader, x = (effect.right, a) if constant[1] else (effect.left, b)
+        self.settled(x)
+        done = self.known.get(reader.value)
+        if done is not None and done.standardised:
+            self.settled(done)
+            return Carried(None)
+        state = State.ANY if x.state is None else x.state
+        for key in self.slots_in(reader.layout):
+            self.demand(key, READER[state])
+        return Carried(None)
+
+    def demand(self, key: tuple[str, int], what: str) -> None:
+        now = self.verdict.readers.get(key, "free")
+        self.verdict.readers[key] = max(now, what, key=STRICTNESS.index)
+
+    def multiply(self, effect: Contract, a: Carried, b: Carried) -> Carried:
+        """Products unit by unit, and products with something that carries no unit."""
+        for mine, other, operand in ((a, b, effect.right), (b, a, effect.left)):
+            if mine.debt and self.reading.constant[operand.value] and not other.debt and not effect.contracted:
+                mine = self.pay(mine, operand)
+                a, b = (mine, b) if operand is effect.right else (a, mine)
+        sign = -1 if effect.divide else 1
+        debt = a.debt + sign * b.debt
+        ratio = a.ratio or b.ratio
+        if None in (a.state, b.state):
+            state = a.state or b.state
+            if effect.divide and a.state is None and state is State.ZERO:
+                raise Refused(f"new units that are zero would be divided by in {self.op.module}")
+            standardised = a.standardised or b.standardised
+            return Carried(state, debt, ratio, writers=a.writers | b.writers, standardised=standardised)
+        constant = [self.reading.constant[side.value] for side in (effect.left, effect.right)]
+        if State.MEAN in (a.state, b.state) and constant[0] != constant[1] and not effect.contracted:
+            x, scale = (a, effect.right) if constant[1] else (b, effect.left)
+            return self.weigh(x, scale, debt, ratio)
+        if effect.divide and b.state is State.ZERO and not constant[1]:
+            raise Refused(f"new units that are zero would be divided by in {self.op.module}")
+        if State.ZERO in (a.state, b.state):
+            return Carried(State.ZERO, debt, ratio)
+        state = _blend({a.state, b.state})
+        return Carried(State.ANY if state is State.MEAN else state, debt, ratio)
+
+    def pay(self, x: Carried, operand: Operand) -> Carried:
+        """Let a parameter that multiplies take up the debt."""
+        names = {tensor for block in operand.layout for tensor, _ in self.anatomy.born(np.unique(block.labels))}
+        if not names and self.reading.trace.values[operand.value].name:
+            names = {self.reading.trace.values[operand.value].name}
+        if len(names) != 1 or x.ratio is None:
+            return x
+        self.verdict.rescales.append(Rescale(names.pop(), x.ratio, -x.debt))
+        return replace(x, debt=Fraction(0), ratio=None)
+
+    def weigh(self, x: Carried, scale: Operand, debt: Fraction, ratio: Ratio | None) -> Carried:
+        """LayerScale: rows must average to the mean after the scale, whose new entries are one."""
+        names = self.origins(scale.layout)
+        if len(names) != 1 or any(writer in self.verdict.weights for writer in x.writers):
+            raise Refused(f"its writers are scaled one by one in {self.op.module}")
+        for writer in x.writers:
+            self.verdict.weights[writer] = next(iter(names))
+        return Carried(State.MEAN, debt, ratio)
+
+    def reduce(self, effect: Reduce) -> Carried:
+        layout = self.reading.layouts[effect.input]
+        x = self.carried(effect.input)
+        if not self.axes(layout) & effect.axes:
+            if effect.how == "other":
+                self.settled(x)
+            state = x.state
+            if state is State.MEAN and effect.how not in ("sum", "mean"):
+                state = State.ANY
+            return Carried(state, x.debt, x.ratio, writers=x.writers)
+        if x.state is State.CONST:
+            return Carried(None)
+        if x.state is State.MEAN and effect.how == "mean":
+            self.ratio(layout, effect.axes, whole=True)
+            return Carried(None, mean=True)
+        if x.state is State.ZERO and effect.how in ("sum", "norm"):
+            return Carried(None, x.debt, x.ratio)
+        if x.state is State.ZERO and effect.how == "mean":
+            return Carried(None, x.debt + 1, self.ratio(layout, effect.axes, whole=True))
+        if x.state is State.COPY and effect.how in ("mean", "other"):
+            self.verdict.multiples = True
+            return Carried(None, x.debt, x.ratio)
+        raise Refused(f"{self.op.name} over its units ({self.op.module or 'the model'}) does not keep {self.start.value} apart")
+
+    def normalise(self, effect: Normalise) -> Carried:
+        x = self.carried(effect.input.value, effect.input.layout)
+        self.settled(x)
+        if not self.axes(effect.input.layout) & effect.axes:
+            return Carried(State.ANY if x.state is State.MEAN else x.state)
+        place = self.op.module or self.op.name
+        if self.reading.constant[effect.input.value]:
+            for key in self.slots_in(effect.input.layout):
+                self.demand(key, "mean")
+            ratio = self.ratio(effect.input.layout, effect.axes, whole=False)
+            return replace(self.normalised(effect, ratio), standardised=True)
+        if x.state is State.MEAN:
+            return self.normalised(effect, self.ratio(effect.input.layout, effect.axes, whole=True))
+        if x.state is State.COPY:
+            self.ratio(effect.input.layout, effect.axes, whole=False)
+            self.verdict.multiples = True
+            return Carried(State.COPY)
+        raise Refused(f"the norm {place} takes its statistics over the units, which {self.start.value} would change")
+
+    def normalised(self, effect: Normalise, ratio: Ratio) -> Carried:
+        """New entries equal the mean, so they become zero; the variance is ratio times what it was."""
+        self.verdict.eps.append(MoveEps(self.op.module, effect.eps, ratio, Fraction(1)))
+        result = Carried(State.ZERO, Fraction(-1, 2), ratio)
+        return self.pay(result, effect.gamma) if effect.gamma is not None else result
+
+    def mix(self, effect: Mix) -> Carried:
+        items = [self.carried(side.value, side.layout) for side in effect.inputs]
+        self.settled(*items)
+        for side, item in zip(effect.inputs, items, strict=True):
+            if self.axes(side.layout) & effect.axes and item.state is not State.CONST:
+                raise Refused(f"{effect.reason} ({self.op.module or 'the model'})")
+        state = self.blend(items).state
+        return Carried(State.ANY if state in (State.MEAN, State.ZERO) else state)
+
+
+def _blend(states: set[State | None]) -> State | None:
+    """The state of several values that are added or laid side by side."""
+    known = states - {None}
+    if len(known) <= 1:
+        return next(iter(known), None)
+    if known == {State.PAIR, State.ZERO}:
+        return State.PAIR
+    if State.CONST in known and len(known) == 2 and State.MEAN not in known:
+        other = next(iter(known - {State.CONST}))
+        return State.ANY if other is State.ZERO else other
+    return State.ANY

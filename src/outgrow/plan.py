@@ -1,0 +1,152 @@
+"""The plan: every edit that a growth will make, frozen and printable before any number changes.
+
+An *insertion* opens new positions along one axis of one tensor and says what goes there; a *rescaling* multiplies existing
+numbers; a *setting* changes a size (or an ε) that a module keeps as a Python attribute. Insertions of one tensor are made in order,
+each on the result of the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Insertion:
+    """New positions along an axis, and the rule that fills them.
+
+    fill: "free" (drawn: entry k is `signs[k]` times draw number `draws[k]`), "zero", "one", "mean" (of the `members`,
+    weighted by the tensor `weights` if one is named), "rowmean" (of all that a row of the weight holds), or "copy"
+    (of old position `sources[k]`, times `signs[k]`).
+    """
+
+    tensor: str
+    axis: int
+    size: int  # before
+    at: tuple[int, ...]  # positions of the new entries, counted afterwards
+    sources: tuple[int, ...]  # for each, the old position of the unit it is modelled on
+    fill: str
+    draws: tuple[int, ...] = ()
+    signs: tuple[float, ...] = ()
+    members: tuple[int, ...] = ()  # old positions that belong to the volume
+    weights: str = ""
+    keep: tuple[float, ...] = ()  # factor for each member, if copies share its part
+    gradient: tuple[float, ...] = ()  # factor for the gradient of each new entry that is a copy
+    gradient_keep: tuple[float, ...] = ()  # factor for the gradient of each member
+    init: str = "std"
+    noise: float = 0.0
+
+    @property
+    def new_size(self) -> int:
+        return self.size + len(self.at)
+
+
+@dataclass(frozen=True)
+class Rescaling:
+    """Multiply all existing numbers of a tensor."""
+
+    tensor: str
+    factor: float
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Set a Python attribute of a module: `module.name`, or an item of it if `item` is given."""
+
+    module: str
+    name: str
+    old: Any
+    new: Any
+    item: int | str | None = None
+
+    def __str__(self) -> str:
+        place = f"{self.module}.{self.name}" + ("" if self.item is None else f"[{self.item!r}]")
+        return f"{place}: {self.old} → {self.new}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One volume's growth, in words and numbers."""
+
+    volume: str
+    old: int
+    new: int
+    method: str
+    exact: bool = True
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a growth does, in order."""
+
+    changes: tuple[Change, ...]
+    edits: tuple[Insertion | Rescaling, ...]
+    settings: tuple[Setting, ...] = ()
+    seed: int = 0
+
+    def __str__(self) -> str:
+        rows = [(c.volume, f"{c.old} → {c.new}", c.method + ("" if c.exact else " (does not preserve)")) for c in self.changes]
+        return table(("volume", "units", "method"), rows)
+
+    def shapes(self, before: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors that change, afterwards."""
+        shapes: dict[str, list[int]] = {}
+        for edit in self.edits:
+            if isinstance(edit, Insertion):
+                shapes.setdefault(edit.tensor, list(before[edit.tensor]))[edit.axis] = edit.new_size
+        return {name: tuple(shape) for name, shape in shapes.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "seed": self.seed,
+            "changes": [asdict(change) for change in self.changes],
+            "edits": [_pack(edit) for edit in self.edits],
+            "settings": [asdict(setting) for setting in self.settings],
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Plan:
+        return Plan(
+            tuple(Change(**change) for change in data["changes"]),
+            tuple(_unpack(edit) for edit in data["edits"]),
+            tuple(Setting(**setting) for setting in data["settings"]),
+            data["seed"],
+        )
+
+
+def _pack(edit: Insertion | Rescaling) -> dict[str, Any]:
+    packed = {key: value for key, value in asdict(edit).items() if value not in ((), "", 0.0) or key == "axis"}
+    return {key: _runs(value) if isinstance(value, tuple) else value for key, value in packed.items()}
+
+
+def _unpack(data: Mapping[str, Any]) -> Insertion | Rescaling:
+    fields = {key: _expand(value) if isinstance(value, list) else value for key, value in data.items()}
+    return Rescaling(**fields) if "factor" in fields else Insertion(**fields)
+
+
+def _runs(numbers: Sequence[float]) -> list[list[float]]:
+    """Arithmetic runs as [first, step, count]: positions are mostly ranges, factors mostly equal."""
+    runs: list[list[float]] = []
+    for number in numbers:
+        if runs and runs[-1][2] == 1:
+            runs[-1][1:] = [number - runs[-1][0], 2]
+        elif runs and number == runs[-1][0] + runs[-1][1] * runs[-1][2] and isinstance(number, int):
+            runs[-1][2] += 1
+        elif runs and runs[-1][1] == 0 and number == runs[-1][0]:
+            runs[-1][2] += 1
+        else:
+            runs.append([number, 0, 1])
+    return runs
+
+
+def _expand(runs: Iterable[Sequence[float]]) -> tuple[Any, ...]:
+    return tuple(first + step * index for first, step, count in runs for index in range(int(count)))
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A plain text table."""
+    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return "\n".join([lines[0], "  ".join("─" * width for width in widths), *lines[1:]])

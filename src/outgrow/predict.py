@@ -1,0 +1,60 @@
+"""What the grown model should look like: the shape of every tensor of its forward pass, known before it runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from outgrow.draft import Choice
+from outgrow.effects import Contract, Normalise
+from outgrow.labels import Labels, Layout
+from outgrow.volumes import Anatomy
+
+
+class Prediction:
+    """Shapes after growth, from the labels alone."""
+
+    def __init__(self, anatomy: Anatomy, choices: Sequence[Choice]) -> None:
+        self.anatomy, self.choices = anatomy, choices
+        self._gains: dict[int, tuple[int, ...]] = {}
+        self._by_family: dict[int, list[Choice]] = defaultdict(list)
+        for choice in choices:
+            self._by_family[choice.volume.family].append(choice)
+
+    def _gain(self, labels: Labels) -> tuple[int, ...]:
+        """How much each axis of a block gains."""
+        key = id(labels)
+        if key not in self._gains:
+            gains = [0] * labels.ndim
+            families = set(self.anatomy.family_of[self.anatomy.root[labels]].ravel().tolist())
+            for choice in (choice for family in families if family in self._by_family for choice in self._by_family[family]):
+                ids = self.anatomy.units(choice.volume, labels)
+                last = ids == choice.volume.size - 1
+                for position in range(ids.ndim):
+                    if not (ids == ids.take([0], axis=position)).all():
+                        others = tuple(a for a in range(ids.ndim) if a != position)
+                        gains[position] += choice.new * int(last.any(axis=others).sum())
+            self._gains[key] = tuple(gains)
+        return self._gains[key]
+
+    def shape(self, value: int) -> tuple[int, ...]:
+        return self.shape_of(self.anatomy.reading.layouts[value], self.anatomy.reading.trace.values[value].shape)
+
+    def shape_of(self, layout: Layout, shape: Sequence[int]) -> tuple[int, ...]:
+        new = list(shape)
+        for block in layout:
+            for axis, gain in zip(block.axes, self._gain(block.labels), strict=True):
+                new[axis] += gain
+        return tuple(new)
+
+    def groups(self, index: int) -> tuple[int, int] | None:
+        """Groups of a grouped convolution or group norm, before and after."""
+        op, effect = self.anatomy.reading.trace.ops[index], self.anatomy.reading.effects[index]
+        if op.name == "aten.convolution" and isinstance(effect, Contract):
+            old, layout = op.args[8], effect.left.layout
+        elif op.name == "aten.native_group_norm" and isinstance(effect, Normalise):
+            old, layout = op.args[6], effect.input.layout
+        else:
+            return None
+        rank = 1 + max([1, *(axis for block in layout for axis in block.axes)])
+        return old, self.shape_of(layout, [old] * rank)[1]

@@ -1,0 +1,151 @@
+"""Read a trace with the rules: which labels every tensor carries, and what every operator does to units.
+
+The reading goes through the operators once, in order. An operator without a rule is never guessed at: whatever it touches
+is pinned, with that as the reason, and everything else still grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outgrow.effects import Effect, Ignore, Operand
+from outgrow.labels import Block, Layout, Ties, meet, pin, renumber
+from outgrow.trace import Op, Ref, Trace
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rule says of an operator: its results' layouts, and its effect on units."""
+
+    layouts: tuple[Layout, ...]
+    effect: Effect
+    uniform: bool = False  # all numbers of the results are equal, so their sizes mean nothing
+
+
+Meeting = tuple[Ref, Layout, Mapping[int, int]]
+Rule = Callable[["Reading", Op], Outcome]
+
+
+class Reading:
+    """Labels and effects of a whole trace."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.ties = Ties()
+        self.layouts: list[Layout] = [()] * len(trace.values)
+        self.constant = [value.kind in ("parameter", "buffer", "constant") for value in trace.values]  # depends on no input
+        self.uniform = [False] * len(trace.values)
+        self.effects: list[Effect] = []
+        kernels = _kernels(trace)
+        for value in trace.values:
+            if value.kind in ("parameter", "buffer") and value.floating:
+                axes = list(enumerate(value.shape))[: 2 if value.index in kernels else None]
+                self.layouts[value.index] = tuple(
+                    Block((axis,), self.ties.axis(value.name, axis, size)) for axis, size in axes if size > 1
+                )
+
+    def shape(self, ref: Ref) -> tuple[int, ...]:
+        return self.trace.values[ref.value].shape
+
+    def layout(self, ref: Ref) -> Layout:
+        return self.layouts[ref.value]
+
+    def operand(self, ref: Ref) -> Operand:
+        return Operand(ref.value, self.layout(ref))
+
+    def spread(self, ref: Ref, rank: int) -> Layout:
+        """The operand's layout with axes counted as in a broadcast result of `rank` axes."""
+        missing = rank - len(self.shape(ref))
+        return renumber(self.layout(ref), lambda axis: axis + missing)
+
+    def pin(self, layout: Layout, axes: Sequence[int], reason: str, op: Op) -> None:
+        for block in layout:
+            for axis in block.axes:
+                if axis in axes:
+                    pin(self.ties, block, axis, reason, op.module)
+
+    def pin_all(self, refs: Sequence[Ref], reason: str, op: Op) -> None:
+        for ref in refs:
+            for block in self.layout(ref):
+                self.ties.fix(block.labels, reason, op.module)
+
+    def meet(self, op: Op, operands: Sequence[Meeting], shape: Sequence[int]) -> Layout:
+        """Where operands meet index by index; each gives its reference, its layout and the sizes of the axes it covers."""
+        return meet(self.ties, self.free_to_meet(op, operands), shape)
+
+    def free_to_meet(self, op: Op, operands: Sequence[Meeting]) -> list[Layout]:
+        """The operands' layouts, without the axes on which one of them has a size that is not the model's own.
+
+        Labels that meet such a size can never grow: they are pinned, and carried no further.
+        """
+        bare: set[int] = set()
+        for ref, layout, sizes in operands:
+            covered = {axis for block in layout for axis in block.axes}
+            if not self.uniform[ref.value]:
+                bare |= {axis for axis, size in sizes.items() if size > 1 and axis not in covered}
+        layouts = []
+        for _, layout, _ in operands:
+            self.pin(layout, sorted(bare), f"it meets a size that is not the model's own in {op.name}", op)
+            layouts.append(tuple(block for block in layout if not set(block.axes) <= bare))
+        return layouts
+
+
+def refs_in(tree: Any) -> list[Ref]:
+    """The tensors among an operator's arguments, in order."""
+    if isinstance(tree, Ref):
+        return [tree]
+    if isinstance(tree, (tuple, list)):
+        return [ref for item in tree for ref in refs_in(item)]
+    if isinstance(tree, Mapping):
+        return [ref for item in tree.values() for ref in refs_in(item)]
+    return []
+
+
+def _kernels(trace: Trace) -> set[int]:
+    """Weights of convolutions, perhaps standardised or scaled on the way: their axes from the third on hold no units."""
+    maker = {output: op for op in trace.ops for output in op.outputs}
+    found: set[int] = set()
+    seen: set[int] = set()
+    for op in trace.ops:
+        if op.name != "aten.convolution":
+            continue
+        kernel = trace.values[op.args[1].value].shape[2:]
+        todo = [op.args[1].value]
+        while todo:
+            value = trace.values[todo.pop()]
+            if value.name and value.shape[2:] == kernel:
+                found.add(value.index)
+            elif value.index in maker and value.index not in seen:
+                seen.add(value.index)
+                todo.extend(ref.value for ref in refs_in(maker[value.index].args))
+    return found
+
+
+def read(trace: Trace, rules: Mapping[str, Rule]) -> Reading:
+    """Apply the rule of every operator, in order, then pin what reaches the model's outputs."""
+    reading = Reading(trace)
+    for op in trace.ops:
+        refs = refs_in((op.args, op.kwargs))
+        rule = rules.get(op.name) or rules.get(op.name.removesuffix("_"))
+        labelled = any(reading.layouts[ref.value] for ref in refs)
+        uniform = bool(refs) and all(reading.uniform[ref.value] for ref in refs)
+        if rule is None:
+            if labelled:
+                reading.pin_all(refs, f"operator {op.name} has no rule", op)
+            outcome = Outcome(((),) * len(op.outputs), Ignore())
+        elif not labelled and not uniform and not getattr(rule, "always", False):
+            outcome = Outcome(((),) * len(op.outputs), Ignore())
+        else:
+            outcome = rule(reading, op)
+        for index, output in enumerate(op.outputs):
+            reading.layouts[output] = outcome.layouts[index] if index < len(outcome.layouts) else ()
+            reading.constant[output] = bool(refs) and all(reading.constant[ref.value] for ref in refs)
+            reading.uniform[output] = outcome.uniform or (uniform and not labelled)
+        reading.effects.append(outcome.effect)
+    for output in trace.outputs:
+        for block in reading.layouts[output]:
+            for axis in block.axes:
+                pin(reading.ties, block, axis, "it is an output of the model", "")
+    return reading

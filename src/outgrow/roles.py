@@ -1,0 +1,76 @@
+"""What each parameter axis does to the units it belongs to: writes them, scales them, or reads them.
+
+In Σₖ w[o, k]·x[k] the axis o writes and k reads; a factor or variance that is there once a unit scales; what is added writes.
+A tied tensor may both write and read.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from outgrow.effects import Contract, Normalise, Operand, PerUnit, Sum
+from outgrow.labels import Labels
+from outgrow.reading import Reading
+
+WRITES, SCALES, READS, SHIFTS = "writes", "scales", "reads", "shifts"
+
+
+def find_roles(reading: Reading) -> dict[tuple[str, int], set[str]]:
+    """(tensor, axis) → roles."""
+    roles: dict[tuple[str, int], set[str]] = defaultdict(set)
+    starts = np.array([origin.start for origin in reading.ties.origins], dtype=np.int64)
+    ends = np.array([origin.start + origin.size for origin in reading.ties.origins], dtype=np.int64)
+
+    def note(labels: Labels, role: str) -> None:
+        found = np.searchsorted(starts, labels.ravel(), side="right") - 1
+        born = labels.ravel() < ends[found]
+        for index in np.unique(found[born]):
+            origin = reading.ties.origins[index]
+            roles[origin.tensor, origin.axis].add(role)
+
+    def note_value(value: int, role: str) -> None:
+        for block in reading.layouts[value]:
+            note(block.labels, role)
+
+    def weigh(mine: Operand, other: Operand, contracted: frozenset[int]) -> None:
+        met = {axis for block in other.layout for axis in block.axes}
+        for block in mine.layout:
+            if set(block.axes) & contracted:
+                note(block.labels, READS)
+            elif set(block.axes) <= met:
+                note(block.labels, SCALES)
+            else:
+                note(block.labels, WRITES)
+
+    for effect in reading.effects:
+        match effect:
+            case Contract():
+                constant = [reading.constant[side.value] for side in (effect.left, effect.right)]
+                if constant[1] and not (constant[0] and _larger(reading, effect.right, effect.left)):
+                    weigh(effect.right, effect.left, effect.contracted)
+                elif constant[0]:
+                    weigh(effect.left, effect.right, effect.contracted)
+                if effect.bias is not None and reading.constant[effect.bias]:
+                    note_value(effect.bias, WRITES)
+            case Sum():
+                for side in effect.inputs:
+                    if reading.constant[side.value]:
+                        note_value(side.value, WRITES)
+            case PerUnit():
+                for value in effect.scales:
+                    note_value(value, SCALES)
+                for value in effect.shifts:
+                    note_value(value, SHIFTS)
+            case Normalise():
+                if effect.gamma is not None:
+                    note_value(effect.gamma.value, SCALES)
+                if effect.beta is not None:
+                    note_value(effect.beta.value, SHIFTS)
+    return roles
+
+
+def _larger(reading: Reading, one: Operand, other: Operand) -> bool:
+    sizes = [np.prod(reading.trace.values[side.value].shape, dtype=np.int64) for side in (one, other)]
+    return bool(sizes[0] > sizes[1])

@@ -1,0 +1,233 @@
+"""Watch one forward pass: the list of ATen operators that ran, and the tensors between them.
+
+Nothing is known about the model beforehand. A `TorchDispatchMode` sees every operator below autograd, with any Python in
+the model's `forward` simply running; parameters and buffers are recognised by identity, and module hooks tell which module's
+code was running. Fused kernels (flash attention, the Transformer fast path, oneDNN and cuDNN recurrent layers) are switched
+off while watching, so that they arrive as the elementary operators they stand for.
+
+A tensor that is written in place becomes a new value: the list of operators is in single-assignment form.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+Example = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Stands for a tensor among an operator's arguments."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor that existed during the pass: a parameter or buffer (`name`), a model input, or an operator's result."""
+
+    index: int
+    shape: tuple[int, ...]
+    floating: bool
+    kind: str  # "parameter", "buffer", "input", "constant" or "result"
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operator call, with tensors replaced by `Ref`s."""
+
+    index: int
+    name: str  # e.g. "aten.convolution"
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    outputs: tuple[int, ...]
+    module: str  # path of the innermost module whose code was running
+
+
+@dataclass
+class Trace:
+    """What one or more forward passes did."""
+
+    ops: list[Op] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    outputs: set[int] = field(default_factory=set)
+
+    def used(self) -> set[str]:
+        """Names of the parameters and buffers that some operator touched."""
+        return {value.name for value in self.values if value.name}
+
+
+def call(model: nn.Module, example: Example) -> Any:
+    """Run the model on an example: a tensor, a tuple of arguments, or a dict of keyword arguments."""
+    if isinstance(example, Mapping):
+        return model(**example)
+    if isinstance(example, (tuple, list)):
+        return model(*example)
+    return model(example)
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors in nested tuples, lists, dicts and dataclasses, in order; other objects (caches) are left alone."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, Mapping):
+        tree = list(tree.values())
+    elif hasattr(tree, "__dataclass_fields__") and not isinstance(tree, type):
+        tree = [getattr(tree, name) for name in tree.__dataclass_fields__]
+    if isinstance(tree, (tuple, list)):
+        return [tensor for item in tree for tensor in tensors_in(item)]
+    return []
+
+
+@contextlib.contextmanager
+def elementary() -> Iterator[None]:
+    """Make composite layers run as the elementary operators that the rules know, and floats as exactly as the device can."""
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    matmul_tf32 = torch.backends.cuda.matmul.allow_tf32
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(_without_onednn())
+        stack.enter_context(torch.backends.cudnn.flags(enabled=False, benchmark=False, deterministic=False, allow_tf32=False))
+        torch.backends.mha.set_fastpath_enabled(False)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fastpath)
+            torch.backends.cuda.matmul.allow_tf32 = matmul_tf32
+
+
+@contextlib.contextmanager
+def _without_onednn() -> Iterator[None]:
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
+
+
+@contextlib.contextmanager
+def module_paths(model: nn.Module) -> Iterator[Callable[[], str]]:
+    """Yield a function that tells the path of the module whose `forward` is running."""
+    paths = {id(module): path for path, module in reversed(list(model.named_modules()))}
+    running: list[str] = [""]
+
+    def enter(module: nn.Module, args: Any) -> None:
+        running.append(paths.get(id(module), running[-1]))
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        running.pop()
+
+    handles = [
+        nn.modules.module.register_module_forward_pre_hook(enter),
+        nn.modules.module.register_module_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield lambda: running[-1]
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class Recorder(TorchDispatchMode):
+    """Writes down every operator that runs while it is active."""
+
+    def __init__(self, model: nn.Module, inputs: list[Tensor], trace: Trace, here: Callable[[], str]) -> None:
+        super().__init__()
+        self.trace = trace
+        self.here = here
+        self.index_of = WeakIdKeyDictionary()
+        self.sharing: dict[int, list[weakref.ref[Tensor]]] = {}
+        known = {value.name: value.index for value in trace.values if value.name}
+        for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+            for name, tensor in named:
+                if name in known:
+                    self.index_of[tensor] = known[name]
+                else:
+                    self._new(tensor, kind, name)
+        for tensor in inputs:
+            self._new(tensor, "input")
+
+    def _new(self, tensor: Tensor, kind: str, name: str = "") -> int:
+        index = len(self.trace.values)
+        self.trace.values.append(Value(index, tuple(tensor.shape), tensor.is_floating_point(), kind, name))
+        self.index_of[tensor] = index
+        self.sharing.setdefault(_storage(tensor), []).append(weakref.ref(tensor))
+        return index
+
+    def _ref(self, item: Any) -> Any:
+        if isinstance(item, Tensor):
+            known = self.index_of.get(item)
+            return Ref(self._new(item, "constant") if known is None else known)
+        if isinstance(item, (list, tuple)):
+            return tuple(self._ref(part) for part in item)
+        return item
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        inputs = tuple(self._ref(arg) for arg in args)
+        keywords = {key: self._ref(arg) for key, arg in kwargs.items()}
+        result = func(*args, **kwargs)
+        outputs = tuple(self._new(tensor, "result") for tensor in tensors_in(result))
+        name = str(func.overloadpacket)
+        self.trace.ops.append(Op(len(self.trace.ops), name, inputs, keywords, outputs, self.here()))
+        if func._schema.is_mutable:
+            self._rewrite_views(func, args, kwargs)
+        return result
+
+    def _rewrite_views(self, func: Any, args: Any, kwargs: Any) -> None:
+        """An in-place write through a view changes what its base and sister views hold: say so in the list."""
+        for argument, tensor in zip(func._schema.arguments, args, strict=False):
+            if not (isinstance(tensor, Tensor) and argument.alias_info is not None and argument.alias_info.is_write):
+                continue
+            written = self.index_of[tensor]
+            others = {id(other): other for ref in self.sharing[_storage(tensor)] if (other := ref()) is not None}
+            for other in others.values():
+                if other is tensor or _storage(other) != _storage(tensor):
+                    continue
+                if _geometry(other) == _geometry(tensor):
+                    self.index_of[other] = written
+                else:
+                    before = self.index_of[other]
+                    after = self._new(other, "result")
+                    op = Op(
+                        len(self.trace.ops),
+                        "outgrow.write_through_view",
+                        (Ref(before), Ref(written)),
+                        {},
+                        (after,),
+                        self.here(),
+                    )
+                    self.trace.ops.append(op)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _geometry(tensor: Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+
+
+def record(model: nn.Module, example: Example, trace: Trace | None = None) -> Trace:
+    """Run the model once in its present mode and write down what happened (appended to `trace` if one is given)."""
+    trace = Trace() if trace is None else trace
+    with elementary(), module_paths(model) as here:
+        recorder = Recorder(model, tensors_in(example), trace, here)
+        with recorder:
+            output = call(model, example)
+        trace.outputs.update(recorder.index_of[tensor] for tensor in tensors_in(output) if tensor in recorder.index_of)
+    return trace

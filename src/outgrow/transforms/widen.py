@@ -1,0 +1,212 @@
+"""Widening: choose volumes by name, a size and a method for each, and settle sizes that the model's code ties together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from outgrow.draft import Choice, irregular
+from outgrow.errors import MethodError, Problem, SelectionError, SizeError
+from outgrow.methods import Method, candidates
+from outgrow.methods.net2net import Net2Net
+from outgrow.paths import judge
+from outgrow.volumes import Anatomy, Volume
+
+
+@dataclass(frozen=True)
+class Widen:
+    """More units for the volumes that `where` selects; exactly one of `factor`, `by` and `to` says how many.
+
+    Example:
+        >>> Widen("layer1.*", factor=1.5)
+        Widen(where='layer1.*', factor=1.5, by=None, to=None, method='auto', residual='stream')
+    """
+
+    where: str | Sequence[str] = "*"
+    factor: float | None = None
+    by: int | None = None
+    to: int | None = None
+    method: str | Method = "auto"
+    residual: str = "stream"
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("factor", "by", "to") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise SizeError(
+                f"say how wide with exactly one of factor=, by= and to=, not {' and '.join(given) or 'none of them'}"
+            )
+        if self.factor is not None and not 1 < self.factor < float("inf"):
+            raise SizeError(f"factor={self.factor} does not grow anything: write a factor above 1, e.g. factor=1.5")
+        if self.by is not None and (type(self.by) is not int or self.by < 1):
+            raise SizeError(f"by={self.by!r} does not grow anything: write a whole number of units above 0")
+        if self.to is not None and (type(self.to) is not int or self.to < 1):
+            raise SizeError(f"to={self.to!r} is no size: write a whole number of units")
+        if self.residual not in ("stream", "fold"):
+            raise MethodError(
+                f"residual={self.residual!r}: write 'stream' (widen whole streams) or 'fold' (the paper's folded residual)"
+            )
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        return (self.where,) if isinstance(self.where, str) else tuple(self.where)
+
+
+@dataclass(frozen=True)
+class Skip:
+    """A volume that was selected by a glob and left as it is."""
+
+    volume: str
+    size: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.volume} ({self.size}): {self.reason}"
+
+
+def is_glob(pattern: str) -> bool:
+    return any(char in pattern for char in "*?[")
+
+
+def matches(volume: Volume, pattern: str) -> bool:
+    """A pattern selects a volume by its name, or by the paths of all modules that write it."""
+    writers = volume.writers
+    return fnmatchcase(volume.name, pattern) or (bool(writers) and all(fnmatchcase(path, pattern) for path in writers))
+
+
+def select(volumes: Sequence[Volume], patterns: Sequence[str]) -> list[tuple[Volume, bool]]:
+    """The volumes that patterns select, each with whether it was named exactly."""
+    chosen: dict[str, tuple[Volume, bool]] = {}
+    for pattern in patterns:
+        named = [volume for volume in volumes if volume.name == pattern]
+        found = named or [volume for volume in volumes if matches(volume, pattern)]
+        if not found:
+            near = ", ".join(_nearest(pattern, [volume.name for volume in volumes]))
+            raise SelectionError(
+                f"no volume is called {pattern!r} or written only by modules of that name",
+                [Problem("", f"names that come near: {near}", "outgrow.volumes(model, example) lists them all")],
+            )
+        for volume in found:
+            exact = not is_glob(pattern)
+            chosen[volume.name] = (volume, exact or chosen.get(volume.name, (volume, False))[1])
+    return list(chosen.values())
+
+
+def _nearest(pattern: str, names: Sequence[str]) -> list[str]:
+    import difflib
+
+    return difflib.get_close_matches(pattern.strip("*."), names, n=5, cutoff=0.2) or list(names[:5])
+
+
+def choose(anatomy: Anatomy, request: Widen, taken: Sequence[Choice] = ()) -> tuple[list[Choice], list[Skip]]:
+    """Volumes, sizes and methods for one request."""
+    choices: list[Choice] = []
+    skipped: list[Skip] = []
+    problems: list[Problem] = []
+    errors: list[SizeError] = []
+    used = [choice.volume for choice in taken]
+    for volume, exact in select(anatomy.volumes, request.patterns):
+        rival = next((other for other in used if _overlap(volume, other)), None)
+        if rival is not None:
+            reason = f"it is another direction of {rival.name}, which grows already"
+            if rival.name == volume.name:
+                raise SelectionError(f"{volume.name} is selected by two transforms of one growth: name it once")
+        else:
+            try:
+                choice, reason = _choice(anatomy, volume, request, exact)
+            except SizeError as error:
+                errors.append(error)
+                continue
+            if choice is not None:
+                choices.append(choice)
+                used.append(volume)
+                continue
+        if exact:
+            problems.append(Problem(volume.name, reason, "select others by a glob, which skips what can't grow"))
+        else:
+            skipped.append(Skip(volume.name, volume.size, reason))
+    if errors:
+        raise errors[0]
+    if problems:
+        raise MethodError(f"{len(problems)} of the named volumes can't grow", problems)
+    if not choices:
+        reasons = [Problem(skip.volume, skip.reason) for skip in skipped]
+        raise MethodError(f"nothing that {request.where!r} selects can grow by method {_name(request.method)}", reasons[:20])
+    return choices, skipped
+
+
+def _name(method: str | Method) -> str:
+    return method if isinstance(method, str) else method.name
+
+
+def _overlap(one: Volume, other: Volume) -> bool:
+    return one.family == other.family and bool(np.intersect1d(one.classes, other.classes).size)
+
+
+def _choice(anatomy: Anatomy, volume: Volume, request: Widen, exact: bool) -> tuple[Choice | None, str]:
+    """The first method that is exact here and can reach the size; or the reason why none is."""
+    if volume.pinned:
+        return None, volume.pinned
+    problem = irregular(anatomy, volume)
+    if problem is not None:
+        return None, problem.reason
+    reasons: list[str] = []
+    for method in candidates(request.method):
+        verdict = judge(anatomy, volume, method.state)
+        if verdict.refusal and method.exact:
+            reasons.append(f"{method.name}: {verdict.refusal}")
+            continue
+        step = volume.size if verdict.multiples else method.step
+        automatic = request.method == "auto" and isinstance(method, Net2Net)
+        new = _new_units(volume, request, step, method, rounding=not automatic)
+        if new:
+            return Choice(volume, new, method, verdict), ""
+        if automatic:
+            reasons.append(f"{method.name}: exact only as whole copies of all {volume.size} units (factor=2, 3, …)")
+        else:
+            reasons.append(f"{method.name}: the nearest size that it allows is the present one")
+    return None, "; ".join(reasons) if len(reasons) < 2 or isinstance(request.method, Method) else _shortest(reasons)
+
+
+def _shortest(reasons: Sequence[str]) -> str:
+    return "; ".join(dict.fromkeys(reasons))
+
+
+def _new_units(volume: Volume, request: Widen, step: int, method: Method, rounding: bool) -> int:
+    """How many units to add: a factor is rounded to what is allowed, an explicit size must be allowed as it is."""
+    if request.factor is not None:
+        wanted = volume.size * (request.factor - 1)
+        new = int(wanted / step + 0.5) * step
+        return new if rounding or new == round(wanted) else 0
+    new = request.by if request.by is not None else (request.to or 0) - volume.size
+    if new <= 0:
+        raise SizeError(f"{volume.name} has {volume.size} units already: to={request.to} would not grow it")
+    if new % step == 0:
+        return new
+    if not rounding:
+        return 0
+    low, high = volume.size + new // step * step, volume.size + (new // step + 1) * step
+    sizes = f"{high}" if low == volume.size else f"{low} or {high}"
+    raise SizeError(
+        f"{volume.name} can't grow from {volume.size} to {volume.size + new} units by {method.name}: "
+        f"it adds {step} at a time; the nearest sizes are {sizes}"
+    )
+
+
+def proportional(group: Sequence[Choice], ratio: float) -> list[Choice] | None:
+    """New sizes for volumes that the code ties to one ratio: the nearest that all of them allow."""
+    small = min(group, key=lambda choice: choice.volume.size)
+    steps = {id(c): c.volume.size if c.verdict.multiples else c.method.step for c in group}
+    best: list[int] | None = None
+    for new in range(steps[id(small)], 3 * small.volume.size + 1, steps[id(small)]):
+        news = [new * choice.volume.size / small.volume.size for choice in group]
+        if any(n != int(n) or int(n) % steps[id(c)] for n, c in zip(news, group, strict=True)):
+            continue
+        distance = abs(new / small.volume.size - (ratio - 1))
+        if best is None or distance < abs(best[group.index(small)] / small.volume.size - (ratio - 1)):
+            best = [int(n) for n in news]
+    if best is None:
+        return None
+    return [Choice(c.volume, n, c.method, c.verdict) for c, n in zip(group, best, strict=True)]
