@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from outgrow.fill import Init, fill_moment, fill_values, grown
 from outgrow.plan import Insertion, Plan, Rescaling, Setting
+from outgrow.trace import tensors_of as tensors_of
 
 Edits = Sequence[Insertion | Rescaling]
 
@@ -35,11 +36,6 @@ class Journal:
     def close(self) -> None:
         """Let go of the old tensors."""
         self._undo.clear()
-
-
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name; a tied tensor under its first name."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def edits_by_tensor(plan: Plan) -> dict[str, list[Insertion | Rescaling]]:

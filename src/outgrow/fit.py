@@ -9,7 +9,6 @@ module is tried on its sisters of the same class. Where no attribute explains th
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
-from outgrow.apply import Journal, apply_setting, tensors_of
+from outgrow.apply import Journal, apply_setting, edits_by_tensor
+from outgrow.fill import fill_values, grown
 from outgrow.plan import Plan, Setting
 from outgrow.predict import Prediction
 from outgrow.reading import refs_in
-from outgrow.trace import Example, Trace, call, elementary, tensors_in
+from outgrow.trace import Example, Trace, call, elementary, on_meta, substituted, tensors_in, tensors_of
 
 ROUNDS = 400
 
@@ -71,21 +70,20 @@ class Fitter:
     """Runs a model with other shapes and settings, without touching it."""
 
     def __init__(self, model: nn.Module, example: Example, trace: Trace) -> None:
-        self.model, self.trace = model, trace
-        self.example = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), example)
-        self.tensors = {name: tensor.detach().to("meta") for name, tensor in tensors_of(model).items()}
+        self.model, self.example, self.trace = model, example, trace
 
-    def run(self, shapes: Mapping[str, Sequence[int]], settings: Sequence[Setting], prediction: Prediction) -> Clash | None:
-        replaced = dict(self.tensors)
-        for name, shape in shapes.items():
-            replaced[name] = torch.empty(tuple(shape), dtype=replaced[name].dtype, device="meta")
+    def run(self, plan: Plan, settings: Sequence[Setting], prediction: Prediction) -> Clash | None:
+        """The first clash between what happens and what should, or none."""
         checker = Checker(self.trace, prediction)
         journal = Journal()
         try:
             for setting in settings:
                 apply_setting(self.model, setting, journal)
-            with elementary(), substituted(self.model, replaced), checker:
-                call(self.model, self.example)
+            tensors, example = self._grown(plan), self.example
+            if self.trace.meta:
+                example = on_meta(example)
+            with elementary(), substituted(self.model, tensors), checker:
+                call(self.model, example)
         except Exception as error:
             index = min(checker.count, len(checker.expected) - 1)
             op = checker.expected[index]
@@ -94,31 +92,17 @@ class Fitter:
             journal.undo()
         return None
 
-
-@contextlib.contextmanager
-def substituted(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let modules see other tensors under their parameters' names, for a while."""
-    twins: dict[int, Tensor] = {}
-    for name, tensor in tensors_of(model).items():
-        twins[id(tensor)] = tensors[name]
-    undo: list[tuple[dict[str, Any], str, Any]] = []
-    flats: list[tuple[nn.RNNBase, list[Any]]] = []
-    try:
-        for module in model.modules():
-            for group in (module._parameters, module._buffers):
-                for name, tensor in list(group.items()):
-                    if tensor is not None and id(tensor) in twins:
-                        undo.append((group, name, tensor))
-                        group[name] = twins[id(tensor)]
-            if isinstance(module, nn.RNNBase):
-                flats.append((module, module._flat_weights))
-                module._flat_weights = [twins.get(id(weight), weight) for weight in module._flat_weights]
-        yield
-    finally:
-        for group, name, tensor in reversed(undo):
-            group[name] = tensor
-        for module, weights in flats:
-            module._flat_weights = weights
+    def _grown(self, plan: Plan) -> dict[str, Tensor]:
+        """Tensors of the new shapes: on meta, or filled for real where the model looks at numbers."""
+        old = {name: tensor.detach() for name, tensor in tensors_of(self.model).items()}
+        if self.trace.meta:
+            shapes = plan.shapes({name: tensor.shape for name, tensor in old.items()})
+            return {name: tensor.new_empty(shapes.get(name, tensor.shape), device="meta") for name, tensor in old.items()}
+        new = {name: tensor.clone() for name, tensor in old.items()}
+        for name, edits in edits_by_tensor(plan).items():
+            new[name] = grown(old[name], edits)
+            fill_values(new[name], old[name], edits, old, plan.seed, {})
+        return new
 
 
 def fit(fitter: Fitter, plan: Plan, prediction: Prediction) -> tuple[list[Setting], Clash | None]:
@@ -127,12 +111,12 @@ def fit(fitter: Fitter, plan: Plan, prediction: Prediction) -> tuple[list[Settin
     before = {name: tuple(tensor.shape) for name, tensor in tensors_of(model).items()}
     shapes = plan.shapes(before)
     settings = [*known_settings(model, before, shapes, prediction), *plan.settings]
-    clash = fitter.run(shapes, settings, prediction)
+    clash = fitter.run(plan, settings, prediction)
     rounds = 0
     while clash is not None:
         for extra in _repairs(model, clash, prediction, settings):
             rounds += 1
-            tried = fitter.run(shapes, [*settings, *extra], prediction)
+            tried = fitter.run(plan, [*settings, *extra], prediction)
             if tried is None or tried.index > clash.index:
                 settings, clash = [*settings, *extra], tried
                 break

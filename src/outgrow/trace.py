@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 Example = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
@@ -62,6 +63,7 @@ class Trace:
     ops: list[Op] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     outputs: set[int] = field(default_factory=set)
+    meta: bool = False  # watched on tensors without numbers
 
     def used(self) -> set[str]:
         """Names of the parameters and buffers that some operator touched."""
@@ -88,6 +90,42 @@ def tensors_in(tree: Any) -> list[Tensor]:
     if isinstance(tree, (tuple, list)):
         return [tensor for item in tree for tensor in tensors_in(item)]
     return []
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name; a tied tensor under its first name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def on_meta(tree: Any) -> Any:
+    """An example with its tensors replaced by ones that have a shape but no numbers."""
+    return tree_map_only(Tensor, lambda tensor: tensor.to("meta"), tree)
+
+
+@contextlib.contextmanager
+def substituted(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let modules see other tensors under their parameters' names, for a while."""
+    twins: dict[int, Tensor] = {}
+    for name, tensor in tensors_of(model).items():
+        twins[id(tensor)] = tensors[name]
+    undo: list[tuple[dict[str, Any], str, Any]] = []
+    flats: list[tuple[nn.RNNBase, list[Any]]] = []
+    try:
+        for module in model.modules():
+            for group in (module._parameters, module._buffers):
+                for name, tensor in list(group.items()):
+                    if tensor is not None and id(tensor) in twins:
+                        undo.append((group, name, tensor))
+                        group[name] = twins[id(tensor)]
+            if isinstance(module, nn.RNNBase):
+                flats.append((module, module._flat_weights))
+                module._flat_weights = [twins.get(id(weight), weight) for weight in module._flat_weights]
+        yield
+    finally:
+        for group, name, tensor in reversed(undo):
+            group[name] = tensor
+        for module, weights in flats:
+            module._flat_weights = weights
 
 
 @contextlib.contextmanager
@@ -223,9 +261,25 @@ def _geometry(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def record(model: nn.Module, example: Example, trace: Trace | None = None) -> Trace:
-    """Run the model once in its present mode and write down what happened (appended to `trace` if one is given)."""
-    trace = Trace() if trace is None else trace
-    with elementary(), module_paths(model) as here:
+    """Run the model once in its present mode and write down what happened (appended to `trace` if one is given).
+
+    The first try is on meta tensors, which cost neither time nor memory; a model that looks at numbers (or keeps tensors
+    that are not registered) is run for real.
+    """
+    if trace is not None:
+        return _record(model, example, trace)
+    try:
+        return _record(model, example, Trace(meta=True))
+    except Exception:
+        return _record(model, example, Trace())
+
+
+def _record(model: nn.Module, example: Example, trace: Trace) -> Trace:
+    tensors = tensors_of(model)
+    if trace.meta:
+        tensors = {name: tensor.detach().to("meta") for name, tensor in tensors.items()}
+        example = on_meta(example)
+    with elementary(), module_paths(model) as here, substituted(model, tensors):
         recorder = Recorder(model, tensors_in(example), trace, here)
         with recorder:
             output = call(model, example)
