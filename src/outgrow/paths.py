@@ -161,6 +161,7 @@ class Walk:
             self.op = ops[index]
             effect = self.reading.effects[index]
             if isinstance(effect, Ignore):
+                self.settled(*(self.known.get(ref.value, Carried(None)) for ref in refs_in((self.op.args, self.op.kwargs))))
                 continue
             result = self.step(effect)
             for output in self.op.outputs:
@@ -401,7 +402,8 @@ class Walk:
     def weigh(self, x: Carried, scale: Operand, debt: Fraction, ratio: Ratio | None) -> Carried:
         """LayerScale: rows must average to the mean after the scale, whose new entries are one."""
         names = self.origins(scale.layout)
-        if len(names) != 1 or any(writer in self.verdict.weights for writer in x.writers):
+        whole = sum(int((self.ids(block.labels) >= 0).sum()) == block.labels.size == self.volume.size for block in scale.layout)
+        if len(names) != 1 or not whole or any(writer in self.verdict.weights for writer in x.writers):
             raise Refused(f"its writers are scaled one by one in {self.op.module}")
         for writer in x.writers:
             self.verdict.weights[writer] = next(iter(names))

@@ -126,21 +126,24 @@ def _kernels(trace: Trace) -> set[int]:
 def read(trace: Trace, rules: Mapping[str, Rule]) -> Reading:
     """Apply the rule of every operator, in order, then pin what reaches the model's outputs."""
     reading = Reading(trace)
+    summed = [False] * len(trace.values)  # made of labelled tensors: a statistic over units goes on when its labels are gone
     for op in trace.ops:
         refs = refs_in((op.args, op.kwargs))
         rule = rules.get(op.name) or rules.get(op.name.removesuffix("_"))
         labelled = any(reading.layouts[ref.value] for ref in refs)
+        touched = labelled or any(summed[ref.value] for ref in refs)
         uniform = bool(refs) and all(reading.uniform[ref.value] for ref in refs)
         if rule is None:
             if labelled:
                 reading.pin_all(refs, f"operator {op.name} has no rule", op)
             outcome = Outcome(((),) * len(op.outputs), Ignore())
-        elif not labelled and not uniform and not getattr(rule, "always", False):
+        elif not touched and not uniform and not getattr(rule, "always", False):
             outcome = Outcome(((),) * len(op.outputs), Ignore())
         else:
             outcome = rule(reading, op)
         for index, output in enumerate(op.outputs):
             reading.layouts[output] = outcome.layouts[index] if index < len(outcome.layouts) else ()
+            summed[output] = touched
             reading.constant[output] = bool(refs) and all(reading.constant[ref.value] for ref in refs)
             reading.uniform[output] = outcome.uniform or (uniform and not labelled)
         reading.effects.append(outcome.effect)

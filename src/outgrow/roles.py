@@ -10,7 +10,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from outgrow.effects import Contract, Normalise, Operand, PerUnit, Sum
+from outgrow.effects import Contract, Move, Normalise, Operand, PerUnit, Sum
 from outgrow.labels import Labels
 from outgrow.reading import Reading
 
@@ -44,8 +44,13 @@ def find_roles(reading: Reading) -> dict[tuple[str, int], set[str]]:
             else:
                 note(block.labels, WRITES)
 
-    for effect in reading.effects:
+    for op, effect in zip(reading.trace.ops, reading.effects, strict=True):
         match effect:
+            case Move():
+                moved_by_data = not all(reading.constant[output] for output in op.outputs)
+                for value in effect.inputs:
+                    if reading.constant[value] and moved_by_data:  # looked up, or laid beside data
+                        note_value(value, WRITES)
             case Contract():
                 constant = [reading.constant[side.value] for side in (effect.left, effect.right)]
                 if constant[1] and not (constant[0] and _larger(reading, effect.right, effect.left)):

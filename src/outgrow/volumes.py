@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outgrow.clusters import Cluster, find_clusters
+from outgrow.effects import Move
 from outgrow.labels import Labels, Origin
 from outgrow.reading import Reading, refs_in
 from outgrow.roles import READS, SCALES, SHIFTS, WRITES, find_roles
@@ -170,7 +172,23 @@ def _pinned(reading: Reading, root: Labels) -> dict[int, str]:
         place = f" ({module})" if module else ""
         for item in np.unique(root[labels]).tolist():
             result.setdefault(item, reason + place)
+    for item in np.flatnonzero(~_used(reading, root)).tolist():
+        result.setdefault(item, "the model computes nothing with it")
     return result
+
+
+def _used(reading: Reading, root: Labels) -> NDArray[np.bool_]:
+    """Which classes reach an operator that computes something: rows that are only ever sliced away never do."""
+    used = np.zeros(len(root), dtype=np.bool_)
+    values = {
+        ref.value
+        for op, effect in zip(reading.trace.ops, reading.effects, strict=True)
+        if not isinstance(effect, Move)
+        for ref in refs_in((op.args, op.kwargs))
+    }
+    for labels in {id(block.labels): block.labels for value in values for block in reading.layouts[value]}.values():
+        used[root[labels]] = True
+    return used
 
 
 def _first_use(reading: Reading) -> dict[str, int]:
@@ -180,7 +198,8 @@ def _first_use(reading: Reading) -> dict[str, int]:
             name = reading.trace.values[ref.value].name
             if name:
                 result.setdefault(name, op.index)
-    return result
+    unused = (value.name for value in reading.trace.values if value.name and value.name not in result)
+    return result | dict.fromkeys(unused, len(reading.trace.ops))
 
 
 def _volumes_of(
