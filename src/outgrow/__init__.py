@@ -10,4 +10,6 @@ from outgrow.methods import Net2Net as Net2Net
 from outgrow.methods import NetMorph as NetMorph
 from outgrow.methods import R2R as R2R
 from outgrow.methods import RandomPad as RandomPad
+from outgrow.training.checkpoint import load as load
+from outgrow.training.checkpoint import save as save
 from outgrow.transforms.widen import Widen as Widen

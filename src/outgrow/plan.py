@@ -1,15 +1,17 @@
 """The plan: every edit that a growth will make, frozen and printable before any number changes.
 
 An *insertion* opens new positions along one axis of one tensor and says what goes there; a *rescaling* multiplies existing
-numbers; a *setting* changes a size (or an ε) that a module keeps as a Python attribute. Insertions of one tensor are made in order,
-each on the result of the one before.
+numbers; a *setting* changes a size (or an ε) that a module keeps as a Python attribute. Insertions of one tensor are made in
+order, each on the result of the one before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+LONGEST = 2**28  # entries along an axis: a bound for what a damaged file may claim
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,14 @@ class Plan:
         return {name: tuple(shape) for name, shape in shapes.items()}
 
     def to_json(self) -> dict[str, Any]:
+        """The plan as plain JSON values; `from_json` gives back an equal plan, to the last bit and type."""
         return {
             "seed": self.seed,
             "changes": [asdict(change) for change in self.changes],
             "edits": [_pack(edit) for edit in self.edits],
-            "settings": [asdict(setting) for setting in self.settings],
+            "settings": [
+                {**vars(setting), "old": _plain(setting.old), "new": _plain(setting.new)} for setting in self.settings
+            ],
         }
 
     @staticmethod
@@ -110,38 +115,70 @@ class Plan:
         return Plan(
             tuple(Change(**change) for change in data["changes"]),
             tuple(_unpack(edit) for edit in data["edits"]),
-            tuple(Setting(**setting) for setting in data["settings"]),
+            tuple(Setting(**{**s, "old": _from_plain(s["old"]), "new": _from_plain(s["new"])}) for s in data["settings"]),
             data["seed"],
         )
 
 
 def _pack(edit: Insertion | Rescaling) -> dict[str, Any]:
-    packed = {key: value for key, value in asdict(edit).items() if value not in ((), "", 0.0) or key == "axis"}
+    """Fields as JSON values, without those that are empty by default."""
+    values = {field.name: getattr(edit, field.name) for field in fields(edit)}
+    usual = {field.name: repr(field.default) for field in fields(edit)}  # repr tells 0 from 0.0 and −0.0
+    packed = {key: value for key, value in values.items() if value or repr(value) != usual[key]}
     return {key: _runs(value) if isinstance(value, tuple) else value for key, value in packed.items()}
 
 
 def _unpack(data: Mapping[str, Any]) -> Insertion | Rescaling:
-    fields = {key: _expand(value) if isinstance(value, list) else value for key, value in data.items()}
-    return Rescaling(**fields) if "factor" in fields else Insertion(**fields)
+    values: dict[str, Any] = {key: _expand(value) if isinstance(value, list) else value for key, value in data.items()}
+    return Rescaling(**values) if "factor" in values else Insertion(**values)
 
 
 def _runs(numbers: Sequence[float]) -> list[list[float]]:
-    """Arithmetic runs as [first, step, count]: positions are mostly ranges, factors mostly equal."""
+    """Runs as [first, step, count]: positions are mostly ranges, factors mostly equal.
+
+    Only whole numbers make runs with a step: adding a step to a float would round.
+    """
     runs: list[list[float]] = []
     for number in numbers:
-        if runs and runs[-1][2] == 1:
-            runs[-1][1:] = [number - runs[-1][0], 2]
-        elif runs and number == runs[-1][0] + runs[-1][1] * runs[-1][2] and isinstance(number, int):
-            runs[-1][2] += 1
-        elif runs and runs[-1][1] == 0 and number == runs[-1][0]:
-            runs[-1][2] += 1
-        else:
-            runs.append([number, 0, 1])
+        if runs and type(number) is type(runs[-1][0]):
+            first, step, count = runs[-1]
+            if type(number) is int and (count == 1 or number == first + step * count):
+                runs[-1][1:] = [number - first if count == 1 else step, count + 1]
+                continue
+            if repr(number) == repr(first) and not step:
+                runs[-1][2] += 1
+                continue
+        runs.append([number, 0, 1])
     return runs
 
 
-def _expand(runs: Iterable[Sequence[float]]) -> tuple[Any, ...]:
-    return tuple(first + step * index for first, step, count in runs for index in range(int(count)))
+def _expand(runs: Sequence[Sequence[float]]) -> tuple[Any, ...]:
+    if sum(count for _, _, count in runs) > LONGEST:
+        raise ValueError("a list of positions is longer than any axis: the file is damaged")
+    return tuple(first + step * index if step else first for first, step, count in runs for index in range(int(count)))
+
+
+def _plain(value: Any) -> Any:
+    """A setting's value as JSON: tuples, which are usual, as lists; lists and dicts marked as such."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, list):
+        return {"list": [_plain(item) for item in value]}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {"dict": {key: _plain(item) for key, item in value.items()}}
+    raise TypeError(f"a setting of {type(value).__name__} can't be written as JSON: {value!r}")
+
+
+def _from_plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_from_plain(item) for item in value)
+    if isinstance(value, dict) and "list" in value:
+        return [_from_plain(item) for item in value["list"]]
+    if isinstance(value, dict):
+        return {key: _from_plain(item) for key, item in value["dict"].items()}
+    return value
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

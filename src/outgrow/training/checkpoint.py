@@ -1,0 +1,337 @@
+"""Save a grown model and load it into a freshly built small one.
+
+The file is plain safetensors, which any reader opens: the tensors under their `state_dict` names, and in the metadata the
+history of growths as JSON. A tied tensor is stored once, under its first name; the metadata maps its other names to it. Buffers
+that `state_dict` leaves out (persistent=False) but that a growth has changed can't be rebuilt by the small model's constructor:
+they are stored too, under the prefix `outgrow.buffer/`.
+
+Loading replays the history's shapes and settings, draws no random number, and takes every number from the file. Everything is
+checked; on any failure the model is as it was, bit for bit. Nothing here reads or writes pickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outgrow.apply import Journal, tensors_of
+from outgrow.errors import CheckpointError, Problem
+from outgrow.plan import Plan
+from outgrow.training.replay import FRESH, Histories, histories_of, refuse, replay
+
+VERSION = 1
+BUFFER = "outgrow.buffer/"
+EARLIER = "use an earlier copy of the file"
+
+Path = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a checkpoint says about itself: no model is needed to read it."""
+
+    path: str
+    model: str  # name of the model's class
+    histories: Histories  # plans, oldest first, by the path of the module that was grown ("" is the model itself)
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]]  # dtype (as safetensors calls it) and shape by name
+    aliases: Mapping[str, str] = field(default_factory=dict)  # further names of tied tensors
+
+
+def save(model: nn.Module, path: Path) -> None:
+    """Write a model's weights and the history of its growths to a safetensors file, whole or not at all.
+
+    Args:
+        model: any module; wrappers (`torch.compile`, DistributedDataParallel, AveragedModel) are looked through.
+        path: where to; a file that is there is replaced only once the new one is complete on disk.
+
+    Raises CheckpointError, and writes nothing, if a parameter or buffer holds NaN or infinity. (Minus infinity is fine in a
+    buffer: attention masks are made of it.)
+
+    Example:
+        >>> import tempfile, outgrow
+        >>> path = tempfile.mkdtemp() + "/model.safetensors"
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> growth = outgrow.widen(model, torch.zeros(1, 4), "0", to=12)
+        >>> save(model, path)
+        >>> describe(path).tensors["0.weight"]
+        ('F32', (12, 4))
+    """
+    from safetensors.torch import save_file
+
+    target, model = os.path.realpath(path), _bare(model)
+    if os.path.isdir(target):
+        raise CheckpointError(f"{path} is a folder: name a file in it, e.g. {os.path.join(path, 'model.safetensors')}")
+    if not os.path.isdir(os.path.dirname(target)):
+        raise CheckpointError(f"{path}: there is no folder {os.path.dirname(target)}: create it first")
+    histories = histories_of(model)
+    contents = _contents(model, histories)
+    refuse(f"{path} was not written: the model holds numbers that are not finite", _not_finite(model, contents))
+    tensors, aliases = _unique(contents)
+    draft = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.{secrets.token_hex(8)}.tmp")
+    try:
+        plans = {place: [plan.to_json() for plan in plans] for place, plans in histories.items()}
+        about = {"model": type(model).__qualname__, "histories": plans, "aliases": aliases}
+        metadata = {"format": "pt", "outgrow.version": str(VERSION), "outgrow": json.dumps(about, separators=(",", ":"))}
+        with open(draft, "xb") as file:  # made here, so that the file gets the usual permissions
+            mode = os.fstat(file.fileno()).st_mode
+        save_file(tensors, draft, metadata)
+        os.chmod(draft, mode)
+        _sync(draft)
+        describe(draft)
+        os.replace(draft, target)
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{path} could not be written: {type(error).__name__}: {error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(draft)
+    with contextlib.suppress(OSError):  # not every system can sync a folder
+        _sync(os.path.dirname(target))
+
+
+def _sync(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def load(model: nn.Module, path: Path) -> nn.Module:
+    """Grow a freshly built small model to the shapes in a file that `save` wrote, and load its weights. Returns the model.
+
+    The model may also have gone through some or all of the growths already, or have been built at the final size.
+
+    Raises CheckpointError, and leaves the model as it was, if the file is damaged, foreign or does not fit.
+
+    Example:
+        >>> import tempfile, outgrow
+        >>> path = tempfile.mkdtemp() + "/model.safetensors"
+        >>> build = lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> model = build()
+        >>> growth = outgrow.widen(model, torch.zeros(1, 4), "0", to=12)
+        >>> save(model, path)
+        >>> again = load(build(), path)
+        >>> again[0], bool((again[0].weight == model[0].weight).all())
+        (Linear(in_features=4, out_features=12, bias=True), True)
+    """
+    bare = _bare(model)
+    with _opened(path) as file:
+        about = _describe(path, file)
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    misfit = f"{path} does not fit this model ({type(bare).__qualname__}; the file was written for {about.model})"
+    given = {name: stored[about.aliases.get(name, name)] for name in (*stored, *about.aliases)}
+    final = {name: tuple(tensor.shape) for name, tensor in given.items() if not name.startswith(BUFFER)}
+    journal = Journal()
+    try:
+        new = replay(bare, about.histories, final, misfit, journal)
+        contents = _contents(bare, about.histories)
+        refuse(misfit, _differences(contents, given), FRESH)
+        refuse(misfit, _ties(contents, given, about), FRESH)
+        refuse(f"{path} holds numbers that are not finite", _not_finite(bare, given), EARLIER)
+        _take(bare, contents, given, new, journal)
+    except CheckpointError:
+        journal.undo()
+        raise
+    except Exception as error:
+        journal.undo()
+        raise CheckpointError(f"{path} can't be loaded into this model: {type(error).__name__}: {error}") from error
+    except BaseException:
+        journal.undo()
+        raise
+    journal.close()
+    return model
+
+
+def describe(path: Path) -> Description:
+    """Read the history and the tensors' shapes of a checkpoint, without a model and without its numbers.
+
+    Example:
+        >>> import tempfile
+        >>> path = tempfile.mkdtemp() + "/model.safetensors"
+        >>> save(nn.Linear(2, 3), path)
+        >>> describe(path).model, describe(path).tensors["bias"]
+        ('Linear', ('F32', (3,)))
+    """
+    with _opened(path) as file:
+        return _describe(path, file)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A safetensors file, or an error that says what the file is instead."""
+    from safetensors import SafetensorError, safe_open
+
+    if not os.path.exists(path):
+        raise CheckpointError(f"{path}: there is no such file")
+    if os.path.isdir(path):
+        raise CheckpointError(f"{path} is a folder: name the .safetensors file in it")
+    if not os.path.getsize(path):
+        raise CheckpointError(f"{path} is empty, as if its writing had been interrupted: {EARLIER}")
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    except SafetensorError as error:
+        with open(path, "rb") as raw:
+            start = raw.read(2)
+        if start == b"PK" or start[:1] == b"\x80":
+            raise CheckpointError(
+                f"{path} is a pickle file, as torch.save writes them, and outgrow reads no pickle: "
+                "model.load_state_dict(torch.load(path, weights_only=True)) loads it, outgrow.save writes it anew"
+            ) from error
+        raise CheckpointError(f"{path} is damaged, cut short, or no safetensors file ({error}): {EARLIER}") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error}") from error
+
+
+def _describe(path: Path, file: Any) -> Description:
+    metadata = file.metadata() or {}
+    if "outgrow" not in metadata or "outgrow.version" not in metadata:
+        raise CheckpointError(
+            f"{path} was not written by outgrow.save, so it tells no growth history: "
+            "model.load_state_dict(safetensors.torch.load_file(path)) loads it into a model of its shapes"
+        )
+    version = metadata["outgrow.version"]
+    if not version.isdecimal():
+        raise CheckpointError(f"{path} is damaged: its format version reads {version!r}: {EARLIER}")
+    if int(version) > VERSION:
+        raise CheckpointError(
+            f"{path} has format version {version}, and this outgrow reads up to {VERSION}: install a newer outgrow"
+        )
+    try:
+        about = json.loads(metadata["outgrow"])
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        return Description(
+            os.fspath(path),
+            str(about["model"]),
+            {str(place): tuple(map(Plan.from_json, plans)) for place, plans in about["histories"].items()},
+            {name: (slice_.get_dtype(), tuple(slice_.get_shape())) for name, slice_ in slices.items()},
+            {alias: name for alias, name in about["aliases"].items() if slices[name]},
+        )
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{path} is damaged: its growth history can't be read ({reason}): {EARLIER}") from error
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    """The user's own module under wrappers that keep it as a child."""
+    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel, torch.optim.swa_utils.AveragedModel)
+    while isinstance(model, wrappers) or "_orig_mod" in model._modules:
+        model = model.get_submodule("module" if isinstance(model, wrappers) else "_orig_mod")
+    return model
+
+
+def _contents(model: nn.Module, histories: Histories) -> dict[str, Tensor]:
+    """What a checkpoint holds: the state dict, and buffers outside it that some plan has changed."""
+    contents: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
+    for name, value in contents.items():
+        if not isinstance(value, Tensor):
+            raise CheckpointError(
+                f"{name} of the state dict is no tensor but a {type(value).__name__}: it can't be stored safely"
+            )
+        if value.is_meta:
+            raise CheckpointError(f"{name} is on the meta device and holds no numbers: model.to_empty(device='cpu') makes room")
+    edited = set()
+    for place, plans in histories.items():
+        tensors = tensors_of(model.get_submodule(place))
+        edited |= {id(tensors[edit.tensor]) for plan in plans for edit in plan.edits}
+    known = {id(tensor) for tensor in contents.values()}
+    for name, buffer in model.named_buffers():
+        if id(buffer) in edited - known:
+            contents[BUFFER + name] = buffer
+    return contents
+
+
+def _unique(contents: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Each tensor once, ready to be written, and the further names of tied ones."""
+    first: dict[object, str] = {}
+    aliases: dict[str, str] = {}
+    for name, tensor in contents.items():
+        where = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if tensor.numel() else name
+        if first.setdefault(where, name) != name:
+            aliases[name] = first[where]
+    kept = {name: tensor.detach() for name, tensor in contents.items() if name not in aliases}
+    users = Counter(tensor.untyped_storage().data_ptr() for tensor in kept.values())
+    for name, tensor in kept.items():  # views of one storage are written as tensors of their own
+        shared = users[tensor.untyped_storage().data_ptr()] > 1 and tensor.numel() > 0
+        kept[name] = tensor.clone(memory_format=torch.contiguous_format) if shared else tensor.contiguous()
+    return kept, aliases
+
+
+def _not_finite(model: nn.Module, contents: Mapping[str, Tensor]) -> list[Problem]:
+    buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    problems = []
+    for name, tensor in contents.items():
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            continue
+        values = tensor.detach()
+        values = values.float() if values.element_size() == 1 else values
+        masks = name.removeprefix(BUFFER) in buffers and not values.is_complex()
+        fine = values.isfinite() | values.isneginf() if masks else values.isfinite()
+        if not bool(fine.all()):
+            bad = values[~fine]
+            problems.append(Problem(name, f"{bad.numel()} of {values.numel()} numbers, the first is {bad[0].item()}"))
+    return problems
+
+
+def _differences(contents: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[Problem]:
+    problems = []
+    for name in (*contents, *(name for name in given if name not in contents)):
+        if name not in given:
+            problems.append(Problem(name, "the file has no such tensor"))
+        elif name not in contents:
+            problems.append(Problem(name, "the model has no such tensor"))
+        elif contents[name].shape != given[name].shape:
+            problems.append(
+                Problem(name, f"{tuple(contents[name].shape)} in the model, {tuple(given[name].shape)} in the file")
+            )
+        elif contents[name].dtype != given[name].dtype:
+            here, there = contents[name].dtype, given[name].dtype
+            problems.append(Problem(name, f"{here} in the model, {there} in the file", f"model.to({there}) before loading"))
+    return problems
+
+
+def _ties(contents: Mapping[str, Tensor], given: Mapping[str, Tensor], about: Description) -> list[Problem]:
+    """Tensors that are one in the file and two in the model, or the reverse with different numbers."""
+    problems = []
+    for alias, name in about.aliases.items():
+        one, other = contents[name], contents[alias]
+        if one is not other and isinstance(one, nn.Parameter) and isinstance(other, nn.Parameter):
+            problems.append(Problem(alias, f"it is one tensor with {name} in the file, and one of its own in the model"))
+    names: dict[int, str] = {}
+    for name, tensor in contents.items():
+        first = names.setdefault(id(tensor), name)
+        if given[first] is not given[name] and not torch.equal(given[first], given[name]):
+            problems.append(Problem(name, f"it is one tensor with {first} in the model, and another in the file"))
+    return problems
+
+
+@torch.no_grad()
+def _take(
+    model: nn.Module, contents: Mapping[str, Tensor], given: Mapping[str, Tensor], new: Collection[int], journal: Journal
+) -> None:
+    """Copy the file's numbers in; those of tensors that are not `new` can be put back."""
+    for tensor in {id(tensor): tensor for tensor in contents.values() if id(tensor) not in new}.values():
+        journal.note(partial(_put_back, tensor.detach(), tensor.detach().clone()))
+    model.load_state_dict({name: tensor for name, tensor in given.items() if not name.startswith(BUFFER)}, strict=True)
+    for name, tensor in contents.items():
+        if name.startswith(BUFFER):
+            tensor.copy_(given[name])
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()
+
+
+def _put_back(tensor: Tensor, before: Tensor) -> None:
+    tensor.copy_(before)

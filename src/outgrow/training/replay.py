@@ -1,0 +1,183 @@
+"""Give a freshly built model the shapes and settings of a history of growths, without their numbers.
+
+The numbers come from a file (see `checkpoint`), so nothing is drawn and nothing verified. Every size that a plan expects is
+checked on paper before a tensor is touched, and a journal can put everything back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outgrow.apply import Journal, apply_setting, tensors_of
+from outgrow.errors import CheckpointError, Problem
+from outgrow.plan import Insertion, Plan, Setting
+from outgrow.training.history import ATTRIBUTE
+
+Shape = tuple[int, ...]
+Histories = Mapping[str, tuple[Plan, ...]]  # by the path of the module that was grown; "" is the model itself
+SHOWN = 5  # problems named in one error
+FRESH = "construct the model as it was before its first growth, with the same arguments, and load into that"
+
+
+def histories_of(model: nn.Module) -> Histories:
+    """Growths of the model, and of parts of it that were grown by themselves."""
+    return {path: tuple(vars(module)[ATTRIBUTE]) for path, module in model.named_modules() if vars(module).get(ATTRIBUTE)}
+
+
+def refuse(message: str, problems: Sequence[Problem], instead: str = "") -> None:
+    """Raise if there are problems, naming the first few and the way out."""
+    if problems:
+        more = [Problem("", f"and {len(problems) - SHOWN} more")] if len(problems) > SHOWN else []
+        raise CheckpointError(message + (f": {instead}" if instead else ""), [*problems[:SHOWN], *more])
+
+
+def replay(model: nn.Module, histories: Histories, final: Mapping[str, Shape], misfit: str, journal: Journal) -> set[int]:
+    """Carry out what is left of the histories; new numbers are left open.
+
+    final: shapes of the state dict in the end: a model that has them already only gets its settings.
+    misfit: how an error begins.
+    Returns the ids of the tensors that got another storage.
+    """
+    present = histories_of(model)
+    for place, plans in present.items():
+        if histories.get(place, ())[: len(plans)] != plans:
+            raise CheckpointError(f"{misfit}: {place or 'the model'} has been grown already, and otherwise: {FRESH}")
+    left = {place: list(plans[len(present.get(place, ())) :]) for place, plans in histories.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+    made: set[int] = set()
+    if all(shapes.get(name) == shape for name, shape in final.items()):
+        order = [(place, plan) for place, plans in left.items() for plan in plans]
+        problems = _make_settings(model, order, journal, check=False)
+    else:
+        order, grown, problems = _on_paper(model, left)
+        if problems:
+            refuse(misfit, [*problems, *_strangers(shapes, final, {problem.where for problem in problems})], FRESH)
+        for tensor in tensors_of(model).values():
+            if tuple(tensor.shape) != grown[id(tensor)]:
+                _make_room(tensor, grown[id(tensor)], journal)
+                made.add(id(tensor))
+        problems = _make_settings(model, order, journal, check=True)
+    refuse(misfit, problems, FRESH)
+    for place, plans in histories.items():
+        attributes = vars(model.get_submodule(place))
+        journal.note(partial(_restore_history, attributes, attributes.get(ATTRIBUTE)))
+        attributes[ATTRIBUTE] = plans
+    return made
+
+
+def _restore_history(attributes: dict[str, Any], before: tuple[Plan, ...] | None) -> None:
+    attributes.pop(ATTRIBUTE)
+    if before is not None:
+        attributes[ATTRIBUTE] = before
+
+
+def _strangers(here: Collection[str], there: Collection[str], known: Collection[str]) -> list[Problem]:
+    """Tensors that only the model or only the file has."""
+    missing = [Problem(name, "the model has no such tensor") for name in there if name not in here and name not in known]
+    return missing + [Problem(name, "the file has no such tensor") for name in here if name not in there]
+
+
+def _on_paper(model: nn.Module, left: dict[str, list[Plan]]) -> tuple[list[tuple[str, Plan]], dict[int, Shape], list[Problem]]:
+    """The order in which plans fit, shapes afterwards by tensor, and why the next plan does not fit.
+
+    Where a part was grown by itself and the whole too, the sizes tell which came first.
+    """
+    shapes = {id(tensor): tuple(tensor.shape) for tensor in tensors_of(model).values()}
+    order: list[tuple[str, Plan]] = []
+    while any(left.values()):
+        problems: list[Problem] = []
+        for place, plans in left.items():
+            if plans:
+                after, found = _after(model, place, plans[0], shapes)
+                if not found:
+                    shapes.update(after)
+                    order.append((place, plans.pop(0)))
+                    break
+                problems += found
+        else:
+            return order, shapes, problems
+    return order, shapes, []
+
+
+def _after(model: nn.Module, place: str, plan: Plan, shapes: Mapping[int, Shape]) -> tuple[dict[int, Shape], list[Problem]]:
+    """Shapes that a plan changes, or why it does not fit."""
+    after: dict[int, Shape] = {}
+    problems: dict[str, Problem] = {}
+    try:
+        tensors = tensors_of(model.get_submodule(place))
+    except AttributeError:
+        return after, [Problem(place, "the model has no such module")]
+    for edit in plan.edits:
+        name = f"{place}.{edit.tensor}" if place else edit.tensor
+        if edit.tensor not in tensors:
+            problems.setdefault(name, Problem(name, "the model has no such tensor"))
+        elif isinstance(edit, Insertion):
+            key = id(tensors[edit.tensor])
+            shape = list(after.get(key, shapes[key]))
+            if not 0 <= edit.axis < len(shape) or shape[edit.axis] != edit.size:
+                reason = f"it is {tuple(shape)} in the model; the history grows it from {edit.size} along axis {edit.axis}"
+                problems.setdefault(name, Problem(name, reason))
+            else:
+                shape[edit.axis] = edit.new_size
+                after[key] = tuple(shape)
+    return after, list(problems.values())
+
+
+@torch.no_grad()
+def _make_room(tensor: Tensor, shape: Shape, journal: Journal) -> None:
+    """Another storage of another shape for a tensor that stays the same object; a gradient would not fit any more."""
+    old = tensor.detach()
+    channels_last = old.ndim == 4 and not old.is_contiguous() and old.is_contiguous(memory_format=torch.channels_last)
+    memory = torch.channels_last if channels_last else torch.contiguous_format
+    new = torch.empty(shape, dtype=old.dtype, device=old.device, memory_format=memory)
+    journal.note(partial(_put, tensor, old, tensor.grad))
+    _put(tensor, new, None)
+
+
+@torch.no_grad()
+def _put(tensor: Tensor, value: Tensor, gradient: Tensor | None) -> None:
+    tensor.grad = None
+    tensor.set_(value)  # type: ignore[call-overload]
+    tensor.grad = gradient
+
+
+def _make_settings(model: nn.Module, order: Sequence[tuple[str, Plan]], journal: Journal, check: bool) -> list[Problem]:
+    """Make all settings; with `check`, each attribute must hold what it held before the growth."""
+    problems: list[Problem] = []
+    for place, plan in order:
+        part = model.get_submodule(place)
+        for setting in plan.settings:
+            where = ".".join(filter(None, (place, setting.module, setting.name)))
+            found, now = _current(part, setting)
+            if not found:
+                problems.append(Problem(where, "the model has no such attribute"))
+            elif check and _alike(now) != _alike(setting.old):
+                problems.append(Problem(where, f"it is {now!r} in the model and was {setting.old!r} before the growth"))
+            else:
+                apply_setting(part, replace(setting, new=_of_kind(setting.new, now)), journal)
+    return problems
+
+
+def _current(model: nn.Module, setting: Setting) -> tuple[bool, Any]:
+    """Whether the attribute exists, and what it holds."""
+    try:
+        value = vars(model.get_submodule(setting.module))[setting.name]
+        return True, value if setting.item is None else value[setting.item]
+    except (AttributeError, LookupError, TypeError):
+        return False, None
+
+
+def _alike(value: Any) -> Any:
+    return tuple(value) if isinstance(value, (tuple, list)) else value
+
+
+def _of_kind(value: Any, now: Any) -> Any:
+    """A torch.Size stays one: JSON tells it from a tuple no more."""
+    both = isinstance(value, (tuple, list)) and type(now) in (tuple, list, torch.Size)
+    return type(now)(value) if both else value
