@@ -11,29 +11,25 @@ from outgrow.paths import judge
 from outgrow.reading import read, refs_in
 from outgrow.rules import RULES
 from outgrow.trace import Example, Trace, record
-from outgrow.verify import untouched
 from outgrow.volumes import Anatomy, Volume, find_volumes
 
 
 def dissect(model: nn.Module, example: Example) -> Anatomy:
     """Watch the model run on the example, in eval mode and, if that leaves parameters unused, in train mode too."""
-    with untouched(model):
+    try:
+        trace = record(model, example)
+    except Exception as error:
+        raise TraceError(
+            f"the model does not run on the example: {type(error).__name__}: {error}. "
+            "Pass example= a tensor, a tuple of positional arguments, or a dict of keyword arguments"
+        ) from error
+    if {name for name, _ in model.named_parameters()} - _touched(trace):
+        eval_only = len(trace.ops), len(trace.values), set(trace.outputs)
         try:
-            model.eval()
-            trace = record(model, example)
-        except Exception as error:
-            raise TraceError(
-                f"the model does not run on the example: {type(error).__name__}: {error}. "
-                "Pass example= a tensor, a tuple of positional arguments, or a dict of keyword arguments"
-            ) from error
-    unused = {name for name, _ in model.named_parameters()} - _touched(trace)
-    if unused:
-        with untouched(model):
-            try:
-                model.train()
-                trace = record(model, example, trace)
-            except Exception:  # batch norm on a single value, say; eval has told what there is to know
-                pass
+            trace = record(model, example, training=True, trace=trace)
+        except Exception:  # batch norm on a single value, say; eval has told what there is to know
+            del trace.ops[eval_only[0] :], trace.values[eval_only[1] :]
+            trace.outputs = eval_only[2]
     return find_volumes(read(trace, RULES))
 
 

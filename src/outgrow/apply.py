@@ -49,10 +49,11 @@ def edits_by_tensor(plan: Plan) -> dict[str, list[Insertion | Rescaling]]:
 def apply_plan(model: nn.Module, plan: Plan, inits: Mapping[str, Init], journal: Journal) -> None:
     """Grow the model's tensors and gradients, and set its attributes."""
     tensors = tensors_of(model)
+    olds = {name: tensor.detach() for name, tensor in tensors.items()}
     for name, edits in edits_by_tensor(plan).items():
         tensor = tensors[name]
-        new = grown(tensor.detach(), edits)
-        fill_values(new, tensor.detach(), edits, tensors, plan.seed, inits)
+        new = grown(olds[name], edits)
+        fill_values(new, olds[name], edits, olds, plan.seed, inits)
         gradient = None
         if tensor.grad is not None:
             gradient = grown(tensor.grad, edits)

@@ -79,7 +79,7 @@ class Contract:
 
 @dataclass(frozen=True)
 class Reduce:
-    """A statistic over axes: "sum", "mean", "norm" (root of the sum of squares) or "other"."""
+    """A statistic over axes: "sum", "mean", "var", "std", "norm" (root of the sum of squares), "extreme" or "other"."""
 
     input: int
     axes: frozenset[int]

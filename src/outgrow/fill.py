@@ -23,12 +23,10 @@ def grown(old: Tensor, edits: Sequence[Insertion | Rescaling]) -> Tensor:
     """A tensor of the final shape with the old numbers in place; what is new is not filled yet."""
     shape = list(old.shape)
     where: dict[int, Tensor] = {}
-    for edit in edits:
+    for edit, place in reversed(list(zip(edits, _places(edits, old.device), strict=True))):
         if isinstance(edit, Insertion):
-            kept = _kept(edit, old.device)
-            before = where.get(edit.axis)
-            where[edit.axis] = kept if before is None else kept[before]
-            shape[edit.axis] = edit.new_size
+            where[edit.axis] = place[_kept(edit, old.device)]
+            shape[edit.axis] = max(shape[edit.axis], edit.new_size)
     channels_last = old.ndim == 4 and not old.is_contiguous() and old.is_contiguous(memory_format=torch.channels_last)
     memory = torch.channels_last if channels_last else torch.contiguous_format
     new = torch.empty(shape, dtype=old.dtype, device=old.device, memory_format=memory)
@@ -64,6 +62,36 @@ def _kept(edit: Insertion, device: torch.device) -> Tensor:
     return mask.nonzero().squeeze(1).to(device)
 
 
+def _placed(edits: Sequence[Insertion | Rescaling], device: torch.device) -> list[tuple[Insertion | Rescaling, Tensor, Tensor]]:
+    """Each edit with the places, in the final tensor, of its new entries and of those that were there before it."""
+    final: dict[int, Tensor] = {}
+    placed: list[tuple[Insertion | Rescaling, Tensor, Tensor]] = []
+    for edit in reversed(edits):
+        if isinstance(edit, Rescaling):
+            placed.append((edit, torch.empty(0), torch.empty(0)))
+            continue
+        at, kept = torch.tensor(edit.at, device=device), _kept(edit, device)
+        if edit.axis in final:
+            at, kept = final[edit.axis][at], final[edit.axis][kept]
+        final[edit.axis] = kept
+        placed.append((edit, at, kept))
+    return placed[::-1]
+
+
+def _places(edits: Sequence[Insertion | Rescaling], device: torch.device) -> list[Tensor]:
+    """For each insertion, where the positions that it leaves stand in the end, after all later ones on its axis."""
+    places: list[Tensor] = []
+    final: dict[int, Tensor] = {}  # by axis
+    for edit in reversed(edits):
+        if isinstance(edit, Rescaling):
+            places.append(torch.empty(0))
+            continue
+        place = final.setdefault(edit.axis, torch.arange(edit.new_size, device=device))
+        places.append(place)
+        final[edit.axis] = place[_kept(edit, device)]
+    return places[::-1]
+
+
 def fill_values(
     new: Tensor,
     old: Tensor,
@@ -74,12 +102,12 @@ def fill_values(
 ) -> None:
     """Write the numbers of all edits into a tensor made by `grown`, in order. `others`: old tensors by name."""
     deviation = _deviation(old)
-    for edit in edits:
+    for edit, place in zip(edits, _places(edits, new.device), strict=True):
         if isinstance(edit, Rescaling):
             new.mul_(edit.factor)
             continue
-        axis, at = edit.axis, torch.tensor(edit.at, device=new.device)
-        kept = _kept(edit, new.device)
+        axis, at = edit.axis, place[list(edit.at)]
+        kept = place[_kept(edit, new.device)]
         if edit.keep:
             members = kept[torch.tensor(edit.members, device=new.device)]
             _multiply(new, axis, members, edit.keep)
@@ -164,22 +192,27 @@ def _deviation(old: Tensor) -> float:
 def fill_moment(new: Tensor, old: Tensor, edits: Sequence[Insertion | Rescaling], power: int, fresh: str) -> None:
     """Like `fill_values`, for something that transforms like the `power`-th power of a gradient.
 
-    fresh: what new entries that are not copies start at, "zero" or "mean".
+    fresh: what new entries that are not copies start at, "zero" or "mean" (of the entries that are there by then).
     """
-    start = float(old.float().mean()) if fresh == "mean" and old.numel() else 0.0
-    for edit in edits:
+    start = 0.0
+    if fresh == "mean" and old.numel():
+        start = old.to(torch.promote_types(old.dtype, torch.float32)).mean().item()
+    for edit, place in zip(edits, _places(edits, new.device), strict=True):
         if isinstance(edit, Rescaling):
             new.mul_(edit.factor ** (-power))
+            start *= edit.factor ** (-power)
             continue
-        axis, at = edit.axis, torch.tensor(edit.at, device=new.device)
-        kept = _kept(edit, new.device)
+        axis, at = edit.axis, place[list(edit.at)]
+        kept = place[_kept(edit, new.device)]
         if edit.gradient:
+            shares, keeps = [g**power for g in edit.gradient], [g**power for g in edit.gradient_keep]
             sources = kept[torch.tensor(edit.sources, device=new.device)]
             block = new.index_select(axis, sources)
-            _multiply(block, axis, torch.arange(len(at), device=new.device), [g**power for g in edit.gradient])
-            if edit.gradient_keep:
+            _multiply(block, axis, torch.arange(len(at), device=new.device), shares)
+            if keeps:
                 members = kept[torch.tensor(edit.members, device=new.device)]
-                _multiply(new, axis, members, [g**power for g in edit.gradient_keep])
+                _multiply(new, axis, members, keeps)
             new.index_copy_(axis, at, block)
+            start *= (sum(shares) + sum(keeps) + edit.size - len(keeps)) / edit.new_size
         else:
             new.index_fill_(axis, at, start)

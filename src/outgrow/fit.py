@@ -9,6 +9,7 @@ module is tried on its sisters of the same class. Where no attribute explains th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +23,10 @@ from outgrow.fill import fill_values, grown
 from outgrow.plan import Plan, Setting
 from outgrow.predict import Prediction
 from outgrow.reading import refs_in
-from outgrow.trace import Example, Trace, call, elementary, on_meta, substituted, tensors_in, tensors_of
+from outgrow.trace import Example, Op, Trace, call, elementary, on_meta, substituted, tensors_in, tensors_of, untouched
 
 ROUNDS = 400
+SCALING = {"aten.mul", "aten.div", "aten.add", "aten.sub", "aten.rsub"}
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Checker(TorchDispatchMode):
         op = self.expected[self.count]
         if str(func.overloadpacket) != op.name:
             raise Disagreement(f"{func.overloadpacket} instead of {op.name}")
+        self._check_numbers(op, args)
         result = func(*args, **(kwargs or {}))
         for tensor, value in zip(tensors_in(result), op.outputs, strict=False):
             if value not in self.prediction.anatomy.consumers:
@@ -64,6 +67,16 @@ class Checker(TorchDispatchMode):
                 raise Disagreement(f"{op.name} gives {tuple(tensor.shape)} where {want} should be")
         self.count += 1
         return result
+
+
+    def _check_numbers(self, op: Op, args: Any) -> None:
+        """Numbers that the code computes (a scale from a width, say) must be what they were; only an ε may move with its norm."""
+        old, new = self.prediction.numbers.get(op.index, (0.0, 0.0))
+        for before, now in zip(op.args, args, strict=False):
+            if isinstance(before, float) or (isinstance(before, (int, float)) and op.name in SCALING):
+                want = new if old and math.isclose(before, old, rel_tol=1e-6) else before
+                if not math.isclose(float(now), want, rel_tol=1e-9, abs_tol=1e-300):
+                    raise Disagreement(f"{op.name} uses {float(now):.6g} where {want:.6g} should be")
 
 
 class Fitter:
@@ -82,8 +95,10 @@ class Fitter:
             tensors, example = self._grown(plan), self.example
             if self.trace.meta:
                 example = on_meta(example)
-            with elementary(), substituted(self.model, tensors), checker:
-                call(self.model, example)
+            for training in self.trace.passes:
+                with untouched(self.model), elementary(), substituted(self.model, tensors), checker:
+                    self.model.train(training)
+                    call(self.model, example)
         except Exception as error:
             index = min(checker.count, len(checker.expected) - 1)
             op = checker.expected[index]

@@ -24,7 +24,7 @@ from outgrow.methods import Method
 from outgrow.plan import Plan, table
 from outgrow.predict import Prediction
 from outgrow.settle import settle
-from outgrow.trace import Example
+from outgrow.trace import Example, forget_caches, random_state
 from outgrow.training.history import remember
 from outgrow.training.optimizer import grow_optimizers, watch_for_stale
 from outgrow.transforms.widen import Skip, Widen
@@ -94,7 +94,8 @@ def grow(
     if not transforms:
         raise GrowthError("nothing to do: pass at least one transform, e.g. outgrow.Widen('*', factor=1.5)")
     started = time.perf_counter()
-    with verify.random_state():
+    with random_state():
+        forget_caches(model)
         anatomy = dissect(model, example)
         choices, skipped, plan = settle(model, example, anatomy, transforms, seed)
         prediction = Prediction(anatomy, choices)

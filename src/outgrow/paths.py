@@ -89,8 +89,9 @@ class Rescale:
 
 @dataclass(frozen=True)
 class MoveEps:
-    """Multiply a module's ε by ratio ** exponent."""
+    """Multiply the ε that a module adds at an operator by ratio ** exponent."""
 
+    op: int
     module: str
     eps: float
     ratio: Ratio
@@ -242,6 +243,18 @@ class Walk:
                 return Ratio(ids.size, int((ids == self.volume.size - 1).sum()))
         raise Refused("its statistics could not be followed")
 
+    def copied_whole(self, layout: Layout, axes: frozenset[int]) -> None:
+        """A statistic over copies stays if all that it goes over is copied, equally often."""
+        for block in layout:
+            if set(block.axes) & axes and (self.ids(block.labels) < 0).any():
+                raise Refused(f"{self.op.module or self.op.name} takes a statistic over it together with other units")
+        self.verdict.multiples = True
+
+    def over_units_alone(self, layout: Layout, axes: frozenset[int]) -> None:
+        """The mean of the units at each place is not the mean over units and places together."""
+        if axes - self.axes(layout):
+            raise Refused(f"{self.op.module or self.op.name} takes a statistic over its units and over places at once")
+
     # The operators
 
     def step(self, effect: Effect) -> Carried:
@@ -303,7 +316,7 @@ class Walk:
         if x.debt:
             if x.state is not None or x.ratio is None:
                 raise Refused(f"a constant is added to a scaled value in {self.op.module}")
-            self.verdict.eps.append(MoveEps(self.op.module, constant, x.ratio, x.debt))
+            self.verdict.eps.append(MoveEps(self.op.index, self.op.module, constant, x.ratio, x.debt))
             return x
         return replace(x, state=State.ANY) if x.state is State.ZERO else x
 
@@ -422,14 +435,21 @@ class Walk:
         if x.state is State.CONST:
             return Carried(None)
         if x.state is State.MEAN and effect.how == "mean":
+            self.over_units_alone(layout, effect.axes)
             self.ratio(layout, effect.axes, whole=True)
             return Carried(None, mean=True)
         if x.state is State.ZERO and effect.how in ("sum", "norm"):
             return Carried(None, x.debt, x.ratio)
         if x.state is State.ZERO and effect.how == "mean":
             return Carried(None, x.debt + 1, self.ratio(layout, effect.axes, whole=True))
-        if x.state is State.COPY and effect.how in ("mean", "other"):
-            self.verdict.multiples = True
+        if x.state is State.MEAN and effect.how in ("var", "std"):
+            self.over_units_alone(layout, effect.axes)
+            power = Fraction(1) if effect.how == "var" else Fraction(1, 2)
+            return Carried(None, power, self.ratio(layout, effect.axes, whole=True))
+        if x.state is State.COPY and effect.how == "extreme":
+            return Carried(None, x.debt, x.ratio)
+        if x.state is State.COPY and effect.how in ("mean", "var", "std"):
+            self.copied_whole(layout, effect.axes)
             return Carried(None, x.debt, x.ratio)
         raise Refused(f"{self.op.name} over its units ({self.op.module or 'the model'}) does not keep {self.start.value} apart")
 
@@ -445,16 +465,16 @@ class Walk:
             ratio = self.ratio(effect.input.layout, effect.axes, whole=False)
             return replace(self.normalised(effect, ratio), standardised=True)
         if x.state is State.MEAN:
+            self.over_units_alone(effect.input.layout, effect.axes)
             return self.normalised(effect, self.ratio(effect.input.layout, effect.axes, whole=True))
         if x.state is State.COPY:
-            self.ratio(effect.input.layout, effect.axes, whole=False)
-            self.verdict.multiples = True
+            self.copied_whole(effect.input.layout, effect.axes)
             return Carried(State.COPY)
         raise Refused(f"the norm {place} takes its statistics over the units, which {self.start.value} would change")
 
     def normalised(self, effect: Normalise, ratio: Ratio) -> Carried:
         """New entries equal the mean, so they become zero; the variance is ratio times what it was."""
-        self.verdict.eps.append(MoveEps(self.op.module, effect.eps, ratio, Fraction(1)))
+        self.verdict.eps.append(MoveEps(self.op.index, self.op.module, effect.eps, ratio, Fraction(1)))
         result = Carried(State.ZERO, Fraction(-1, 2), ratio)
         return self.pay(result, effect.gamma) if effect.gamma is not None else result
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cached_property
 
 from outgrow.draft import Choice
 from outgrow.effects import Contract, Normalise
@@ -46,6 +47,16 @@ class Prediction:
             for axis, gain in zip(block.axes, self._gain(block.labels), strict=True):
                 new[axis] += gain
         return tuple(new)
+
+    @cached_property
+    def numbers(self) -> dict[int, tuple[float, float]]:
+        """Operators whose ε changes: before and after."""
+        result: dict[int, tuple[float, float]] = {}
+        for choice in self.choices:
+            for move in choice.verdict.eps:
+                old, now = result.get(move.op, (move.eps, move.eps))
+                result[move.op] = old, now * move.ratio(choice.new) ** float(move.exponent)
+        return result
 
     def groups(self, index: int) -> tuple[int, int] | None:
         """Groups of a grouped convolution or group norm, before and after."""

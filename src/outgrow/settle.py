@@ -67,12 +67,12 @@ def _eps_settings(model: nn.Module, choices: Sequence[Choice]) -> list[Setting]:
     """Where norms keep their ε, and what it becomes."""
     values: dict[tuple[str, str], tuple[float, float]] = {}
     for choice in choices:
-        done: set[MoveEps] = set()
+        done: set[tuple[str, str]] = set()
         for move in choice.verdict.eps:
-            if move in done:
-                continue
-            done.add(move)
             owner, name, old = _find_eps(model, move, choice.volume)
+            if (owner, name) in done:
+                continue
+            done.add((owner, name))
             now = values.get((owner, name), (old, old))[1]
             values[owner, name] = old, now * move.ratio(choice.new) ** float(move.exponent)
     return [Setting(owner, name, old, new) for (owner, name), (old, new) in values.items()]
@@ -116,7 +116,7 @@ def _resolve(
     named: set[str],
 ) -> list[Choice]:
     """Tie what meets at the clash to one ratio; if that was tried already, leave the innermost of it out."""
-    groups = [_touching(anatomy, choices, path, clash) for path in _like(model, anatomy, clash)]
+    groups = [_touching(anatomy, choices, path) for path in _like(model, anatomy, clash)]
     todo = [group for group in groups if len(group) > 1 and not any(set(group) <= known for known in tied)]
     if todo:
         for group in todo:
@@ -136,7 +136,11 @@ def _resolve(
         else:
             return list(by_name.values())
     place = f"the code of {clash.module or 'the model'} does not follow its size ({clash.found})"
-    at_clash = _at(anatomy, choices, clash.index) or [choices[-1].volume.name]
+    at_clash = _at(anatomy, choices, clash.index)
+    path = clash.module
+    while not at_clash:
+        at_clash = _touching(anatomy, choices, path) if path else [choice.volume.name for choice in choices]
+        path = path.rpartition(".")[0]
     worst = set(at_clash)
     for group in groups:
         if set(group) & set(at_clash) or len(groups) > 1:
@@ -155,7 +159,7 @@ def _like(model: nn.Module, anatomy: Anatomy, clash: Clash) -> list[str]:
     return [clash.module, *(p for p in paths if p != clash.module and clash.module and type(model.get_submodule(p)) is kind)]
 
 
-def _touching(anatomy: Anatomy, choices: Sequence[Choice], path: str, clash: Clash) -> list[str]:
+def _touching(anatomy: Anatomy, choices: Sequence[Choice], path: str) -> list[str]:
     """Chosen volumes that any operator of a module (not of its children) touches."""
     names: dict[str, None] = {}
     prefix = f"{path}." if path else ""

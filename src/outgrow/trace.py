@@ -11,11 +11,13 @@ A tensor that is written in place becomes a new value: the list of operators is 
 from __future__ import annotations
 
 import contextlib
+import random
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -23,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
+REGISTERED = ("_parameters", "_buffers", "_modules")
 Example = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
 
 
@@ -64,6 +67,7 @@ class Trace:
     values: list[Value] = field(default_factory=list)
     outputs: set[int] = field(default_factory=set)
     meta: bool = False  # watched on tensors without numbers
+    passes: list[bool] = field(default_factory=list)  # for each pass, whether the model was in train mode
 
     def used(self) -> set[str]:
         """Names of the parameters and buffers that some operator touched."""
@@ -129,22 +133,76 @@ def substituted(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[Non
 
 
 @contextlib.contextmanager
-def elementary() -> Iterator[None]:
-    """Make composite layers run as the elementary operators that the rules know, and floats as exactly as the device can."""
-    fastpath = torch.backends.mha.get_fastpath_enabled()
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Whatever a forward pass does inside (modes, batch statistics, caches, random numbers), afterwards it is undone."""
+    attributes = [(module, _snapshot(module)) for module in model.modules()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    with random_state():
+        try:
+            yield
+        finally:
+            for module, before in attributes:
+                now = vars(module)
+                for name in [name for name in now if name not in before and name not in REGISTERED]:
+                    del now[name]
+                now.update(before)
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.copy_(value)
+
+
+def _snapshot(module: nn.Module) -> dict[str, Any]:
+    """A module's attributes, with the dicts and lists among them copied; its tensors and children are left out."""
+    return {
+        name: type(value)(value) if type(value) in (dict, list, set) else value
+        for name, value in vars(module).items()
+        if name not in REGISTERED
+    }
+
+
+def forget_caches(model: nn.Module) -> None:
+    """Let modules drop what they cache between eval passes: those that do so drop it on their way to train mode."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.train()
+    for module, training in modes:
+        module.training = training
+
+
+@contextlib.contextmanager
+def random_state() -> Iterator[None]:
+    """Put the random state of torch, numpy and Python back afterwards."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+@contextlib.contextmanager
+def precise() -> Iterator[None]:
+    """Compute without gradients, and without TF32, which would hide what is exact."""
     matmul_tf32 = torch.backends.cuda.matmul.allow_tf32
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(_without_onednn())
-        stack.enter_context(torch.backends.cudnn.flags(enabled=False, benchmark=False, deterministic=False, allow_tf32=False))
-        torch.backends.mha.set_fastpath_enabled(False)
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False):
         torch.backends.cuda.matmul.allow_tf32 = False
         try:
             yield
         finally:
-            torch.backends.mha.set_fastpath_enabled(fastpath)
             torch.backends.cuda.matmul.allow_tf32 = matmul_tf32
+
+
+@contextlib.contextmanager
+def elementary() -> Iterator[None]:
+    """Make composite layers run as the elementary operators that the rules know."""
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _without_onednn(), torch.backends.cudnn.flags(enabled=False):
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fastpath)
 
 
 @contextlib.contextmanager
@@ -260,28 +318,30 @@ def _geometry(tensor: Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
 
 
-def record(model: nn.Module, example: Example, trace: Trace | None = None) -> Trace:
-    """Run the model once in its present mode and write down what happened (appended to `trace` if one is given).
+def record(model: nn.Module, example: Example, training: bool = False, trace: Trace | None = None) -> Trace:
+    """Run the model once and write down what happened (appended to `trace` if one is given).
 
     The first try is on meta tensors, which cost neither time nor memory; a model that looks at numbers (or keeps tensors
     that are not registered) is run for real.
     """
     if trace is not None:
-        return _record(model, example, trace)
+        return _record(model, example, training, trace)
     try:
-        return _record(model, example, Trace(meta=True))
+        return _record(model, example, training, Trace(meta=True))
     except Exception:
-        return _record(model, example, Trace())
+        return _record(model, example, training, Trace())
 
 
-def _record(model: nn.Module, example: Example, trace: Trace) -> Trace:
+def _record(model: nn.Module, example: Example, training: bool, trace: Trace) -> Trace:
     tensors = tensors_of(model)
     if trace.meta:
         tensors = {name: tensor.detach().to("meta") for name, tensor in tensors.items()}
         example = on_meta(example)
-    with elementary(), module_paths(model) as here, substituted(model, tensors):
+    with untouched(model), elementary(), module_paths(model) as here, substituted(model, tensors):
+        model.train(training)
         recorder = Recorder(model, tensors_in(example), trace, here)
         with recorder:
             output = call(model, example)
         trace.outputs.update(recorder.index_of[tensor] for tensor in tensors_in(output) if tensor in recorder.index_of)
+    trace.passes.append(training)
     return trace

@@ -7,19 +7,16 @@ switched off, and batch statistics that a forward pass updates are put back.
 
 from __future__ import annotations
 
-import contextlib
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outgrow.apply import tensors_of
-from outgrow.trace import Example, call, elementary, tensors_in
+from outgrow.trace import Example, call, precise, tensors_in, untouched
 
 MULTIPLE = 10.0
 FLOOR = 32.0  # units in the last place of the largest output
@@ -44,36 +41,6 @@ class Sober(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-@contextlib.contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """Whatever happens inside, mode, buffers and the random state are afterwards as before."""
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    with random_state():
-        try:
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
-            with torch.no_grad():
-                for buffer, value in buffers:
-                    if buffer.shape == value.shape:
-                        buffer.copy_(value)
-
-
-@contextlib.contextmanager
-def random_state() -> Iterator[None]:
-    """Put the random state of torch, numpy and Python back afterwards."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
-
-
 @dataclass(frozen=True)
 class Outputs:
     """What the model computed, in eval and (where it can) in train mode."""
@@ -84,11 +51,11 @@ class Outputs:
 
 def run(model: nn.Module, example: Example) -> Outputs:
     """Outputs on the example in both modes, random operators off; the model is left as it was."""
-    with untouched(model), elementary(), Sober():
+    with untouched(model), precise(), Sober():
         model.eval()
         evaluated = _floats(call(model, example))
     try:
-        with untouched(model), elementary(), Sober():
+        with untouched(model), precise(), Sober():
             model.train()
             trained = _floats(call(model, example))
     except (ValueError, RuntimeError):  # batch norm on a single value, a loss without labels: eval must do

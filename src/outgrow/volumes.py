@@ -155,15 +155,15 @@ def find_volumes(reading: Reading) -> Anatomy:
     return Anatomy(reading, root, tuple(_named(volumes, first_use)))
 
 
-def _cycles(volume: Volume, reading: Reading, root: Labels) -> int:
-    """How often the run of units repeats at the volume's slots: heads repeat less often than the features of a head."""
+def _cycles(volume: Volume, reading: Reading, root: Labels) -> float:
+    """Runs of units for each position that the volume holds: heads have fewer than the features of a head."""
     last = set(volume.classes[volume.units == volume.size - 1].tolist())
     count = 0
     for slot in volume.slots:
         origin = next(o for o in reading.ties.origins if o.tensor == slot.tensor and o.axis == slot.axis)
         mine = np.isin(root[origin.start : origin.start + origin.size], list(last))
         count += int(np.count_nonzero(np.diff(mine.astype(np.int8), prepend=0) == 1))
-    return count
+    return count / sum(len(slot.positions) for slot in volume.slots)
 
 
 def _pinned(reading: Reading, root: Labels) -> dict[int, str]:

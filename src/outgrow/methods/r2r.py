@@ -49,6 +49,6 @@ class R2R(Method):
             return forced(slot, verdict, draft) or free(draft, twins, (1.0,) * half + (-1.0,) * half)
         if self.init == "copy":
             return Recipe("copy", draft.models, signs=(1.0,) * draft.new)
-        if slot.role == "scales" and len(slot.positions) == volume.size and slot.vector:
+        if slot.role == "scales" and slot.vector:
             return typical(slot, draft)
         return free(draft, twins)

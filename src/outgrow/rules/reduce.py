@@ -7,7 +7,8 @@ from outgrow.labels import reduce
 from outgrow.reading import Outcome, Reading, refs_in
 from outgrow.trace import Op
 
-HOW = {"sum": "sum", "mean": "mean", "linalg_vector_norm": "norm", "norm": "norm"}
+HOW = {"sum": "sum", "mean": "mean", "linalg_vector_norm": "norm", "norm": "norm", "var": "var", "std": "std"}
+HOW |= dict.fromkeys(("amax", "amin", "any", "all"), "extreme")
 STATISTICS = (
     "sum mean amax amin linalg_vector_norm norm var std var_mean std_mean prod logsumexp max min argmax argmin any all".split()
 )
@@ -35,7 +36,15 @@ def statistic(reading: Reading, op: Op) -> Outcome:
     how = HOW.get(name, "other")
     if how == "norm" and len(op.args) > 1 and op.args[1] not in (2, 2.0):
         how = "other"
+    if how in ("var", "std") and _correction(op) != 0:  # n − 1 does not grow in proportion
+        how = "other"
     return Outcome((layout,) * len(op.outputs), Reduce(ref.value, frozenset(axes), how), reading.uniform[ref.value])
+
+
+def _correction(op: Op) -> float:
+    """What var and std take off the number of entries: `var.dim(x, dim, unbiased)` or `var.correction(x, dim, *, correction)`."""
+    given = op.args[2] if len(op.args) > 2 else op.kwargs.get("correction")
+    return 1.0 if given is None else float(given)
 
 
 def pool(reading: Reading, op: Op) -> Outcome:

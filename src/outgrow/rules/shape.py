@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from outgrow.effects import Map, Move
-from outgrow.labels import Block, Labels, Layout, block_at, make_block, permute, renumber, reshape, take
+from outgrow.labels import Block, Labels, Layout, block_at, make_block, meet, permute, renumber, reshape, take
 from outgrow.reading import Outcome, Reading, refs_in
 from outgrow.trace import Op, Ref
 
@@ -88,6 +88,16 @@ def split(reading: Reading, op: Op) -> Outcome:
         layouts.append(take(reading.layout(ref), axis, slice(start, start + size)))
         start += size
     return moved(reading, ref, *layouts)
+
+
+def glu(reading: Reading, op: Op) -> Outcome:
+    """a·σ(b) for the two halves a and b of an axis: they belong together, and zeros stay zero."""
+    ref = op.args[0]
+    axis = axis_of(op, 1, len(reading.shape(ref)), default=-1)
+    half = reading.shape(ref)[axis] // 2
+    halves = [take(reading.layout(ref), axis, slice(start, start + half)) for start in (0, half)]
+    layout = meet(reading.ties, halves, out_shape(reading, op))
+    return Outcome((layout,), Map((ref.value,), zero=True), reading.uniform[ref.value])
 
 
 def cat(reading: Reading, op: Op) -> Outcome:
@@ -323,6 +333,7 @@ RULES = {
     "aten.unbind": unbind,
     "aten.slice": slice_,
     "aten.cat": cat,
+    "aten.glu": glu,
     "aten.stack": stack,
     "aten.constant_pad_nd": pad,
     "aten.repeat": repeat,

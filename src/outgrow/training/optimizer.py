@@ -1,11 +1,343 @@
-"""Stub replaced below."""
+"""Optimizers follow a growth: what they remember of a parameter is grown by the edits that grew the parameter.
+
+Let a copy of a unit take the share α of it. On the side where it is written, its gradient is then α times its source's, at all
+past steps too, so that whatever an optimizer has gathered from gradients g is known for the copy without replaying anything:
+
+    averages of g × α,   averages, sums and maxima of g² × α²,   maxima of |g| × α,   what is made of g / √(average of g²) × 1.
+
+This is exact as long as the optimizer adds nothing to g but g (weight decay inside the gradient makes it an approximation).
+Entries that are not copies have no past. A first moment starts at zero. A second moment does not: the step count of its tensor
+is large already, so that from zero Adam's first step would be (1 − β₁)/√(1 − β₂), about three, learning rates long, however
+small the gradient. It starts at the mean of the existing entries.
+
+Adafactor keeps only the row and column means r and c of a second moment, and takes r cᵀ / mean(r) for it. Each grows along its
+own axis, and is multiplied by what the other one's mean has changed by. ASGD's average grows like the parameter. What is not in
+the tables below is refused.
+
+Optimizers that nobody passed to the growth are watched: before any step, state that still has the shape from before is an
+error. Without that, a fused optimizer reads past the end of its state and takes the process down.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+from weakref import WeakSet
 
-def grow_optimizers(optimizers, model, plan, olds, journal) -> None:  # type: ignore[no-untyped-def]
-    pass
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from outgrow.apply import Edits, Journal, edits_by_tensor, tensors_of
+from outgrow.errors import OptimizerError, Problem, StaleOptimizerError
+from outgrow.fill import fill_moment, fill_values, grown
+from outgrow.plan import Insertion, Plan
 
 
-def watch_for_stale(model, plan, optimizers) -> None:  # type: ignore[no-untyped-def]
-    pass
+@dataclass(frozen=True)
+class Rule:
+    """How something of a parameter's shape grows: like the `power`-th power of a gradient, new entries `fresh`."""
+
+    power: int
+    fresh: str
+
+
+GRADIENT = Rule(1, "zero")
+MAGNITUDE = Rule(1, "mean")
+SQUARE = Rule(2, "mean")
+UPDATE = Rule(0, "zero")
+LENGTH = Rule(0, "mean")
+
+RULES: dict[str, Rule] = {
+    "exp_avg": GRADIENT,  # Adam and its kin
+    "momentum_buffer": GRADIENT,  # SGD, Muon
+    "grad_avg": GRADIENT,  # RMSprop, centred
+    "prev": GRADIENT,  # Rprop
+    "exp_avg_sq": SQUARE,
+    "max_exp_avg_sq": SQUARE,
+    "square_avg": SQUARE,  # RMSprop, Adadelta
+    "sum": SQUARE,  # Adagrad
+    "variance": SQUARE,  # Adafactor, of vectors
+    "exp_inf": MAGNITUDE,  # Adamax
+    "acc_delta": LENGTH,  # Adadelta: of updates, which do not depend on the scale of gradients
+    "step_size": LENGTH,  # Rprop
+}
+BESIDE: dict[tuple[str, str], Rule] = {("momentum_buffer", "square_avg"): UPDATE}  # RMSprop gathers g / √square_avg
+AVERAGES = frozenset({"ax"})
+FACTORED = (("row_var", "col_var"), ("exp_avg_sq_row", "exp_avg_sq_col"))  # torch's Adafactor, Transformers' Adafactor
+FACTORS = {key: -1 - side for pair in FACTORED for side, key in enumerate(pair)}  # the axis that each is the mean over
+
+ANEW = "make a new optimizer after the growth"
+
+
+def check_optimizers(optimizers: Sequence[Any], model: nn.Module, plan: Plan, olds: Mapping[int, Tensor] | None = None) -> None:
+    """Raise one error with all reasons why optimizers can't follow a plan; changes nothing.
+
+    Args:
+        olds: the parameters before the growth, by id, if the plan has been carried out already.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    edits = edits_by_tensor(plan)
+    problems: list[Problem] = []
+    for optimizer in _unwrapped(optimizers):
+        kind = type(optimizer).__name__
+        held = [parameter for parameter in _held(optimizer) if id(parameter) in names]
+        if not held:
+            reason = "this optimizer belongs to another model: it holds none of this one's parameters"
+            problems.append(Problem(kind, reason, f"pass the optimizer that was made from model.parameters(), or {ANEW}"))
+        changed = [parameter for parameter in held if names[id(parameter)] in edits]
+        if isinstance(optimizer, LBFGS) and changed and _stepped(optimizer):
+            reason = "LBFGS remembers past steps as flat vectors over all parameters, which can't be grown"
+            problems.append(Problem(kind, reason, f"leave it out and {ANEW}: torch.optim.LBFGS(model.parameters())"))
+            continue
+        for parameter in changed:
+            shape = (parameter if olds is None else olds[id(parameter)]).shape
+            state = optimizer.state.get(parameter, {})
+            for key, value in state.items():
+                reason = _obstacle(key, value, shape)
+                if reason:
+                    problems.append(
+                        Problem(names[id(parameter)], f"{kind}'s state {key!r} {reason}", f"leave it out and {ANEW}")
+                    )
+    if problems:
+        raise OptimizerError("an optimizer can't follow the growth", problems)
+
+
+@torch.no_grad()
+def grow_optimizers(
+    optimizers: Sequence[Any], model: nn.Module, plan: Plan, olds: Mapping[int, Tensor], journal: Journal
+) -> None:
+    """Grow the state of optimizers whose parameters have just grown; `olds` are the parameters before, by id."""
+    check_optimizers(optimizers, model, plan, olds)
+    tensors = tensors_of(model)
+    names = {id(tensors[name]): name for name in edits_by_tensor(plan)}
+    before = {name: olds[id(tensor)] for name, tensor in tensors.items()}
+    edits = edits_by_tensor(plan)
+    for optimizer in _unwrapped(optimizers):
+        averages = {name: optimizer.state.get(tensor, {}).get("ax", before[name]) for name, tensor in tensors.items()}
+        for parameter in _held(optimizer):
+            state = optimizer.state.get(parameter)
+            if not state or id(parameter) not in names:
+                continue
+            for key, value in _grown_state(state, parameter, edits[names[id(parameter)]], averages).items():
+                journal.note(partial(state.__setitem__, key, state[key]))
+                state[key] = value
+
+
+def _grown_state(
+    state: Mapping[str, Any], parameter: Tensor, edits: Edits, averages: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """New tensors for those of a parameter's state that have its shape, or are means of such a one."""
+    result: dict[str, Tensor] = {}
+    for key, value in state.items():
+        if not isinstance(value, Tensor):
+            continue
+        if key in AVERAGES:
+            result[key] = _grown_average(value.detach(), parameter, edits, averages)
+        elif key in RULES:
+            result[key] = _grown_moment(value.detach(), edits, _rule(key, state))
+    for row, column in FACTORED:
+        if row in state:
+            result[row], result[column] = _grown_factors(state[row], state[column], parameter.ndim, edits)
+    return result
+
+
+def _rule(key: str, state: Mapping[str, Any]) -> Rule:
+    return next((rule for (own, other), rule in BESIDE.items() if own == key and other in state), RULES[key])
+
+
+def _grown_moment(old: Tensor, edits: Edits, rule: Rule) -> Tensor:
+    new = grown(old, edits)
+    fill_moment(new, old, edits, rule.power, rule.fresh)
+    return new
+
+
+def _grown_factors(row: Tensor, column: Tensor, ndim: int, edits: Edits) -> tuple[Tensor, Tensor]:
+    """Means over the last and the last but one axis; some optimizers keep the axis that was averaged, some do not."""
+    kept = row.ndim == ndim
+    rows, columns = (row, column) if kept else (row.unsqueeze(-1), column.unsqueeze(-2))
+    new_rows = _grown_factor(rows, columns, ndim - 1, edits)
+    new_columns = _grown_factor(columns, rows, ndim - 2, edits)
+    return (new_rows, new_columns) if kept else (new_rows.squeeze(-1), new_columns.squeeze(-2))
+
+
+def _grown_factor(factor: Tensor, other: Tensor, averaged: int, edits: Edits) -> Tensor:
+    """`averaged`: the axis over which this factor is a mean, and along which the other one varies."""
+    here = [edit for edit in edits if isinstance(edit, Insertion) and edit.axis == averaged]
+    if here:
+        before, after = (t.mean(dim=averaged, keepdim=True) for t in (other, _grown_moment(other, here, SQUARE)))
+        factor = factor * torch.where(before > 0, after / before, torch.ones_like(before))
+    return _grown_moment(factor, [edit for edit in edits if edit not in here], SQUARE)
+
+
+def _grown_average(old: Tensor, parameter: Tensor, edits: Edits, averages: Mapping[str, Tensor]) -> Tensor:
+    """An average over the parameter's past: a network of its own, grown by the same plan.
+
+    What the plan draws, the average takes from the grown parameter, which has been nowhere else yet.
+    """
+    new = grown(old, edits)
+    fill_values(new, old, edits, averages, 0, {})
+    drawn = grown(torch.zeros_like(old), edits)
+    fill_values(drawn, old, [_marking(edit) for edit in edits if isinstance(edit, Insertion)], {}, 0, {})
+    return torch.where(drawn > 0, parameter.detach().to(new), new)
+
+
+def _marking(edit: Insertion) -> Insertion:
+    """One for entries that are drawn, and for others what their source has."""
+    fill = "one" if edit.fill == "free" or edit.noise else "copy"
+    return replace(edit, fill=fill, signs=(1.0,) * len(edit.at), keep=(), noise=0.0)
+
+
+def _unwrapped(optimizers: Sequence[Any]) -> list[Optimizer]:
+    """The optimizers that hold state, each once: trainers wrap theirs in an object with an attribute `optimizer`."""
+    found: dict[int, Optimizer] = {}
+    for given in optimizers:
+        layers = [given]
+        while (inner := getattr(layers[-1], "optimizer", None)) is not None and all(inner is not layer for layer in layers):
+            layers.append(inner)
+        real = [layer for layer in layers if isinstance(layer, Optimizer)]
+        if not real:
+            raise OptimizerError(f"{type(given).__name__} is no optimizer: pass a torch.optim.Optimizer, or a list of them")
+        found.update({id(layer.state): layer for layer in real})
+    return list(found.values())
+
+
+def _held(optimizer: Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _stepped(optimizer: LBFGS) -> bool:
+    return bool(optimizer.state) or getattr(optimizer, "_numel_cache", None) is not None
+
+
+def _expected(key: str, value: Tensor, shape: Sequence[int]) -> tuple[int, ...] | None:
+    """The shape that a known key's tensor has for a parameter of that shape; None for an unknown key."""
+    if key in FACTORS and len(shape) > 1:
+        axis = len(shape) + FACTORS[key]
+        middle = (1,) if value.ndim == len(shape) else ()
+        return (*shape[:axis], *middle, *shape[axis + 1 :])
+    return tuple(shape) if key in RULES or key in AVERAGES else None
+
+
+def _obstacle(key: str, value: Any, shape: Sequence[int]) -> str:
+    """Why a piece of state can't grow; empty if it can, or need not."""
+    if not isinstance(value, Tensor):
+        return "holds tensors inside a container, for which there is no rule" if _has_tensors(value) else ""
+    expected = _expected(key, value, shape)
+    found = tuple(value.shape)
+    if expected is None:
+        if not found or (value.numel() == 1 and found != tuple(shape)):
+            return ""
+        return f"of shape {found} is none that outgrow has a rule for"
+    if found != expected:
+        return f"has shape {found} where the parameter's makes it {expected}: it does not belong to this parameter as it was"
+    return "" if value.layout == torch.strided else "is sparse"
+
+
+def _has_tensors(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_has_tensors(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return any(_has_tensors(item) for item in value)
+    return isinstance(value, Tensor) and value.ndim > 0
+
+
+def watch_for_stale(model: nn.Module, plan: Plan, optimizers: Sequence[Any]) -> None:
+    """From now on, stop any optimizer that steps on a grown parameter with state from before the growth.
+
+    Those that were passed to the growth need no word here: their state fits, and that is what is looked at.
+    """
+    tensors = tensors_of(model)
+    for name, edits in edits_by_tensor(plan).items():
+        shape = list(tensors[name].shape)
+        for edit in reversed(edits):
+            if isinstance(edit, Insertion):
+                shape[edit.axis] = edit.size
+        if tuple(shape) != tuple(tensors[name].shape):
+            _WATCH.remember(tensors[name], name, tuple(shape))
+    _WATCH.start()
+
+
+class _Watch:
+    """Which parameters have grown, and which optimizers have been seen to fit them since.
+
+    The one thing here that lives at module level and changes: torch calls the hook for every optimizer of the process, also for
+    those that nobody passed to us, so there is no caller who could hand it over. It holds nothing alive.
+    """
+
+    def __init__(self) -> None:
+        self.grown: Any = WeakTensorKeyDictionary()  # parameter → (name, shapes that it had before)
+        self.fitting: WeakSet[Optimizer] = WeakSet()
+        self.listening: WeakSet[Optimizer] = WeakSet()
+        self.started = False
+
+    def remember(self, parameter: Tensor, name: str, shape: tuple[int, ...]) -> None:
+        _, shapes = self.grown.get(parameter, (name, frozenset()))
+        self.grown[parameter] = name, shapes | {shape}
+
+    def start(self) -> None:
+        """Look at every optimizer again at its next step; the hook is registered with the first growth, not by an import."""
+        self.fitting.clear()
+        if not self.started:
+            register_optimizer_step_pre_hook(_before_step)
+            self.started = True
+
+    def fits(self, optimizer: Optimizer) -> None:
+        """No need to look again, until the next growth or until other state is loaded."""
+        self.fitting.add(optimizer)
+        if optimizer not in self.listening:
+            self.listening.add(optimizer)
+            optimizer.register_load_state_dict_post_hook(_after_load)
+
+
+_WATCH = _Watch()
+
+
+def _after_load(optimizer: Optimizer) -> None:
+    _WATCH.fitting.discard(optimizer)
+
+
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if torch.compiler.is_compiling() or optimizer in _WATCH.fitting:
+        return
+    problems = list(_stale(optimizer))
+    if problems:
+        raise StaleOptimizerError(
+            f"{type(optimizer).__name__} holds state from before its parameters grew; it did not step. Pass it to the growth, "
+            f"outgrow.widen(model, example, …, optimizer=optimizer), so that its state grows too; or {ANEW}",
+            problems,
+        )
+    _WATCH.fits(optimizer)
+
+
+def _stale(optimizer: Optimizer) -> Iterator[Problem]:
+    held = list(_held(optimizer))
+    entries = [(parameter, *_WATCH.grown[parameter]) for parameter in held if parameter in _WATCH.grown]
+    if isinstance(optimizer, LBFGS) and entries:
+        total = sum(parameter.numel() * (2 if parameter.is_complex() else 1) for parameter in held)
+        flat = optimizer.state.get(held[0], {}).get("prev_flat_grad")
+        for found in (getattr(optimizer, "_numel_cache", None), None if flat is None else flat.numel()):
+            if found not in (None, total):
+                yield Problem(entries[0][1], f"the flat history has {found} entries, the parameters have {total}")
+                return
+    for parameter, name, former in entries:
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor) and _outdated(key, value, tuple(parameter.shape), former):
+                yield Problem(name, f"{key!r} has shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}")
+
+
+def _outdated(key: str, value: Tensor, shape: tuple[int, ...], former: frozenset[tuple[int, ...]]) -> bool:
+    """Of unknown state only this much is known: of the parameter's own former shape, it is from before.
+
+    Square matrices over one of the axes, as preconditioners are, may have that shape by chance.
+    """
+    expected, found = _expected(key, value, shape), tuple(value.shape)
+    if expected is not None:
+        return found != expected
+    square = len(found) == 2 and found[0] == found[1] and found[0] in shape
+    return found in former and found != shape and not square

@@ -1,0 +1,8 @@
+"""`python -m outgrow` is the command line."""
+
+import sys
+
+from outgrow.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,381 @@
+"""The command line: `outgrow inspect` shows what can grow in a model, or what a checkpoint has been through.
+
+    outgrow inspect timm:resnet18
+    outgrow inspect mycode.models:build --input 3,32,32
+    outgrow inspect grown.safetensors [--model timm:resnet18]
+
+torch, timm and rich are imported only where they are needed; rich makes the tables prettier on a terminal and may be missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from outgrow.tables import make_table
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from outgrow.training.checkpoint import Description
+    from outgrow.volumes import Volume
+
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "bool")
+
+
+class CommandError(Exception):
+    """A command that can't be carried out, in one line for the user."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Tells a mistake in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"outgrow: {message} (outgrow inspect --help shows how to write it)\n")
+
+
+class ShowVersion(argparse.Action):
+    """Looks the version up only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
+        from importlib.metadata import version
+
+        print(f"outgrow {version('outgrow')}")
+        parser.exit()
+
+
+def make_parser() -> Parser:
+    """All commands and options."""
+    parser = Parser(prog="outgrow", description="Grow PyTorch networks without changing what they compute.")
+    parser.add_argument("--version", action=ShowVersion, nargs=0, help="print the version and exit")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    inspect = commands.add_parser(
+        "inspect",
+        help="show the volumes of a model, or what a checkpoint has been through",
+        description="Show the volumes of a model: their sizes, who writes and reads them, by which methods each can grow, "
+        "and why not by others. For a checkpoint alone: its growths and tensors.",
+    )
+    inspect.add_argument(
+        "target",
+        metavar="TARGET",
+        help="timm:NAME, MODULE:CALLABLE (or a module's attribute), or a file that outgrow.save wrote",
+    )
+    inspect.add_argument("--model", metavar="TARGET", help="with a checkpoint: the small model to load it into (timm:NAME, …)")
+    inspect.add_argument(
+        "--input",
+        "--shape",
+        dest="shapes",
+        action="append",
+        type=_shape,
+        metavar="N,N,…",
+        help="shape of an input without the batch, e.g. 3,224,224; once for each input",
+    )
+    inspect.add_argument("--batch", type=_positive, default=2, metavar="N", help="batch size of the inputs (2)")
+    inspect.add_argument("--dtype", choices=DTYPES, help="of the inputs, and of the model if it is a floating one (float32)")
+    inspect.add_argument("--all", action="store_true", help="one row for every volume, with nothing shortened")
+    inspect.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    inspect.set_defaults(run=run_inspect)
+    return parser
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    sizes = re.split(r" *[,x] *", text.strip("()[] ").removesuffix(","))
+    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise argparse.ArgumentTypeError(f"{text!r} is no shape: write whole numbers with commas, e.g. 3,224,224")
+    return tuple(map(int, sizes))
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no batch size: write a whole number above 0")
+    return int(text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code.
+
+    Example:
+        >>> main(["inspect", "torch.nn:Identity", "--input", "3"])
+        torch.nn:Identity: Identity, example (2, 3) float32
+        <BLANKLINE>
+        0 volumes, 0 can grow; 0 parameters
+        0
+    """
+    args = make_parser().parse_args(argv)
+    try:
+        print(args.run(args))
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        print(f"outgrow: {_one_line(error)}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _one_line(error: Exception) -> str:
+    from outgrow.errors import GrowthError
+
+    text = " ".join(str(error).split())
+    return text if isinstance(error, (CommandError, GrowthError)) else f"{type(error).__name__}: {text}".rstrip(": ")
+
+
+def run_inspect(args: argparse.Namespace) -> str:
+    """What `outgrow inspect` prints."""
+    if _is_file(args.target):
+        from outgrow.training.checkpoint import describe
+
+        about = describe(args.target)
+        if args.model is None:
+            return _checkpoint_json(about) if args.json else _checkpoint_text(about)
+    elif args.model is not None:
+        raise CommandError("--model goes with a checkpoint, a .safetensors file; here the target itself is the model")
+    return _inspect_model(args)
+
+
+def _is_file(target: str) -> bool:
+    return target.endswith(".safetensors") or os.path.exists(target)
+
+
+def _inspect_model(args: argparse.Namespace) -> str:
+    import outgrow
+
+    source = args.model or args.target
+    model, example = build(source)
+    if args.shapes:
+        example = make_example(args.shapes, args.batch, args.dtype)
+    elif isinstance(example, Shape):
+        example = make_example([example.sizes], args.batch, args.dtype)
+    elif example is None:
+        raise CommandError(f"{source} comes without an example: add --input 3,224,224 (a shape without the batch), "
+                           "or let it return (model, example)")  # fmt: skip
+    if args.dtype and _torch_dtype(args.dtype).is_floating_point:
+        model, example = model.to(_torch_dtype(args.dtype)), _converted(example, _torch_dtype(args.dtype))
+    if args.model:
+        outgrow.load(model, args.target)
+    volumes = outgrow.volumes(model, example)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if args.json:
+        facts = [{"name": v.name, "size": v.size, "writers": _modules(v, "writes"), "readers": _modules(v, "reads"),
+                  "growable": v.growable, "methods": list(v.methods), "reason": v.reason} for v in volumes]  # fmt: skip
+        about = {"target": args.target, "model": type(model).__qualname__, "parameters": parameters, "volumes": facts}
+        return json.dumps(about, indent=2, ensure_ascii=False)
+    title = f"{args.target}: {type(model).__qualname__}, example {_in_words(example)}"
+    growable = sum(volume.growable for volume in volumes)
+    noun = "volume" if len(volumes) == 1 else "volumes"
+    closing = f"{len(volumes)} {noun}, {growable} can grow; {parameters:,} parameters"
+    return "\n\n".join([title, *_volume_tables(volumes, full=args.all), closing])
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The shape of a model's usual input, without the batch."""
+
+    sizes: tuple[int, ...]
+
+
+def build(source: str) -> tuple[nn.Module, Any]:
+    """A model, and its example if there is one: data, a `Shape`, or None."""
+    from torch import nn
+
+    library, _, name = source.partition(":")
+    if not name:
+        raise CommandError(f"{source}: no such file, and no model: write timm:resnet18, module:callable, or name a checkpoint")
+    if library == "timm":
+        return _build_timm(name)
+    found = _import_attribute(source, library, name)
+    made = found if isinstance(found, nn.Module) else _call(source, found)
+    model, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(model, nn.Module):
+        raise CommandError(f"{source} gives a {type(made).__name__}: it must give a model, or (model, example)")
+    return model, example
+
+
+def _import_attribute(source: str, library: str, name: str) -> Any:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = _import_past_torchvision(library)
+    except Exception as error:
+        raise CommandError(f"{source}: can't import {library}: {type(error).__name__}: {error}") from error
+    try:
+        return functools.reduce(getattr, name.split("."), module)
+    except AttributeError as error:
+        raise CommandError(f"{source}: {error}") from error
+
+
+def _call(source: str, function: Any) -> Any:
+    if not callable(function):
+        raise CommandError(f"{source} is a {type(function).__name__}: name a model, or a function that returns one")
+    try:
+        return function()
+    except Exception as error:
+        raise CommandError(f"{source}() failed with {type(error).__name__}: {error}") from error
+
+
+def _build_timm(name: str) -> tuple[nn.Module, Shape | None]:
+    try:
+        timm = _import_past_torchvision("timm")
+    except ImportError as error:
+        raise CommandError(f"timm can't be imported ({error}): pip install timm") from error
+    if not timm.is_model(name.partition(".")[0]):
+        import difflib
+
+        near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
+        hint = f": did you mean {', '.join(near)}?" if near else ": timm.list_models() lists them"
+        raise CommandError(f"timm has no model {name}{hint}")
+    model: nn.Module = timm.create_model(name, pretrained=False)
+    settings = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
+    size = settings.get("input_size")
+    return model, Shape(tuple(size)) if size else None
+
+
+def _import_past_torchvision(name: str) -> Any:
+    """Import a module that may import torchvision.
+
+    torchvision's wheel describes its operators at import and fails beside a torch without CUDA, where they are not registered.
+    A model's layers need none of them, so stand-ins of the same names are enough.
+    """
+    try:
+        return importlib.import_module(name)
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise
+        _torchvision_stand_ins()
+        return importlib.import_module(name)
+
+
+@functools.cache  # the operators live as long as the object does
+def _torchvision_stand_ins() -> torch.library.Library:
+    import torch
+
+    library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+    schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+    for operator in ("nms", "qnms"):
+        library.define(operator + schema)  # type: ignore[no-untyped-call]
+    return library
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    import torch
+
+    return getattr(torch, name)  # type: ignore[no-any-return]
+
+
+def make_example(shapes: Sequence[tuple[int, ...]], batch: int, dtype: str | None) -> Any:
+    """Inputs of these shapes behind a batch axis: random numbers, or zeros for whole numbers (a valid index everywhere)."""
+    import torch
+
+    kind, generator = _torch_dtype(dtype or "float32"), torch.Generator().manual_seed(0)
+    tensors = tuple(
+        torch.randn(batch, *shape, generator=generator).to(kind)
+        if kind.is_floating_point
+        else torch.zeros(batch, *shape, dtype=kind)
+        for shape in shapes
+    )
+    return tensors[0] if len(tensors) == 1 else tensors
+
+
+def _converted(example: Any, dtype: torch.dtype) -> Any:
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, example)
+
+
+def _in_words(example: Any) -> str:
+    import torch
+
+    if isinstance(example, torch.Tensor):
+        return f"{tuple(example.shape)} {str(example.dtype).removeprefix('torch.')}"
+    if isinstance(example, dict):
+        return ", ".join(f"{key}={_in_words(value)}" for key, value in example.items())
+    if isinstance(example, (tuple, list)):
+        return ", ".join(map(_in_words, example))
+    return repr(example)
+
+
+def _modules(volume: Volume, role: str) -> list[str]:
+    """Modules with slots of a role; a parameter of the model itself by its own name."""
+    return list(dict.fromkeys(s.tensor.rpartition(".")[0] or s.tensor for s in volume.slots if s.role == role))
+
+
+def _volume_tables(volumes: Sequence[Volume], full: bool) -> list[str]:
+    """A row a volume, or a row for all volumes that differ only in the numbers of their blocks; then the reasons."""
+    groups: dict[object, list[Volume]] = {}
+    for volume in volumes:
+        lists = len(_modules(volume, "writes")), len(_modules(volume, "reads"))
+        alike = (_blockless(volume.name), volume.size, volume.methods, _blockless(volume.reason), *lists)
+        groups.setdefault(volume.name if full else alike, []).append(volume)
+    rows, reasons = [], []
+    for first, *others in groups.values():
+        name = f"{first.name} + {len(others)} alike" if others else first.name
+        modules = [", ".join(m) if full else _shortened(m) for m in (_modules(first, "writes"), _modules(first, "reads"))]
+        rows.append((name, str(first.size), *modules, ", ".join(first.methods) or "–"))
+        if first.reason:
+            reasons.append((name, _reasons(first)))
+    tables = [make_table(("volume", "size", "written by", "read by", "grows by"), rows)] if rows else []
+    return [*tables, make_table(("volume", "why not"), reasons)] if reasons else tables
+
+
+def _blockless(text: str) -> str:
+    """Names without the numbers of blocks: blocks.3.mlp → blocks.N.mlp."""
+    return re.sub(r"(?<=\.)\d+(?![\w])|(?<![\w.#])\d+(?=\.[a-zA-Z])", "N", text)
+
+
+def _shortened(modules: Sequence[str], most: int = 2) -> str:
+    if len(modules) <= most:
+        return ", ".join(modules)
+    return f"{modules[0]} + {len(modules) - 1} more"
+
+
+def _reasons(volume: Volume) -> str:
+    """Why not by which methods; methods with one reason together."""
+    from outgrow.methods import BY_NAME
+
+    methods: dict[str, list[str]] = {}
+    for part in re.split(rf"; (?=(?:{'|'.join(BY_NAME)}): )", volume.reason):
+        method, colon, reason = part.partition(": ")
+        if not colon or method not in BY_NAME:
+            method, reason = "", part
+        methods.setdefault(reason, []).append(method)
+    return "; ".join(f"{', '.join(names)}: {reason}".removeprefix(": ") for reason, names in methods.items())
+
+
+def _checkpoint_text(about: Description) -> str:
+    growths = [(place, plan) for place, plans in about.histories.items() for plan in plans]
+    parts = [f"{about.path}: {about.model}, grown {len(growths)} {'time' if len(growths) == 1 else 'times'}"]
+    for number, (place, plan) in enumerate(growths, 1):
+        of_part = f" (of {place} by itself)" if place else ""
+        changes = [
+            (c.volume, f"{c.old} → {c.new}", c.method + ("" if c.exact else " (does not preserve)")) for c in plan.changes
+        ]
+        parts.append(f"growth {number}{of_part}\n" + make_table(("volume", "units", "method"), changes))
+    rows = [(name, "×".join(map(str, shape)) or "one number", dtype) for name, (dtype, shape) in about.tensors.items()]
+    rows += [(alias, f"the same as {name}", "") for alias, name in about.aliases.items()]
+    parts.append(make_table(("tensor", "shape", "type"), rows))
+    parts.append(f"{len(about.tensors)} tensors, {_numbers(about):,} numbers; add --model to see what can grow")
+    return "\n\n".join(parts)
+
+
+def _numbers(about: Description) -> int:
+    return sum(math.prod(shape) for _, shape in about.tensors.values())
+
+
+def _checkpoint_json(about: Description) -> str:
+    histories = {place: [plan.to_json() for plan in plans] for place, plans in about.histories.items()}
+    tensors = {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in about.tensors.items()}
+    facts = {"path": about.path, "model": about.model, "histories": histories, "tensors": tensors, "aliases": about.aliases}
+    return json.dumps(facts, ensure_ascii=False)
