@@ -62,22 +62,6 @@ def _kept(edit: Insertion, device: torch.device) -> Tensor:
     return mask.nonzero().squeeze(1).to(device)
 
 
-def _placed(edits: Sequence[Insertion | Rescaling], device: torch.device) -> list[tuple[Insertion | Rescaling, Tensor, Tensor]]:
-    """Each edit with the places, in the final tensor, of its new entries and of those that were there before it."""
-    final: dict[int, Tensor] = {}
-    placed: list[tuple[Insertion | Rescaling, Tensor, Tensor]] = []
-    for edit in reversed(edits):
-        if isinstance(edit, Rescaling):
-            placed.append((edit, torch.empty(0), torch.empty(0)))
-            continue
-        at, kept = torch.tensor(edit.at, device=device), _kept(edit, device)
-        if edit.axis in final:
-            at, kept = final[edit.axis][at], final[edit.axis][kept]
-        final[edit.axis] = kept
-        placed.append((edit, at, kept))
-    return placed[::-1]
-
-
 def _places(edits: Sequence[Insertion | Rescaling], device: torch.device) -> list[Tensor]:
     """For each insertion, where the positions that it leaves stand in the end, after all later ones on its axis."""
     places: list[Tensor] = []
@@ -118,7 +102,7 @@ def fill_values(
         elif edit.fill == "mean":
             block = _mean(new, edit, kept, others)
         elif edit.fill == "rowmean":
-            lost = [a for a in range(1, new.ndim)]
+            lost = list(range(1, new.ndim))
             rows = new.index_select(axis, kept).mean(dim=lost, keepdim=True)
             block = rows.expand([*rows.shape[:axis], len(at), *rows.shape[axis + 1 :]]).expand_as(new.narrow(axis, 0, len(at)))
         elif edit.fill == "copy":

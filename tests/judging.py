@@ -1,0 +1,104 @@
+"""An independent judge of growths: it shares no code with outgrow's own check.
+
+Old and new model run on inputs that the growth never saw, in eval and train mode with dropout off; the yardstick is how far the
+old model's outputs move when each of its weights moves to a neighbouring float.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+RELATIVE, MULTIPLE = 1e-11, 10.0
+
+
+def sober(model: nn.Module) -> nn.Module:
+    """A copy without dropout."""
+    twin = copy.deepcopy(model)
+    for module in twin.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        elif isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
+            module.dropout = 0.0
+    return twin
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, x: Any, training: bool) -> Tensor:
+    """What a sober copy computes; the model's running statistics stay as they are."""
+    twin = sober(model).train(training)
+    return twin(*x) if isinstance(x, tuple) else twin(x)
+
+
+@torch.no_grad()
+def jiggled(model: nn.Module, seed: int) -> nn.Module:
+    """A copy with every weight moved to the next float, up or down at random."""
+    twin = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in (*twin.parameters(), *twin.buffers()):
+        if tensor.is_floating_point():
+            up = torch.rand(tensor.shape, generator=generator) < 0.5
+            far = torch.where(up, torch.inf, -torch.inf).to(tensor)
+            tensor.copy_(torch.nextafter(tensor, far))
+    return twin
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """Largest difference, relative to the largest number of `one`."""
+    assert one.shape == other.shape
+    assert bool(torch.isfinite(one).all()), "the old model's outputs are no numbers: choose another example"
+    assert bool(torch.isfinite(other).all()), "the grown model's outputs are no numbers"
+    return float((one - other).abs().max() / one.abs().max().clamp_min(1e-300))
+
+
+def assert_same_function(old: nn.Module, new: nn.Module, examples: Sequence[Any]) -> None:
+    for x in examples:
+        for training in (False, True):
+            want = outputs(old, x, training)
+            off = distance(want, outputs(new, x, training))
+            if off <= RELATIVE:
+                continue
+            moved = max(distance(want, outputs(jiggled(old, seed), x, training)) for seed in range(3))
+            mode = "train" if training else "eval"
+            assert off <= MULTIPLE * moved, f"the outputs moved by {off:.1e} in {mode} mode; one ulp moves them by {moved:.1e}"
+
+
+def assert_learns(model: nn.Module, x: Any) -> None:
+    """A backward pass runs, and gives finite gradients to all parameters."""
+    twin = copy.deepcopy(model).train()
+    twin.zero_grad()
+    output = twin(*x) if isinstance(x, tuple) else twin(x)
+    output.square().mean().backward()
+    for name, parameter in twin.named_parameters():
+        assert parameter.grad is not None, f"no gradient reaches {name}"
+        assert parameter.grad.shape == parameter.shape
+        assert bool(torch.isfinite(parameter.grad).all()), f"the gradient of {name} is no number"
+
+
+def state_of(model: nn.Module) -> dict[str, Any]:
+    """Everything that a refused growth must leave alone, as plain data."""
+    state: dict[str, Any] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        state[f"tensor {name}"] = (id(tensor), tuple(tensor.shape), tensor.detach().numpy().tobytes())
+    for path, module in model.named_modules():
+        state[f"module {path}"] = (id(module), type(module), module.training, len(module._forward_hooks))
+        for name, value in vars(module).items():
+            if not name.startswith("_"):
+                state[f"attribute {path}.{name}"] = copy.deepcopy(value)
+    return state
+
+
+def random_states() -> tuple[Any, ...]:
+    numpy = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), numpy[1].tobytes(), numpy[2], random.getstate()
+
+
+def names_and_kinds(model: nn.Module) -> tuple[Any, ...]:
+    """What growth by widening never changes: the state's names, the modules' classes, modes and order."""
+    return tuple(model.state_dict()), tuple((path, type(module), module.training) for path, module in model.named_modules())
