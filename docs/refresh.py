@@ -1,0 +1,123 @@
+"""Run the python blocks of the documentation; write what they print into the text blocks that follow them.
+
+    python docs/refresh.py          rewrites README.md and docs/*.md
+    python docs/refresh.py FILE …   rewrites these
+
+The blocks of a file share one namespace, in order. A console block is one command, `$ outgrow …`, and what it prints. A line
+"…" in a text or console block stands for any lines: such blocks are compared by the tests, and left as they are here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+ROOT = Path(__file__).parent.parent
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, its text, where that begins and ends in the page, and on which line."""
+
+    language: str
+    text: str
+    start: int
+    end: int
+    line: int
+
+
+@dataclass(frozen=True)
+class Told:
+    """A block whose output the page tells: what it printed, and the block that says so (none if nothing does)."""
+
+    printed: str
+    block: Block | None
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(match[1], match[2], match.start(2), match.end(2), text.count("\n", 0, match.start(2)) + 1)
+        for match in FENCE.finditer(text)
+    ]
+
+
+def run(block: Block, page: Path, namespace: dict[str, Any]) -> str:
+    """Execute a python block (line numbers in tracebacks are those of the page) and return what it printed."""
+    printed = io.StringIO()
+    code = compile("\n" * (block.line - 1) + block.text, str(page), "exec", dont_inherit=True)
+    with contextlib.redirect_stdout(printed):
+        exec(code, namespace)
+    return tidy(printed.getvalue())
+
+
+def command(block: Block) -> str:
+    """Carry out a console block's command and return it with what it printed."""
+    from outgrow.cli import main
+
+    line = block.text.partition("\n")[0]
+    if not line.startswith("$ outgrow "):
+        raise ValueError(f"a console block begins with '$ outgrow', not with {line!r}")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), patch.dict(os.environ, COLUMNS="128"):
+        main(line.split()[2:])
+    return tidy(f"{line}\n{printed.getvalue()}")
+
+
+def tidy(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.rstrip().split("\n")) + "\n"
+
+
+def told(page: Path) -> Iterator[Told]:
+    """Run a page from top to bottom."""
+    torch.manual_seed(0)
+    namespace: dict[str, Any] = {"__name__": page.stem}
+    blocks = blocks_of(page)
+    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+        if block.language == "python":
+            yield Told(run(block, page, namespace), after if after is not None and after.language == "text" else None)
+        elif block.language == "console":
+            yield Told(command(block), block)
+
+
+def agrees(text: str, printed: str) -> bool:
+    """Whether a block says what was printed.
+
+    Numbers in scientific notation are rounding errors, which differ between machines: any such number will do.
+    """
+    lines = []
+    for line in tidy(text).split("\n"):
+        number = re.sub(r"\d+(?:\\\.\d+)?e(?:\\-|\\\+)\d+", r"[-+.e\\d]+", re.escape(line))
+        lines.append(r"(?:.*\n)*?.*" if line.strip() == "…" else number)
+    return re.fullmatch("\n".join(lines), printed) is not None
+
+
+def refresh(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for item in reversed(list(told(page))):
+        if item.block is not None and not agrees(item.block.text, item.printed) and "\n…\n" not in item.block.text:
+            text = text[: item.block.start] + item.printed + text[item.block.end :]
+    page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT / "tests"))
+    importlib.import_module("conftest")  # lets timm be imported beside a torch without CUDA
+    for name in sys.argv[1:] or pages():
+        refresh(Path(name))
