@@ -248,6 +248,18 @@ def test_timm_models_build_by_name_also_where_torchvision_lacks_its_operators() 
     assert lines[-1].endswith("12 can grow; 11,689,512 parameters")  # three streams besides the stem's, eight inner volumes
 
 
+def test_so_do_models_of_the_users_own_that_import_torchvision_along_the_way(tmp_path: Path) -> None:
+    (tmp_path / "with_llama.py").write_text(
+        "import torch\nfrom transformers import LlamaConfig, LlamaModel\n"
+        "def build():\n"
+        "    c = LlamaConfig(vocab_size=20, hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2)\n"
+        "    return LlamaModel(c), torch.zeros(1, 3, dtype=torch.int64)\n"
+    )
+    done = lean(f"import os, outgrow.cli as c, sys; os.chdir({str(tmp_path)!r}); c.main(['inspect', 'with_llama:build'])")
+    assert done.stderr == ""
+    assert row(done.stdout, "layers.0.mlp.gate_proj")[1] == "12"
+
+
 def test_python_m_outgrow_tells_the_version_of_the_project() -> None:
     (version,) = re.findall(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     done = subprocess.run([sys.executable, "-m", "outgrow", "--version"], capture_output=True, text=True, check=True)

@@ -17,7 +17,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -207,7 +207,7 @@ def _import_attribute(source: str, library: str, name: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        module = _import_past_torchvision(library)
+        module = _past_torchvision(lambda: importlib.import_module(library))
     except Exception as error:
         raise CommandError(f"{source}: can't import {library}: {type(error).__name__}: {error}") from error
     try:
@@ -220,14 +220,14 @@ def _call(source: str, function: Any) -> Any:
     if not callable(function):
         raise CommandError(f"{source} is a {type(function).__name__}: name a model, or a function that returns one")
     try:
-        return function()
+        return _past_torchvision(function)
     except Exception as error:
         raise CommandError(f"{source}() failed with {type(error).__name__}: {error}") from error
 
 
 def _build_timm(name: str) -> tuple[nn.Module, Shape | None]:
     try:
-        timm = _import_past_torchvision("timm")
+        timm = _past_torchvision(lambda: importlib.import_module("timm"))
     except ImportError as error:
         raise CommandError(f"timm can't be imported ({error}): pip install timm") from error
     if not timm.is_model(name.partition(".")[0]):
@@ -242,19 +242,22 @@ def _build_timm(name: str) -> tuple[nn.Module, Shape | None]:
     return model, Shape(tuple(size)) if size else None
 
 
-def _import_past_torchvision(name: str) -> Any:
-    """Import a module that may import torchvision.
+def _past_torchvision(action: Callable[[], Any]) -> Any:
+    """Do something that may import torchvision.
 
     torchvision's wheel describes its operators at import and fails beside a torch without CUDA, where they are not registered.
     A model's layers need none of them, so stand-ins of the same names are enough.
     """
     try:
-        return importlib.import_module(name)
-    except RuntimeError as error:
-        if "torchvision::nms" not in str(error):
+        return action()
+    except Exception as error:
+        cause: BaseException | None = error  # libraries wrap it into errors of their own
+        while cause is not None and "torchvision::nms" not in str(cause):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
             raise
-        _torchvision_stand_ins()
-        return importlib.import_module(name)
+    _torchvision_stand_ins()
+    return action()
 
 
 @functools.cache  # the operators live as long as the object does
