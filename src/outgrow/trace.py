@@ -11,6 +11,7 @@ A tensor that is written in place becomes a new value: the list of operators is 
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -247,6 +248,7 @@ class Recorder(TorchDispatchMode):
         self.here = here
         self.index_of = WeakIdKeyDictionary()
         self.sharing: dict[int, list[weakref.ref[Tensor]]] = {}
+        self.stale = WeakIdKeyDictionary()  # tensor → values that were written over part of it through views
         known = {value.name: value.index for value in trace.values if value.name}
         for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
             for name, tensor in named:
@@ -266,11 +268,24 @@ class Recorder(TorchDispatchMode):
 
     def _ref(self, item: Any) -> Any:
         if isinstance(item, Tensor):
-            known = self.index_of.get(item)
-            return Ref(self._new(item, "constant") if known is None else known)
+            return Ref(self.value_of(item))
         if isinstance(item, (list, tuple)):
             return tuple(self._ref(part) for part in item)
         return item
+
+    def value_of(self, tensor: Tensor) -> int:
+        """The value that a tensor holds now; what was written over part of it comes first."""
+        if tensor not in self.index_of:
+            return self._new(tensor, "constant")
+        written = self.stale.pop(tensor, ())
+        if written:
+            parts = tuple(Ref(value) for value in (self.index_of[tensor], *written))
+            output = self._new(tensor, "result")
+            self._note("outgrow.write_through_view", parts, {}, (output,))
+        return int(self.index_of[tensor])
+
+    def _note(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: tuple[int, ...]) -> None:
+        self.trace.ops.append(Op(len(self.trace.ops), name, args, kwargs, outputs, self.here()))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -278,14 +293,13 @@ class Recorder(TorchDispatchMode):
         keywords = {key: self._ref(arg) for key, arg in kwargs.items()}
         result = func(*args, **kwargs)
         outputs = tuple(self._new(tensor, "result") for tensor in tensors_in(result))
-        name = str(func.overloadpacket)
-        self.trace.ops.append(Op(len(self.trace.ops), name, inputs, keywords, outputs, self.here()))
+        self._note(str(func.overloadpacket), inputs, keywords, outputs)
         if func._schema.is_mutable:
-            self._rewrite_views(func, args, kwargs)
+            self._rewrite_views(func, args)
         return result
 
-    def _rewrite_views(self, func: Any, args: Any, kwargs: Any) -> None:
-        """An in-place write through a view changes what its base and sister views hold: say so in the list."""
+    def _rewrite_views(self, func: Any, args: Any) -> None:
+        """An in-place write through a view changes what its base and overlapping views hold, if anyone looks at them again."""
         for argument, tensor in zip(func._schema.arguments, args, strict=False):
             if not (isinstance(tensor, Tensor) and argument.alias_info is not None and argument.alias_info.is_write):
                 continue
@@ -296,18 +310,9 @@ class Recorder(TorchDispatchMode):
                     continue
                 if _geometry(other) == _geometry(tensor):
                     self.index_of[other] = written
-                else:
-                    before = self.index_of[other]
-                    after = self._new(other, "result")
-                    op = Op(
-                        len(self.trace.ops),
-                        "outgrow.write_through_view",
-                        (Ref(before), Ref(written)),
-                        {},
-                        (after,),
-                        self.here(),
-                    )
-                    self.trace.ops.append(op)
+                    self.stale.pop(other, None)
+                elif not _apart(other, tensor):
+                    self.stale[other] = (*self.stale.get(other, ()), written)
 
 
 def _storage(tensor: Tensor) -> int:
@@ -316,6 +321,25 @@ def _storage(tensor: Tensor) -> int:
 
 def _geometry(tensor: Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+
+
+def _apart(one: Tensor, other: Tensor) -> bool:
+    """Whether two views of one storage share no element: seen modulo some stride, they lie in intervals that do not meet.
+
+    Slices along one axis of a tensor are told apart so (modulo the stride of the axis outside it).
+    """
+    sides = [(t.storage_offset(), [(n, s) for n, s in zip(t.shape, t.stride(), strict=True) if n > 1]) for t in (one, other)]
+    strides = {stride for _, axes in sides for _, stride in axes}
+    for period in (*strides, math.inf):
+        ends = []
+        for offset, axes in sides:
+            inside = sum((size - 1) * stride for size, stride in axes if stride < period)
+            outside_fits = all(stride % period == 0 for _, stride in axes if stride >= period)
+            if period and outside_fits and offset % period + inside < period:
+                ends.append((offset % period, offset % period + inside))
+        if len(ends) == 2 and (ends[0][1] < ends[1][0] or ends[1][1] < ends[0][0]):
+            return True
+    return False
 
 
 def record(model: nn.Module, example: Example, training: bool = False, trace: Trace | None = None) -> Trace:
@@ -342,6 +366,6 @@ def _record(model: nn.Module, example: Example, training: bool, trace: Trace) ->
         recorder = Recorder(model, tensors_in(example), trace, here)
         with recorder:
             output = call(model, example)
-        trace.outputs.update(recorder.index_of[tensor] for tensor in tensors_in(output) if tensor in recorder.index_of)
+        trace.outputs.update(recorder.value_of(tensor) for tensor in tensors_in(output) if tensor in recorder.index_of)
     trace.passes.append(training)
     return trace
