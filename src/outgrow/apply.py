@@ -56,8 +56,9 @@ def apply_plan(model: nn.Module, plan: Plan, inits: Mapping[str, Init], journal:
         fill_values(new, olds[name], edits, olds, plan.seed, inits)
         gradient = None
         if tensor.grad is not None:
-            gradient = grown(tensor.grad, edits)
-            fill_moment(gradient, tensor.grad, edits, power=1, fresh="zero")
+            before = tensor.grad.to_dense() if tensor.grad.is_sparse else tensor.grad
+            gradient = grown(before, edits)
+            fill_moment(gradient, before, edits, power=1, fresh="zero")
         _replace(tensor, new, gradient, journal)
     for setting in plan.settings:
         apply_setting(model, setting, journal)

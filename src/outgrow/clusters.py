@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from outgrow.labels import Labels, Ties
+from outgrow.labels import Labels, Ties, connected
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,55 +32,38 @@ class Grid:
     classes: Labels
     bound: list[tuple[Labels, int]]
 
-
-class Partition:
-    """A small union-find over classes."""
-
-    def __init__(self) -> None:
-        self.parent: dict[int, int] = {}
-
-    def find(self, item: int) -> int:
-        root = item
-        while self.parent.setdefault(root, root) != root:
-            root = self.parent[root]
-        while self.parent[item] != root:
-            self.parent[item], item = root, self.parent[item]
-        return root
-
-    def union(self, one: int, other: int) -> None:
-        a, b = self.find(one), self.find(other)
-        if a != b:
-            self.parent[max(a, b)] = min(a, b)
-
-    def all_of(self, items: Labels) -> None:
-        first, *rest = np.unique(items).tolist() or [None]
-        if first is not None:
-            self.find(first)
-            for item in rest:
-                self.union(first, item)
+    def parts(self) -> list[Labels]:
+        """Its classes, and each set of names bound to it together with one of them."""
+        return [self.classes, *(np.append(names, self.classes.flat[0]) for names, _ in self.bound)]
 
 
 def find_clusters(ties: Ties, root: Labels) -> list[Cluster]:
     """All clusters: one of the plain classes, then one a direction of every connected set of grids."""
     grids, plain = _grids(ties, root)
-    gridded = Partition()
+    together = [_with_first(part) for grid in grids for part in grid.parts()]
+    component = connected(len(root), together)
+    gridded = np.zeros(len(root), dtype=bool)
     for grid in grids:
-        gridded.all_of(grid.classes)
-        for slices, _ in grid.bound:
-            gridded.union(int(slices[0]), int(grid.classes.flat[0]))
-            gridded.all_of(slices)
+        for part in grid.parts():
+            gridded[part] = True
     clusters = [_plain_cluster(root, plain, gridded)]
-    components: dict[int, list[Grid]] = {}
+    members: dict[int, list[Grid]] = {}
     for grid in grids:
-        components.setdefault(gridded.find(int(grid.classes.flat[0])), []).append(grid)
-    for family, members in enumerate(components.values(), start=1):
+        members.setdefault(int(component[grid.classes.flat[0]]), []).append(grid)
+    for family, connected_grids in enumerate(members.values(), start=1):
         seen: set[bytes] = set()
-        for cluster in _directions(members, family):
+        for cluster in _directions(connected_grids, family):
             key = cluster.classes.tobytes() + cluster.units.tobytes()
             if key not in seen:
                 seen.add(key)
                 clusters.append(cluster)
     return clusters
+
+
+def _with_first(items: Labels) -> tuple[Labels, Labels]:
+    """Pairs that tie all items together."""
+    flat = items.ravel()
+    return np.full(len(flat), flat[0]), flat
 
 
 def _grids(ties: Ties, root: Labels) -> tuple[list[Grid], list[tuple[Labels, Labels]]]:
@@ -109,66 +93,72 @@ def _grids(ties: Ties, root: Labels) -> tuple[list[Grid], list[tuple[Labels, Lab
     return list(grids.values()), plain
 
 
-def _plain_cluster(root: Labels, plain: list[tuple[Labels, Labels]], gridded: Partition) -> Cluster:
-    merged = Partition()
+def _plain_cluster(root: Labels, plain: list[tuple[Labels, Labels]], gridded: NDArray[np.bool_]) -> Cluster:
+    """Classes on no grid; what is bound one to one is one unit."""
+    pairs = []
     for left, right in plain:
-        for one, other in np.unique(np.stack([left, right]), axis=1).T.tolist():
-            if one not in gridded.parent and other not in gridded.parent:
-                merged.union(one, other)
+        free = ~gridded[left] & ~gridded[right]
+        pairs.append((left[free], right[free]))
+    units = connected(len(root), pairs)
     classes = np.unique(root)
-    if gridded.parent:
-        taken = np.fromiter(gridded.parent, dtype=np.int64)
-        classes = np.setdiff1d(classes, taken, assume_unique=True)
-    units = classes.copy()
-    for item in merged.parent:
-        units[np.searchsorted(classes, item)] = merged.find(item)
-    return Cluster(classes, units, 0)
+    classes = classes[~gridded[classes]]
+    return Cluster(classes, units[classes], 0)
 
 
 def _directions(grids: list[Grid], family: int) -> Iterator[Cluster]:
-    for seed, grid in enumerate(grids):
+    """Slice the grids in every possible way; ways that an earlier one has included are not tried again."""
+    everything = np.unique(np.concatenate([part.ravel() for grid in grids for part in grid.parts()]))
+    local = [
+        Grid(
+            np.searchsorted(everything, grid.classes),
+            [(np.searchsorted(everything, names), axis) for names, axis in grid.bound],
+        )
+        for grid in grids
+    ]
+    tried: set[tuple[int, int]] = set()
+    for seed, grid in enumerate(local):
         for axis in range(grid.classes.ndim):
-            partition, touched = _grow_from(grids, seed, axis)
-            classes = np.array(sorted(touched), dtype=np.int64)
-            units = np.array([partition.find(item) for item in classes.tolist()], dtype=np.int64)
-            yield Cluster(classes, units, family)
+            if (seed, axis) in tried:
+                continue
+            units, touched, chosen = _grow_from(local, len(everything), seed, axis)
+            tried |= set(chosen.items())
+            yield Cluster(everything[touched], everything[units[touched]], family)
 
 
-def _grow_from(grids: list[Grid], seed: int, axis: int) -> tuple[Partition, set[int]]:
+def _grow_from(grids: list[Grid], count: int, seed: int, axis: int) -> tuple[Labels, Labels, dict[int, int]]:
     """Slice the seed grid along `axis`, then every grid that this reaches, until nothing more is touched."""
-    partition, touched = Partition(), set[int]()
+    touched = np.zeros(count, dtype=bool)
+    pairs: list[tuple[Labels, Labels]] = []
     chosen: dict[int, int] = {}
 
     def decide(index: int, along: int) -> None:
         chosen[index] = along
         rows = np.moveaxis(grids[index].classes, along, 0)
-        for row in rows.reshape(len(rows), -1):
-            partition.all_of(row)
-        touched.update(np.unique(rows).tolist())
+        rows = rows.reshape(len(rows), -1)
+        pairs.append((np.repeat(rows[:, 0], rows.shape[1]), rows.ravel()))
+        touched[rows] = True
         for names, bound_axis in grids[index].bound:
             if bound_axis == along:
-                for name, row in zip(names.tolist(), rows.reshape(len(rows), -1), strict=True):
-                    partition.union(name, int(row[0]))
-                touched.update(names.tolist())
+                pairs.append((names, rows[:, 0]))
+                touched[names] = True
 
     decide(seed, axis)
     while True:
         before = len(chosen)
         for index, grid in enumerate(grids):
-            if index in chosen:
-                continue
-            forced = next((a for names, a in grid.bound if not touched.isdisjoint(names.tolist())), None)
-            if forced is not None:
-                decide(index, forced)
-            elif not touched.isdisjoint(grid.classes.ravel().tolist()):
-                decide(index, _best_axis(grid, partition, touched))
+            if index not in chosen:
+                forced = next((a for names, a in grid.bound if touched[names].any()), None)
+                if forced is not None:
+                    decide(index, forced)
+                elif touched[grid.classes].any():
+                    decide(index, _best_axis(grid, connected(count, pairs), touched))
         if len(chosen) == before:
-            return partition, touched
+            return connected(count, pairs), np.flatnonzero(touched), chosen
 
 
-def _best_axis(grid: Grid, partition: Partition, touched: set[int]) -> int:
+def _best_axis(grid: Grid, units: Labels, touched: NDArray[np.bool_]) -> int:
     """The axis along which what is decided already varies; else the one that keeps units smallest."""
-    ids = np.vectorize(lambda item: partition.find(item) if item in touched else -1, otypes=[np.int64])(grid.classes)
+    ids = np.where(touched[grid.classes], units[grid.classes], -1)
     varying = [a for a in range(ids.ndim) if not (ids == ids.take([0], axis=a)).all()]
     if len(varying) == 1:
         return varying[0]

@@ -26,6 +26,7 @@ from outgrow.reading import refs_in
 from outgrow.trace import Example, Op, Trace, call, elementary, on_meta, substituted, tensors_in, tensors_of, untouched
 
 ROUNDS = 400
+NEARBY = 40  # operators of the clashing module that are searched for the number that changes
 SCALING = {"aten.mul", "aten.div", "aten.add", "aten.sub", "aten.rsub"}
 
 
@@ -146,7 +147,7 @@ def _repairs(model: nn.Module, clash: Clash, prediction: Prediction, settings: S
     """Guesses for a clash, likeliest first: an attribute equal to a size that changes right there, here and in sister modules."""
     trace = prediction.anatomy.reading.trace
     taken = {(s.module, s.name, s.item) for s in settings}
-    nearby = [op.index for op in trace.ops[clash.index :] if op.module == clash.module][:6] or [clash.index]
+    nearby = [op.index for op in trace.ops[clash.index :] if op.module == clash.module][:NEARBY] or [clash.index]
     seen: set[tuple[str, str, Any, int]] = set()
     owners = [clash.module]
     while owners[-1]:
@@ -224,7 +225,7 @@ def _sisters(
             continue
         value = vars(module).get(setting.name)
         current = value[setting.item] if setting.item is not None and value is not None else value
-        for index in ops[place : place + 6]:
+        for index in ops[place : place + NEARBY]:
             match = next((new for old, new in _changes_at(prediction, index) if old == current), None)
             if match is not None:
                 yield Setting(owner, setting.name, current, match, setting.item)

@@ -82,23 +82,28 @@ class Ties:
 
     def classes(self) -> Labels:
         """For each label, the smallest label that equalities tie it to."""
-        root = np.arange(self.count, dtype=np.int64)
-        if not self.pairs:
+        return connected(self.count, self.pairs)
+
+
+def connected(count: int, pairs: Sequence[tuple[Labels, Labels]]) -> Labels:
+    """For each of `count` numbers, the smallest that a chain of pairs leads to."""
+    root = np.arange(count, dtype=np.int64)
+    if not pairs:
+        return root
+    left = np.concatenate([pair[0] for pair in pairs])
+    right = np.concatenate([pair[1] for pair in pairs])
+    while True:
+        a, b = root[left], root[right]
+        apart = a != b
+        if not apart.any():
             return root
-        left = np.concatenate([pair[0] for pair in self.pairs])
-        right = np.concatenate([pair[1] for pair in self.pairs])
+        left, right, a, b = left[apart], right[apart], a[apart], b[apart]
+        np.minimum.at(root, np.maximum(a, b), np.minimum(a, b))
         while True:
-            a, b = root[left], root[right]
-            open_ = a != b
-            if not open_.any():
-                return root
-            left, right, a, b = left[open_], right[open_], a[open_], b[open_]
-            np.minimum.at(root, np.maximum(a, b), np.minimum(a, b))
-            while True:
-                jumped = root[root]
-                if np.array_equal(jumped, root):
-                    break
-                root = jumped
+            jumped = root[root]
+            if np.array_equal(jumped, root):
+                break
+            root = jumped
 
 
 def block_at(layout: Layout, axis: int) -> Block | None:

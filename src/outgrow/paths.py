@@ -131,12 +131,15 @@ def judge(anatomy: Anatomy, volume: Volume, state: State) -> Verdict:
     """Walk all operators that touch the volume, with its new units in the given state at the writers."""
     if volume.pinned:
         return Verdict(state, refusal=volume.pinned)
-    walk = Walk(anatomy, volume, state)
-    try:
-        walk.run()
-    except Refused as refused:
-        walk.verdict.refusal = str(refused)
-    return walk.verdict
+    if (volume.name, state.name) not in anatomy.verdicts:
+        walk = Walk(anatomy, volume, state)
+        try:
+            walk.run()
+        except Refused as refused:
+            walk.verdict.refusal = str(refused)
+        anatomy.verdicts[volume.name, state.name] = walk.verdict
+    verdict: Verdict = anatomy.verdicts[volume.name, state.name]
+    return verdict
 
 
 class Walk:
@@ -167,6 +170,8 @@ class Walk:
             result = self.step(effect)
             for output in self.op.outputs:
                 carries = self.axes(self.reading.layouts[output])
+                if carries and result.state is None:
+                    result = replace(result, state=State.ANY)
                 if carries or result.debt or result.mean:
                     self.known[output] = result if carries else replace(result, state=None)
                 if (result.debt or result.mean) and not carries:
@@ -343,7 +348,8 @@ class Walk:
         a, b = self.carried(left.value, left.layout), self.carried(right.value, right.layout)
         axes = self.axes(left.layout) | self.axes(right.layout)
         if axes & effect.contracted:
-            result = self.read(effect, a, b)
+            self.read(effect, a, b)
+            result = self.written(effect)
         else:
             result = self.multiply(effect, a, b)
         if effect.bias is not None:
@@ -354,23 +360,36 @@ class Walk:
                 self.settled(result)
         return result
 
-    def read(self, effect: Contract, a: Carried, b: Carried) -> Carried:
+    def read(self, effect: Contract, a: Carried, b: Carried) -> None:
         """The units are summed over: by a reader's columns, or by another activation."""
         constant = [self.reading.constant[side.value] for side in (effect.left, effect.right)]
         if not any(constant):
             if State.ZERO in (a.state, b.state):
-                return Carried(None)
+                return
             raise Refused(f"two activations are multiplied and summed over it in {self.op.module or self.op.name}")
         reader, x = (effect.right, a) if constant[1] else (effect.left, b)
         self.settled(x)
         done = self.known.get(reader.value)
         if done is not None and done.standardised:
             self.settled(done)
-            return Carried(None)
+            return
         state = State.ANY if x.state is None else x.state
-        for key in self.slots_in(reader.layout):
+        columns = tuple(block for block in reader.layout if set(block.axes) & effect.contracted)
+        for key in self.slots_in(columns):
             self.demand(key, READER[state])
-        return Carried(None)
+
+    def written(self, effect: Contract) -> Carried:
+        """What a product that reads the volume writes to it, if it does (a layer from the stream to the stream)."""
+        rows = [
+            (side, tuple(block for block in side.layout if not set(block.axes) & effect.contracted))
+            for side in (effect.left, effect.right)
+        ]
+        sources = [(side, layout) for side, layout in rows if self.axes(layout)]
+        if not sources:
+            return Carried(None)
+        if all(self.reading.constant[side.value] for side, _ in sources):
+            return Carried(self.start, writers=frozenset[str]().union(*(self.origins(layout) for _, layout in sources)))
+        return Carried(State.ANY)
 
     def demand(self, key: tuple[str, int], what: str) -> None:
         now = self.verdict.readers.get(key, "free")
@@ -392,8 +411,8 @@ class Walk:
             standardised = a.standardised or b.standardised
             return Carried(state, debt, ratio, writers=a.writers | b.writers, standardised=standardised)
         constant = [self.reading.constant[side.value] for side in (effect.left, effect.right)]
-        if State.MEAN in (a.state, b.state) and constant[0] != constant[1] and not effect.contracted:
-            x, scale = (a, effect.right) if constant[1] else (b, effect.left)
+        x, scale = (a, effect.right) if constant[1] else (b, effect.left)
+        if x.state is State.MEAN and constant[0] != constant[1] and not effect.contracted:
             return self.weigh(x, scale, debt, ratio)
         if effect.divide and b.state is State.ZERO and not constant[1]:
             raise Refused(f"new units that are zero would be divided by in {self.op.module}")

@@ -13,14 +13,14 @@ import numpy as np
 from torch import nn
 
 from outgrow.draft import Choice, make_plan
-from outgrow.errors import ApplyError, MethodError, Problem
+from outgrow.errors import ApplyError
 from outgrow.fit import Clash, Fitter, fit
 from outgrow.paths import MoveEps
 from outgrow.plan import Plan, Setting
 from outgrow.predict import Prediction
 from outgrow.reading import refs_in
 from outgrow.trace import Example
-from outgrow.transforms.widen import Skip, Widen, choose, is_glob, proportional
+from outgrow.transforms.widen import Skip, Widen, choose, matches, proportional
 from outgrow.volumes import Anatomy, Volume
 
 ATTEMPTS = 60
@@ -30,32 +30,58 @@ def settle(
     model: nn.Module, example: Example, anatomy: Anatomy, requests: Sequence[Widen], seed: int
 ) -> tuple[list[Choice], list[Skip], Plan]:
     """Choices and a plan under which the model runs, and what was left out."""
-    choices: list[Choice] = []
-    skipped: list[Skip] = []
-    ratio: dict[str, float] = {}
-    named: set[str] = set()
-    for request in requests:
-        chosen, left = choose(anatomy, request, choices)
-        choices += chosen
-        skipped += left
-        for choice in chosen:
-            ratio[choice.volume.name] = request.factor or 1 + choice.new / choice.volume.size
-            if choice.volume.name in request.patterns and not any(is_glob(p) for p in request.patterns):
-                named.add(choice.volume.name)
     fitter = Fitter(model, example, anatomy.reading.trace)
+    barred: dict[str, str] = {}
     tied: list[set[str]] = []
     for _ in range(ATTEMPTS):
+        choices, skipped = _choose(anatomy, requests, barred)
+        choices, broken = _tie(choices, tied, requests)
+        if broken:
+            barred.update(dict.fromkeys(broken, "no size suits it and what the code ties it to"))
+            continue
         plan = make_plan(anatomy, choices, seed)
         try:
             plan = replace(plan, settings=tuple(_eps_settings(model, choices)))
         except _NoEps as missing:
-            choices = _drop(choices, [missing.volume], skipped, named, missing.reason)
+            barred[missing.volume.name] = missing.reason
             continue
         settings, clash = fit(fitter, plan, Prediction(anatomy, choices))
         if clash is None:
             return choices, skipped, replace(plan, settings=tuple(settings))
-        choices = _resolve(model, anatomy, choices, clash, tied, ratio, skipped, named)
+        if not _tighten(model, anatomy, choices, clash, tied):
+            barred.update(_blame(model, anatomy, choices, clash))
     raise ApplyError("the model's code ties its sizes in ways that could not be settled: narrow where= down")
+
+
+def _choose(anatomy: Anatomy, requests: Sequence[Widen], barred: dict[str, str]) -> tuple[list[Choice], list[Skip]]:
+    choices: list[Choice] = []
+    skipped: list[Skip] = []
+    for request in requests:
+        chosen, left = choose(anatomy, request, choices, barred)
+        choices += chosen
+        skipped += left
+    return choices, skipped
+
+
+def _tie(choices: list[Choice], tied: Sequence[set[str]], requests: Sequence[Widen]) -> tuple[list[Choice], list[str]]:
+    """Give volumes that the code ties to one ratio sizes that fit; also, those for which there are none."""
+    by_name = {choice.volume.name: choice for choice in choices}
+    for group in tied:
+        members = [by_name[name] for name in sorted(group) if name in by_name]
+        if len(members) < 2:
+            continue
+        ratio = min(_ratio(choice, requests) for choice in members)
+        together = proportional(members, ratio)
+        if together is None:
+            largest = max(members, key=lambda choice: len(choice.volume.slots))
+            return choices, [choice.volume.name for choice in members if choice is not largest]
+        by_name.update({choice.volume.name: choice for choice in together})
+    return list(by_name.values()), []
+
+
+def _ratio(choice: Choice, requests: Sequence[Widen]) -> float:
+    asked = [r.factor for r in requests if r.factor and any(matches(choice.volume, pattern) for pattern in r.patterns)]
+    return asked[0] if asked else 1 + choice.new / choice.volume.size
 
 
 class _NoEps(Exception):
@@ -65,7 +91,7 @@ class _NoEps(Exception):
 
 def _eps_settings(model: nn.Module, choices: Sequence[Choice]) -> list[Setting]:
     """Where norms keep their ε, and what it becomes."""
-    values: dict[tuple[str, str], tuple[float, float]] = {}
+    values: dict[tuple[str, str], tuple[float | None, float]] = {}
     for choice in choices:
         done: set[tuple[str, str]] = set()
         for move in choice.verdict.eps:
@@ -73,15 +99,18 @@ def _eps_settings(model: nn.Module, choices: Sequence[Choice]) -> list[Setting]:
             if (owner, name) in done:
                 continue
             done.add((owner, name))
-            now = values.get((owner, name), (old, old))[1]
+            now = values.get((owner, name), (old, move.eps))[1]
             values[owner, name] = old, now * move.ratio(choice.new) ** float(move.exponent)
     return [Setting(owner, name, old, new) for (owner, name), (old, new) in values.items()]
 
 
-def _find_eps(model: nn.Module, move: MoveEps, volume: Volume) -> tuple[str, str, float]:
+def _find_eps(model: nn.Module, move: MoveEps, volume: Volume) -> tuple[str, str, float | None]:
+    """The attribute that holds a norm's ε, on the module that ran or on one above it."""
     path = move.module
     while True:
         module = model.get_submodule(path)
+        if isinstance(module, nn.RMSNorm) and module.eps is None:
+            return path, "eps", None
         for name, value in vars(module).items():
             if isinstance(value, float) and np.isclose(value, move.eps, rtol=1e-6, atol=0.0):
                 return path, name, value
@@ -90,66 +119,41 @@ def _find_eps(model: nn.Module, move: MoveEps, volume: Volume) -> tuple[str, str
         path = path.rpartition(".")[0]
 
 
-def _drop(
-    choices: Sequence[Choice], volumes: Sequence[Volume], skipped: list[Skip], named: set[str], reason: str
-) -> list[Choice]:
-    names = {volume.name for volume in volumes}
-    forced = names & named
-    if forced:
-        raise MethodError("a named volume can't grow by itself", [Problem(name, reason) for name in sorted(forced)])
-    for volume in volumes:
-        skipped.append(Skip(volume.name, volume.size, reason))
-    rest = [choice for choice in choices if choice.volume.name not in names]
-    if not rest:
-        raise MethodError("nothing of what was selected can grow", [Problem(s.volume, s.reason) for s in skipped[:20]])
-    return rest
+def _tighten(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice], clash: Clash, tied: list[set[str]]) -> bool:
+    """Tie what meets in the clashing module, and in its sisters, to one ratio; tells whether that is news."""
+    news = False
+    for path in _like(model, anatomy, clash):
+        group = set(_touching(anatomy, choices, path))
+        if len(group) < 2 or any(group <= known for known in tied):
+            continue
+        for known in [known for known in tied if known & group]:
+            group |= known
+            tied.remove(known)
+        tied.append(group)
+        news = True
+    return news
 
 
-def _resolve(
-    model: nn.Module,
-    anatomy: Anatomy,
-    choices: list[Choice],
-    clash: Clash,
-    tied: list[set[str]],
-    ratio: dict[str, float],
-    skipped: list[Skip],
-    named: set[str],
-) -> list[Choice]:
-    """Tie what meets at the clash to one ratio; if that was tried already, leave the innermost of it out."""
-    groups = [_touching(anatomy, choices, path) for path in _like(model, anatomy, clash)]
-    todo = [group for group in groups if len(group) > 1 and not any(set(group) <= known for known in tied)]
-    if todo:
-        for group in todo:
-            merged = set(group)
-            for known in [known for known in tied if known & merged]:
-                merged |= known
-                tied.remove(known)
-            tied.append(merged)
-        by_name = {choice.volume.name: choice for choice in choices}
-        for group in tied:
-            members = [by_name[name] for name in sorted(group) if name in by_name]
-            if len(members) > 1:
-                together = proportional(members, min(ratio[choice.volume.name] for choice in members))
-                if together is None:
-                    break
-                by_name.update({choice.volume.name: choice for choice in together})
-        else:
-            return list(by_name.values())
-    place = f"the code of {clash.module or 'the model'} does not follow its size ({clash.found})"
+def _blame(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice], clash: Clash) -> dict[str, str]:
+    """Which volumes to leave out, and why: those with the fewest slots of what stands at the clash, and their like elsewhere."""
     at_clash = _at(anatomy, choices, clash.index)
     path = clash.module
     while not at_clash:
         at_clash = _touching(anatomy, choices, path) if path else [choice.volume.name for choice in choices]
         path = path.rpartition(".")[0]
-    worst = set(at_clash)
-    for group in groups:
-        if set(group) & set(at_clash) or len(groups) > 1:
-            inner = [name for name in group if name in at_clash] or group[:1]
-            worst |= set(inner)
-    sizes = {choice.volume.name: choice.volume for choice in choices}
-    smallest = sorted(worst, key=lambda name: len(sizes[name].slots))
-    few = [name for name in smallest if len(sizes[name].slots) == len(sizes[smallest[0]].slots)]
-    return _drop(choices, [sizes[name] for name in few], skipped, named, place)
+    by_name = {choice.volume.name: choice.volume for choice in choices}
+    fewest = min(len(by_name[name].slots) for name in at_clash)
+    blamed = {name for name in at_clash if len(by_name[name].slots) == fewest}
+    shapes = {_fingerprint(by_name[name]) for name in blamed}
+    for sister in _like(model, anatomy, clash)[1:]:
+        blamed |= {name for name in _touching(anatomy, choices, sister) if _fingerprint(by_name[name]) in shapes}
+    reason = f"the code of {clash.module or 'the model'} does not follow its size ({clash.found})"
+    return dict.fromkeys(sorted(blamed), reason)
+
+
+def _fingerprint(volume: Volume) -> tuple[tuple[str, int, str], ...]:
+    """Slots by the last part of their names: what volumes of sister modules have in common."""
+    return tuple((slot.tensor.rpartition(".")[0].rpartition(".")[2], slot.axis, slot.role) for slot in volume.slots)
 
 
 def _like(model: nn.Module, anatomy: Anatomy, clash: Clash) -> list[str]:

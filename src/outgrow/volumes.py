@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +78,7 @@ class Anatomy:
     reading: Reading
     root: Labels
     volumes: tuple[Volume, ...]
+    verdicts: dict[tuple[str, str], Any] = field(default_factory=dict)  # what `paths` has found so far
 
     def units(self, volume: Volume, labels: Labels) -> Labels:
         """Unit numbers of an array of labels; −1 where the volume has none."""

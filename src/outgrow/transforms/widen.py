@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -100,8 +100,10 @@ def _nearest(pattern: str, names: Sequence[str]) -> list[str]:
     return difflib.get_close_matches(pattern.strip("*."), names, n=5, cutoff=0.2) or list(names[:5])
 
 
-def choose(anatomy: Anatomy, request: Widen, taken: Sequence[Choice] = ()) -> tuple[list[Choice], list[Skip]]:
-    """Volumes, sizes and methods for one request."""
+def choose(
+    anatomy: Anatomy, request: Widen, taken: Sequence[Choice] = (), barred: Mapping[str, str] | None = None
+) -> tuple[list[Choice], list[Skip]]:
+    """Volumes, sizes and methods for one request; `barred` volumes were found not to grow, with the reason."""
     choices: list[Choice] = []
     skipped: list[Skip] = []
     problems: list[Problem] = []
@@ -109,7 +111,9 @@ def choose(anatomy: Anatomy, request: Widen, taken: Sequence[Choice] = ()) -> tu
     used = [choice.volume for choice in taken]
     for volume, exact in select(anatomy.volumes, request.patterns):
         rival = next((other for other in used if _overlap(volume, other)), None)
-        if rival is not None:
+        if volume.name in (barred or {}):
+            reason = (barred or {})[volume.name]
+        elif rival is not None:
             reason = f"it is another direction of {rival.name}, which grows already"
             if rival.name == volume.name:
                 raise SelectionError(f"{volume.name} is selected by two transforms of one growth: name it once")
