@@ -150,6 +150,6 @@ PLAIN = {
         "tokens",
         one_of("each", "pool"),
         one(HEADS_OF_FOUR).map(_pre_norm).map(lambda found: (found,)),
-        st.tuples(step("linear", out=EVEN, bias=FLAG), ACTIVATION).map(_pre_norm).map(lambda found: (found,)),
+        st.tuples(step("linear", out=one_of(10, 12), bias=FLAG), ACTIVATION).map(_pre_norm).map(lambda found: (found,)),
     ).map(lambda p: Program(p.stream, p.width, (*p.steps, PRE), p.head, p.seed)),
 }

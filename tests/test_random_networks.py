@@ -45,7 +45,7 @@ class Request:
 
     def carry_out(self, model: nn.Module, example: Tensor) -> tuple[outgrow.Growth | None, outgrow.GrowthError | None]:
         """The growth, or its refusal; any other exception is a failure."""
-        names = [volume.name for volume in outgrow.volumes(model, example)]
+        names = [volume.name for volume in outgrow.volumes(model, example)] if any(v is not None for v in self.volumes) else []
         transforms = []
         for volume in self.volumes:
             where = "*" if volume is None else names[volume % len(names)]
