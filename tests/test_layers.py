@@ -198,9 +198,7 @@ CASES = [
     Case("GRU, its inputs", cell("gru")),
     Case("LSTM of two layers, both ways", cell("lstm", 2, True)),
     Case("one layer used twice", lambda: image(b.Twice(nn.Conv2d(W, W, 1), nn.ReLU(), W)), by=4),
-    Case(
-        "one layer used twice, by pairs", lambda: image(b.Twice(nn.Conv2d(W, W, 1), nn.ReLU(), W)), refused="tied", method="r2r"
-    ),
+    Case("one layer used twice, by pairs", lambda: image(b.Twice(nn.Conv2d(W, W, 1), nn.ReLU(), W)), method="r2r"),
     Case("tied embedding under a layer norm", lambda: tied(nn.LayerNorm(W))),
     Case("tied embedding by pairs", lambda: tied(nn.Tanh()), refused="tied", method="r2r"),
     Case("dropout", lambda: image(nn.Sequential(nn.Dropout2d(0.3), nn.Dropout(0.2)))),
