@@ -226,6 +226,12 @@ def join(ties: Ties, blocks: Sequence[Block], shape: Sequence[int]) -> Layout:
             continue
         parts = [*clash, block]
         axes = sorted({axis for part in parts for axis in part.axes})
+        if all(len(part.axes) < len(axes) for part in parts):
+            whole = Block(tuple(axes), ties.fresh([shape[axis] for axis in axes]))
+            for part in parts:
+                tie(ties, part, whole)
+            result = [*(other for other in result if other not in clash), whole]
+            continue
         columns = []
         for part in parts:
             spread = part.labels.reshape([shape[axis] if axis in part.axes else 1 for axis in axes])
