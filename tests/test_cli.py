@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import outgrow
 from outgrow import tables
 from outgrow.cli import main
+from outgrow.plan import Plan
 from outgrow.training.checkpoint import describe
 
 ROOT = Path(__file__).parent.parent
@@ -173,7 +174,7 @@ def test_a_checkpoint_alone_shows_its_growths_and_tensors(checkpoint: Path, run:
 def test_a_checkpoint_as_json(checkpoint: Path, run: Run) -> None:
     facts = json.loads(run("inspect", str(checkpoint), "--json")[1])
     assert facts["tensors"]["0.weight"] == {"dtype": "F32", "shape": [13, 4]}
-    plans = [outgrow.plan.Plan.from_json(plan) for plan in facts["histories"][""]]
+    plans = [Plan.from_json(plan) for plan in facts["histories"][""]]
     assert tuple(plans) == describe(checkpoint).histories[""]
 
 

@@ -1,15 +1,53 @@
-"""Grow PyTorch networks without changing what they compute."""
+"""Grow PyTorch networks without changing what they compute.
 
-from outgrow.anatomy import volumes as volumes
-from outgrow.errors import GrowthError as GrowthError
-from outgrow.grow import Growth as Growth
-from outgrow.grow import grow as grow
-from outgrow.grow import widen as widen
-from outgrow.methods import MeanFill as MeanFill
-from outgrow.methods import Net2Net as Net2Net
-from outgrow.methods import NetMorph as NetMorph
-from outgrow.methods import R2R as R2R
-from outgrow.methods import RandomPad as RandomPad
-from outgrow.training.checkpoint import load as load
-from outgrow.training.checkpoint import save as save
-from outgrow.transforms.widen import Widen as Widen
+The public names come from `public.py`, which is imported when one of them is first used, so that `outgrow --help` need not
+wait for torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outgrow.public import *
+
+__all__ = [
+    "R2R",
+    "Growth",
+    "GrowthError",
+    "MeanFill",
+    "Net2Net",
+    "NetMorph",
+    "RandomPad",
+    "Widen",
+    "grow",
+    "load",
+    "save",
+    "volumes",
+    "widen",
+]
+
+
+class Package(ModuleType):
+    """Public names first, then submodules: `outgrow.grow` is the function, also after `outgrow/grow.py` was imported."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in __all__:
+            from outgrow import public
+
+            return getattr(public, name)
+        if f"outgrow.{name}" in sys.modules:
+            return sys.modules[f"outgrow.{name}"]
+        raise AttributeError(f"module 'outgrow' has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not isinstance(value, ModuleType):  # the import system binds submodules
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return __all__
+
+
+sys.modules[__name__].__class__ = Package

@@ -157,9 +157,14 @@ def _grow_from(grids: list[Grid], count: int, seed: int, axis: int) -> tuple[Lab
 
 
 def _best_axis(grid: Grid, units: Labels, touched: NDArray[np.bool_]) -> int:
-    """The axis along which what is decided already varies; else the one that keeps units smallest."""
-    ids = np.where(touched[grid.classes], units[grid.classes], -1)
-    varying = [a for a in range(ids.ndim) if not (ids == ids.take([0], axis=a)).all()]
-    if len(varying) == 1:
-        return varying[0]
-    return max(range(ids.ndim), key=lambda a: ids.shape[a])
+    """The axis along which slicing merges the fewest of the units that reach the grid."""
+    cells = np.argwhere(touched[grid.classes])
+    ids = np.unique(units[grid.classes[tuple(cells.T)]], return_inverse=True)[1].reshape(-1)
+    count = int(ids.max()) + 1
+
+    def left_apart(axis: int) -> tuple[int, int]:
+        size = grid.classes.shape[axis]
+        parts = connected(count + size, [(ids, count + cells[:, axis])])
+        return len(np.unique(parts[:count])), size
+
+    return max(range(grid.classes.ndim), key=left_apart)

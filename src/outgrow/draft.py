@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -81,12 +81,14 @@ def make_plan(anatomy: Anatomy, choices: Sequence[Choice], seed: int) -> Plan:
 def _edits_of(anatomy: Anatomy, choice: Choice, seed: int, born: dict[tuple[str, int], Labels]) -> list[Insertion | Rescaling]:
     volume, method, verdict = choice.volume, choice.method, choice.verdict
     rng = np.random.default_rng(zlib.crc32(f"{seed}/{volume.name}/{volume.size}".encode()))
-    drafted = method.draft(volume, choice.new, rng)
+    drafted = method.draft(volume, verdict, choice.new, rng)
     slots: dict[tuple[str, int], Slot] = {}
     for slot in sorted(volume.slots, key=lambda slot: slot.role == "writes"):
         slots[slot.tensor, slot.axis] = slot  # a tied tensor is filled as a writer
     edits: list[Insertion | Rescaling] = []
     for slot in slots.values():
+        if slot.role == "reads" and (slot.tensor, slot.axis) not in verdict.readers:
+            slot = replace(slot, role="scales")  # whole groups of a grouped layer: no sum goes over them
         recipe = method.recipe(slot, volume, verdict, drafted)
         if slot.role == "writes" and verdict.readers.get((slot.tensor, slot.axis)) == "zero":
             recipe = Recipe("zero", drafted.models)

@@ -116,8 +116,15 @@ class Mix:
 
 
 @dataclass(frozen=True)
+class Folded:
+    """r(x̄) = x + x_L − x_R: new pairs of what it reads cancel, and new units of what it writes are zero."""
+
+    input: int
+
+
+@dataclass(frozen=True)
 class Ignore:
     """Makes numbers from sizes alone, or touches no unit."""
 
 
-Effect = Move | Map | Shift | Power | Scale | Sum | Contract | Reduce | Normalise | PerUnit | Mix | Ignore
+Effect = Move | Map | Shift | Power | Scale | Sum | Contract | Reduce | Normalise | PerUnit | Mix | Folded | Ignore

@@ -16,14 +16,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from outgrow.apply import Journal, apply_setting, edits_by_tensor
 from outgrow.fill import fill_values, grown
+from outgrow.folded import Fold
 from outgrow.plan import Plan, Setting
 from outgrow.predict import Prediction
 from outgrow.reading import refs_in
-from outgrow.trace import Example, Op, Trace, call, elementary, on_meta, substituted, tensors_in, tensors_of, untouched
+from outgrow.trace import (
+    FOLD,
+    Example,
+    Op,
+    Trace,
+    Watcher,
+    call,
+    elementary,
+    on_meta,
+    substituted,
+    tensors_in,
+    tensors_of,
+    untouched,
+)
 
 ROUNDS = 400
 NEARBY = 40  # operators of the clashing module that are searched for the number that changes
@@ -43,7 +56,7 @@ class Disagreement(Exception):
     """Stops a run at the first clash."""
 
 
-class Checker(TorchDispatchMode):
+class Checker(Watcher):
     """Compares a run with the trace, operator by operator."""
 
     def __init__(self, trace: Trace, prediction: Prediction) -> None:
@@ -53,13 +66,26 @@ class Checker(TorchDispatchMode):
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.inside:
+            return func(*args, **(kwargs or {}))
+        op = self._next(str(func.overloadpacket))
+        self._check_numbers(op, args)
+        result = func(*args, **(kwargs or {}))
+        self._check_shapes(op, result)
+        return result
+
+    def folded(self, path: str, fold: Fold, x: Tensor, result: Tensor) -> None:
+        self._check_shapes(self._next(FOLD), result)
+
+    def _next(self, name: str) -> Op:
         if self.count >= len(self.expected):
             raise Disagreement("more operators than before")
         op = self.expected[self.count]
-        if str(func.overloadpacket) != op.name:
-            raise Disagreement(f"{func.overloadpacket} instead of {op.name}")
-        self._check_numbers(op, args)
-        result = func(*args, **(kwargs or {}))
+        if name != op.name:
+            raise Disagreement(f"{name} instead of {op.name}")
+        return op
+
+    def _check_shapes(self, op: Op, result: Any) -> None:
         for tensor, value in zip(tensors_in(result), op.outputs, strict=False):
             if value not in self.prediction.anatomy.consumers:
                 continue
@@ -67,8 +93,6 @@ class Checker(TorchDispatchMode):
             if tuple(tensor.shape) != want and tensor.is_floating_point():
                 raise Disagreement(f"{op.name} gives {tuple(tensor.shape)} where {want} should be")
         self.count += 1
-        return result
-
 
     def _check_numbers(self, op: Op, args: Any) -> None:
         """Numbers that the code computes (a scale from a width, say) must be what they were; only an ε may move with its norm."""
@@ -97,7 +121,7 @@ class Fitter:
             if self.trace.meta:
                 example = on_meta(example)
             for training in self.trace.passes:
-                with untouched(self.model), elementary(), substituted(self.model, tensors), checker:
+                with untouched(self.model), elementary(), substituted(self.model, tensors), checker.watching(self.model):
                     self.model.train(training)
                     call(self.model, example)
         except Exception as error:

@@ -2,14 +2,15 @@
 
     trace → volumes → plan → fit → apply → verify
 
-Each arrow is a module. Until `apply` nothing is touched; from there a journal can put everything back, and does on any failure.
+Each arrow is a module. Until `apply` nothing is touched (but for `residual="fold"`, which sets a volume apart before it is
+planned); from there a journal can put everything back, and does on any failure.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from outgrow.apply import Journal, apply_plan, tensors_of
 from outgrow.draft import inits_of
 from outgrow.errors import GrowthError, Problem, VerifyError
 from outgrow.flops import count_flops
+from outgrow.graft import apply_grafts
 from outgrow.methods import Method
 from outgrow.plan import Plan, table
 from outgrow.predict import Prediction
@@ -27,12 +29,20 @@ from outgrow.settle import settle
 from outgrow.trace import Example, forget_caches, random_state
 from outgrow.training.history import remember
 from outgrow.training.optimizer import grow_optimizers, watch_for_stale
+from outgrow.transforms.fold import fold_residuals
 from outgrow.transforms.widen import Skip, Widen
 
 
 @dataclass(eq=False)
 class Growth:
-    """What a growth did. `print(growth)` shows it as a table."""
+    """What a growth did. `print(growth)` shows it as a table.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> growth = widen(model, torch.zeros(1, 4), "0", to=12)
+        >>> growth.parameters, growth.preserving, growth.max_error <= growth.tolerance
+        ((58, 86), True, True)
+    """
 
     model: nn.Module = field(repr=False)
     plan: Plan = field(repr=False)
@@ -97,23 +107,26 @@ def grow(
     with random_state():
         forget_caches(model)
         anatomy = dissect(model, example)
-        choices, skipped, plan = settle(model, example, anatomy, transforms, seed)
-        prediction = Prediction(anatomy, choices)
-        shape = [value.shape for value in anatomy.reading.trace.values]
-        flops = count_flops(anatomy.reading.trace, shape.__getitem__), count_flops(anatomy.reading.trace, prediction.shape)
-        before = _parameters(model)
         base = verify.run(model, example) if check else None
         limits = verify.sensitivity(model, example, base) if base is not None else (0.0, 0.0)
-        preserving = all(choice.method.exact for choice in choices)
+        before = _parameters(model)
         journal = Journal()
         optimizers, averages = _several(optimizer), _several(average)
         try:
+            anatomy, requests, grafts = fold_residuals(model, example, anatomy, transforms, journal)
+            choices, skipped, plan = settle(model, example, anatomy, requests, seed)
+            plan = replace(plan, grafts=grafts)
+            prediction = Prediction(anatomy, choices)
+            shape = [value.shape for value in anatomy.reading.trace.values]
+            flops = count_flops(anatomy.reading.trace, shape.__getitem__), count_flops(anatomy.reading.trace, prediction.shape)
+            preserving = all(choice.method.exact for choice in choices)
             inits = inits_of(choices)
             olds = {id(tensor): tensor.detach() for tensor in tensors_of(model).values()}
             apply_plan(model, plan, inits, journal)
             grow_optimizers(optimizers, model, plan, olds, journal)
-            for copy in averages:
-                apply_plan(getattr(copy, "module", copy), plan, inits, journal)
+            for copy in (getattr(average, "module", average) for average in averages):
+                apply_grafts(copy, plan, journal)
+                apply_plan(copy, plan, inits, journal)
             worst, allowed = _check(model, example, base, limits, preserving) if base is not None else (float("nan"), 0.0)
         except BaseException:
             journal.undo()
@@ -157,7 +170,8 @@ def widen(
         where: names or globs; a pattern selects a volume if it matches its name, or the path of every module that writes it.
         factor, by, to: exactly one; a factor is rounded to the nearest size that the volume and the method allow.
         method: "auto", "r2r", "net2net", "netmorph", "random", or an instance such as `outgrow.R2R(init="he")`.
-        residual: "stream" widens whole residual streams; "fold" is the paper's folded residual for one volume of a stream.
+        residual: "stream" widens whole residual streams; "fold" is the paper's folded residual: `where` names a module
+            that writes a stream, and only the volume it writes is widened, by R2R; its skips go through a `Fold`.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))

@@ -226,16 +226,18 @@ def join(ties: Ties, blocks: Sequence[Block], shape: Sequence[int]) -> Layout:
             continue
         parts = [*clash, block]
         axes = sorted({axis for part in parts for axis in part.axes})
-        if all(len(part.axes) < len(axes) for part in parts):
-            whole = Block(tuple(axes), ties.fresh([shape[axis] for axis in axes]))
-            for part in parts:
-                tie(ties, part, whole)
-            result = [*(other for other in result if other not in clash), whole]
-            continue
         columns = []
         for part in parts:
             spread = part.labels.reshape([shape[axis] if axis in part.axes else 1 for axis in axes])
             columns.append(np.broadcast_to(spread, [shape[axis] for axis in axes]).ravel())
+        if all(len(part.axes) < len(axes) for part in parts):
+            which = _numbered(columns)
+            labels = ties.fresh((int(which.max()) + 1,))[which].reshape([shape[axis] for axis in axes])
+            whole = Block(tuple(axes), labels)
+            for part in parts:
+                tie(ties, part, whole)
+            result = [*(other for other in result if other not in clash), whole]
+            continue
         uniques = [np.unique(column, return_inverse=True) for column in columns]
         grid = ties.fresh([len(values) for values, _ in uniques])
         for position, (values, _) in enumerate(uniques):
@@ -244,6 +246,15 @@ def join(ties: Ties, blocks: Sequence[Block], shape: Sequence[int]) -> Layout:
         result = [other for other in result if other not in clash]
         result.extend(make_block(axes, merged.reshape([shape[axis] for axis in axes])))
     return tuple(result)
+
+
+def _numbered(columns: Sequence[Labels]) -> Labels:
+    """Number the different rows of some columns."""
+    number = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, inverse = np.unique(column, return_inverse=True)
+        number = np.unique(number * len(values) + inverse.reshape(-1), return_inverse=True)[1].reshape(-1)
+    return number
 
 
 def _factor_groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:

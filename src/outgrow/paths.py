@@ -28,6 +28,7 @@ import numpy as np
 from outgrow.effects import (
     Contract,
     Effect,
+    Folded,
     Ignore,
     Map,
     Mix,
@@ -119,7 +120,7 @@ class Carried:
     debt: Fraction = Fraction(0)
     ratio: Ratio | None = None
     mean: bool = False  # it is the mean over the volume's units
-    writers: frozenset[str] = frozenset()
+    writers: frozenset[tuple[str, str]] = frozenset()  # tensors, each with the scale that its rows have passed ("": none)
     standardised: bool = False  # a reader's weight whose new columns are zero whatever they read
 
 
@@ -220,7 +221,7 @@ class Walk:
         if self.reading.uniform[value]:
             return Carried(State.CONST)
         if self.reading.constant[value]:
-            return Carried(self.start, writers=self.origins(self.reading.layouts[value]))
+            return Carried(self.start, writers=self.unscaled(self.reading.layouts[value]))
         return Carried(State.CONST if not self.reading.layouts[value] else State.ANY)
 
     def origins(self, layout: Layout) -> frozenset[str]:
@@ -230,6 +231,9 @@ class Walk:
             mine = np.unique(block.labels[self.ids(block.labels) >= 0])
             names |= {tensor for tensor, _ in self.anatomy.born(mine)}
         return frozenset(names)
+
+    def unscaled(self, layout: Layout) -> frozenset[tuple[str, str]]:
+        return frozenset((name, "") for name in self.origins(layout))
 
     def slots_in(self, layout: Layout) -> set[tuple[str, int]]:
         found: set[tuple[str, int]] = set()
@@ -249,14 +253,19 @@ class Walk:
         raise Refused("its statistics could not be followed")
 
     def copied_whole(self, layout: Layout, axes: frozenset[int]) -> None:
-        """A statistic over copies stays if all that it goes over is copied, equally often."""
+        """A statistic over copies stays if all that it goes over is copied, equally often; groups must hold the same units."""
         for block in layout:
-            if set(block.axes) & axes and (self.ids(block.labels) < 0).any():
+            ids = self.ids(block.labels)
+            others = [position for position, axis in enumerate(block.axes) if axis not in axes]
+            if len(others) < ids.ndim and (ids < 0).any():
                 raise Refused(f"{self.op.module or self.op.name} takes a statistic over it together with other units")
+            if len(others) < ids.ndim and any((ids != ids.take([0], axis=position)).any() for position in others):
+                raise Refused(f"{self.op.module or self.op.name} takes a statistic over groups that hold different units of it")
         self.verdict.multiples = True
 
-    def over_units_alone(self, layout: Layout, axes: frozenset[int]) -> None:
+    def mean_of(self, x: Carried, layout: Layout, axes: frozenset[int]) -> None:
         """The mean of the units at each place is not the mean over units and places together."""
+        self.averaged(x)
         if axes - self.axes(layout):
             raise Refused(f"{self.op.module or self.op.name} takes a statistic over its units and over places at once")
 
@@ -288,6 +297,8 @@ class Walk:
                 return Carried(State.ANY if x.state is State.MEAN else x.state)
             case Mix():
                 return self.mix(effect)
+            case Folded():
+                return self.folded(effect)
         raise AssertionError(effect)
 
     def settled(self, *items: Carried) -> None:
@@ -298,12 +309,12 @@ class Walk:
 
     def blend(self, items: Iterable[Carried]) -> Carried:
         """What holds for several values laid side by side or added."""
-        present = [item for item in items]
+        present = list(items)
         debts = {(item.debt, item.ratio) for item in present if item.debt or item.state not in (None, State.CONST)}
         if len(debts) > 1:
             raise Refused(f"values of different scale meet in {self.op.name} ({self.op.module})")
         debt, ratio = next(iter(debts), (Fraction(0), None))
-        writers = frozenset[str]().union(*(item.writers for item in present))
+        writers = frozenset[tuple[str, str]]().union(*(item.writers for item in present))
         states = {item.state for item in present} - {None}
         mean = bool(present) and all(item.mean for item in present)
         standardised = any(item.standardised for item in present)
@@ -388,7 +399,7 @@ class Walk:
         if not sources:
             return Carried(None)
         if all(self.reading.constant[side.value] for side, _ in sources):
-            return Carried(self.start, writers=frozenset[str]().union(*(self.origins(layout) for _, layout in sources)))
+            return Carried(self.start, writers=self.unscaled(tuple(block for _, layout in sources for block in layout)))
         return Carried(State.ANY)
 
     def demand(self, key: tuple[str, int], what: str) -> None:
@@ -428,18 +439,28 @@ class Walk:
             names = {self.reading.trace.values[operand.value].name}
         if len(names) != 1 or x.ratio is None:
             return x
-        self.verdict.rescales.append(Rescale(names.pop(), x.ratio, -x.debt))
+        payment = Rescale(names.pop(), x.ratio, -x.debt)
+        earlier = next((rescale for rescale in self.verdict.rescales if rescale.tensor == payment.tensor), None)
+        if earlier is None:
+            self.verdict.rescales.append(payment)
+        elif earlier != payment:
+            raise Refused(f"{payment.tensor} is used in two places that need different scales of it")
         return replace(x, debt=Fraction(0), ratio=None)
 
     def weigh(self, x: Carried, scale: Operand, debt: Fraction, ratio: Ratio | None) -> Carried:
         """LayerScale: rows must average to the mean after the scale, whose new entries are one."""
         names = self.origins(scale.layout)
         whole = sum(int((self.ids(block.labels) >= 0).sum()) == block.labels.size == self.volume.size for block in scale.layout)
-        if len(names) != 1 or not whole or any(writer in self.verdict.weights for writer in x.writers):
+        if len(names) != 1 or not whole or not x.writers or any(passed for _, passed in x.writers):
             raise Refused(f"its writers are scaled one by one in {self.op.module}")
-        for writer in x.writers:
-            self.verdict.weights[writer] = next(iter(names))
-        return Carried(State.MEAN, debt, ratio)
+        scaled = frozenset((writer, next(iter(names))) for writer, _ in x.writers)
+        return Carried(State.MEAN, debt, ratio, writers=scaled)
+
+    def averaged(self, x: Carried) -> None:
+        """A statistic relies on new units being the mean of what it sees: of rows after the scale that they have passed."""
+        for writer, scale in x.writers:
+            if self.verdict.weights.setdefault(writer, scale) != scale:
+                raise Refused(f"{writer} reaches one statistic through {scale or 'no scale'} and another without it")
 
     def reduce(self, effect: Reduce) -> Carried:
         layout = self.reading.layouts[effect.input]
@@ -454,7 +475,7 @@ class Walk:
         if x.state is State.CONST:
             return Carried(None)
         if x.state is State.MEAN and effect.how == "mean":
-            self.over_units_alone(layout, effect.axes)
+            self.mean_of(x, layout, effect.axes)
             self.ratio(layout, effect.axes, whole=True)
             return Carried(None, mean=True)
         if x.state is State.ZERO and effect.how in ("sum", "norm"):
@@ -462,7 +483,7 @@ class Walk:
         if x.state is State.ZERO and effect.how == "mean":
             return Carried(None, x.debt + 1, self.ratio(layout, effect.axes, whole=True))
         if x.state is State.MEAN and effect.how in ("var", "std"):
-            self.over_units_alone(layout, effect.axes)
+            self.mean_of(x, layout, effect.axes)
             power = Fraction(1) if effect.how == "var" else Fraction(1, 2)
             return Carried(None, power, self.ratio(layout, effect.axes, whole=True))
         if x.state is State.COPY and effect.how == "extreme":
@@ -484,7 +505,7 @@ class Walk:
             ratio = self.ratio(effect.input.layout, effect.axes, whole=False)
             return replace(self.normalised(effect, ratio), standardised=True)
         if x.state is State.MEAN:
-            self.over_units_alone(effect.input.layout, effect.axes)
+            self.mean_of(x, effect.input.layout, effect.axes)
             return self.normalised(effect, self.ratio(effect.input.layout, effect.axes, whole=True))
         if x.state is State.COPY:
             self.copied_whole(effect.input.layout, effect.axes)
@@ -505,6 +526,14 @@ class Walk:
                 raise Refused(f"{effect.reason} ({self.op.module or 'the model'})")
         state = self.blend(items).state
         return Carried(State.ANY if state in (State.MEAN, State.ZERO) else state)
+
+    def folded(self, effect: Folded) -> Carried:
+        x = self.carried(effect.input)
+        self.settled(x)
+        if x.state not in (None, State.PAIR):
+            raise Refused(f"the folded residual {self.op.module} goes on from pairs only (method='r2r')")
+        writes = any(self.axes(self.reading.layouts[output]) for output in self.op.outputs)
+        return Carried(State.ZERO if writes else None)
 
 
 def _blend(states: set[State | None]) -> State | None:

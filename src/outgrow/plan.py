@@ -1,8 +1,8 @@
 """The plan: every edit that a growth will make, frozen and printable before any number changes.
 
 An *insertion* opens new positions along one axis of one tensor and says what goes there; a *rescaling* multiplies existing
-numbers; a *setting* changes a size (or an ε) that a module keeps as a Python attribute. Insertions of one tensor are made in
-order, each on the result of the one before.
+numbers; a *setting* changes a size (or an ε) that a module keeps as a Python attribute; a *graft*, made before all else, routes
+a skip through a folded residual. Insertions of one tensor are made in order, each on the result of the one before.
 """
 
 from __future__ import annotations
@@ -68,6 +68,21 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Graft:
+    """Route the skip of a sum through a new `Fold`, as yet the identity."""
+
+    block: str  # path of the module whose code makes the sum
+    module: str  # path of the Fold: a new child of the block, or an nn.Identity whose place it takes
+    sum: int  # which of the sums in the block's code; −1 if an nn.Identity is replaced
+    operand: int  # which side of the sum is the skip
+    size: int  # channels of the skip
+    dim: int  # and their axis
+
+    def __str__(self) -> str:
+        return f"{self.module}: folds the skip of {self.block or 'the model'}"
+
+
+@dataclass(frozen=True)
 class Change:
     """One volume's growth, in words and numbers."""
 
@@ -86,10 +101,11 @@ class Plan:
     edits: tuple[Insertion | Rescaling, ...]
     settings: tuple[Setting, ...] = ()
     seed: int = 0
+    grafts: tuple[Graft, ...] = ()
 
     def __str__(self) -> str:
         rows = [(c.volume, f"{c.old} → {c.new}", c.method + ("" if c.exact else " (does not preserve)")) for c in self.changes]
-        return table(("volume", "units", "method"), rows)
+        return "\n".join([table(("volume", "units", "method"), rows), *map(str, self.grafts)])
 
     def shapes(self, before: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors that change, afterwards."""
@@ -108,6 +124,7 @@ class Plan:
             "settings": [
                 {**vars(setting), "old": _plain(setting.old), "new": _plain(setting.new)} for setting in self.settings
             ],
+            **({"grafts": [asdict(graft) for graft in self.grafts]} if self.grafts else {}),
         }
 
     @staticmethod
@@ -117,6 +134,7 @@ class Plan:
             tuple(_unpack(edit) for edit in data["edits"]),
             tuple(Setting(**{**s, "old": _from_plain(s["old"]), "new": _from_plain(s["new"])}) for s in data["settings"]),
             data["seed"],
+            tuple(Graft(**graft) for graft in data.get("grafts", ())),
         )
 
 

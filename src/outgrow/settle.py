@@ -20,6 +20,7 @@ from outgrow.plan import Plan, Setting
 from outgrow.predict import Prediction
 from outgrow.reading import refs_in
 from outgrow.trace import Example
+from outgrow.transforms.fold import fold_settings
 from outgrow.transforms.widen import Skip, Widen, choose, matches, proportional
 from outgrow.volumes import Anatomy, Volume
 
@@ -41,7 +42,7 @@ def settle(
             continue
         plan = make_plan(anatomy, choices, seed)
         try:
-            plan = replace(plan, settings=tuple(_eps_settings(model, choices)))
+            plan = replace(plan, settings=(*_eps_settings(model, choices), *fold_settings(model, anatomy, choices)))
         except _NoEps as missing:
             barred[missing.volume.name] = missing.reason
             continue

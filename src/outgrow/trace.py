@@ -16,6 +16,7 @@ import random
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
+from outgrow.folded import Fold
+
 REGISTERED = ("_parameters", "_buffers", "_modules")
+FOLD = "outgrow.fold"  # how a folded residual, which runs as several operators, is written down
 Example = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
 
 
@@ -239,7 +243,38 @@ def module_paths(model: nn.Module) -> Iterator[Callable[[], str]]:
             handle.remove()
 
 
-class Recorder(TorchDispatchMode):
+class Watcher(TorchDispatchMode):
+    """Sees every operator that runs while it is active, and each `Fold` as one operator."""
+
+    inside = False  # a Fold is running: what its operators do is its own business
+
+    def folded(self, path: str, fold: Fold, x: Tensor, result: Tensor) -> None:
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        def enter(module: nn.Module, args: Any) -> None:
+            self.inside = True
+
+        def leave(path: str, module: nn.Module, args: Any, result: Any) -> None:
+            self.inside = False
+            assert isinstance(module, Fold)
+            self.folded(path, module, args[0], result)
+
+        handles: list[Any] = []
+        for path, module in model.named_modules():
+            if isinstance(module, Fold):
+                handles.append(module.register_forward_pre_hook(enter))
+                handles.append(module.register_forward_hook(partial(leave, path)))
+        try:
+            with self:
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+class Recorder(Watcher):
     """Writes down every operator that runs while it is active."""
 
     def __init__(self, model: nn.Module, inputs: list[Tensor], trace: Trace, here: Callable[[], str]) -> None:
@@ -287,8 +322,14 @@ class Recorder(TorchDispatchMode):
     def _note(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: tuple[int, ...]) -> None:
         self.trace.ops.append(Op(len(self.trace.ops), name, args, kwargs, outputs, self.here()))
 
+    def folded(self, path: str, fold: Fold, x: Tensor, result: Tensor) -> None:
+        value = Ref(self.value_of(x))
+        self.trace.ops.append(Op(len(self.trace.ops), FOLD, (value, fold.dim), {}, (self._new(result, "result"),), path))
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.inside:
+            return func(*args, **kwargs)
         inputs = tuple(self._ref(arg) for arg in args)
         keywords = {key: self._ref(arg) for key, arg in kwargs.items()}
         result = func(*args, **kwargs)
@@ -364,7 +405,7 @@ def _record(model: nn.Module, example: Example, training: bool, trace: Trace) ->
     with untouched(model), elementary(), module_paths(model) as here, substituted(model, tensors):
         model.train(training)
         recorder = Recorder(model, tensors_in(example), trace, here)
-        with recorder:
+        with recorder.watching(model):
             output = call(model, example)
         trace.outputs.update(recorder.value_of(tensor) for tensor in tensors_in(output) if tensor in recorder.index_of)
     trace.passes.append(training)

@@ -174,8 +174,11 @@ def _pinned(reading: Reading, root: Labels) -> dict[int, str]:
         place = f" ({module})" if module else ""
         for item in np.unique(root[labels]).tolist():
             result.setdefault(item, reason + place)
-    for item in np.flatnonzero(~_used(reading, root)).tolist():
-        result.setdefault(item, "the model computes nothing with it")
+    used = _used(reading, root)
+    for origin in reading.ties.origins:
+        for item in root[origin.start : origin.start + origin.size].tolist():
+            if not used[item]:
+                result.setdefault(item, "the model computes nothing with it")
     return result
 
 

@@ -76,7 +76,7 @@ class Method(abc.ABC):
         """New units come in multiples of this."""
         return 1
 
-    def draft(self, volume: Volume, new: int, rng: np.random.Generator) -> Draft:
+    def draft(self, volume: Volume, verdict: Verdict, new: int, rng: np.random.Generator) -> Draft:
         """Which old units the new ones are modelled on: in turn, from a random start order."""
         order = rng.permutation(volume.size)
         return Draft(new, tuple(int(order[index % volume.size]) for index in range(new)))

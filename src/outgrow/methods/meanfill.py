@@ -17,7 +17,15 @@ from outgrow.volumes import Slot, Volume
 
 @dataclass(frozen=True, kw_only=True)
 class MeanFill(Method):
-    """The mean of the old features, under norms that take statistics over them."""
+    """The mean of the old features, under norms that take statistics over them.
+
+    Example:
+        >>> import torch, outgrow
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 2))
+        >>> growth = outgrow.widen(model, torch.randn(1, 4), "0", to=12, method=MeanFill())
+        >>> model[1].normalized_shape, round(model[1].eps / 1e-5, 4)
+        ((12,), 0.6667)
+    """
 
     @property
     def name(self) -> str:

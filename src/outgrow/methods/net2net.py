@@ -21,7 +21,15 @@ from outgrow.volumes import Slot, Volume
 class Net2Net(Method):
     """Copies that share.
 
-    mapping: "balanced" (each unit is copied equally often, give or take one) or "random". split: "equal" or "random".
+    mapping: "balanced" (each unit is copied equally often, give or take one) or "random" (where whole copies are not
+    needed). split: "equal" or "random".
+
+    Example:
+        >>> import torch, outgrow
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> growth = outgrow.widen(model, torch.randn(1, 4), "0", to=9, method=Net2Net(split="random"))
+        >>> int((model[0].weight[8] == model[0].weight[:8]).all(1).sum())  # the new unit is a copy of one old one
+        1
     """
 
     mapping: str = "balanced"
@@ -41,9 +49,9 @@ class Net2Net(Method):
     def state(self) -> State:
         return State.COPY
 
-    def draft(self, volume: Volume, new: int, rng: np.random.Generator) -> Draft:
-        models = super().draft(volume, new, rng).models
-        if self.mapping == "random":
+    def draft(self, volume: Volume, verdict: Verdict, new: int, rng: np.random.Generator) -> Draft:
+        models = super().draft(volume, verdict, new, rng).models
+        if self.mapping == "random" and not verdict.multiples:
             models = tuple(int(unit) for unit in rng.integers(volume.size, size=new))
         groups = np.concatenate([np.arange(volume.size), np.array(models, dtype=np.int64)])
         raw = np.ones(len(groups)) if self.split == "equal" else rng.uniform(0.2, 1.0, size=len(groups))

@@ -15,7 +15,15 @@ from outgrow.volumes import Slot, Volume
 
 @dataclass(frozen=True, kw_only=True)
 class NetMorph(Method):
-    """One side zero: "readers" or "writers"."""
+    """One side zero: "readers" or "writers".
+
+    Example:
+        >>> import torch, outgrow
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> growth = outgrow.widen(model, torch.randn(1, 4), "0", to=9, method=NetMorph(zero="readers"))
+        >>> model[2].weight[:, 8].tolist()
+        [0.0, 0.0]
+    """
 
     zero: str = "readers"
 
@@ -45,7 +53,14 @@ class NetMorph(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomPad(Method):
-    """The paper's baseline: all new values drawn. It does not preserve the function."""
+    """The paper's baseline: all new values drawn. It does not preserve the function.
+
+    Example:
+        >>> import torch, outgrow
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> outgrow.widen(model, torch.randn(1, 4), "0", to=9, method=RandomPad()).preserving
+        False
+    """
 
     @property
     def name(self) -> str:

@@ -38,8 +38,8 @@ class R2R(Method):
     def step(self) -> int:
         return 2
 
-    def draft(self, volume: Volume, new: int, rng: np.random.Generator) -> Draft:
-        half = super().draft(volume, new // 2, rng)
+    def draft(self, volume: Volume, verdict: Verdict, new: int, rng: np.random.Generator) -> Draft:
+        half = super().draft(volume, verdict, new // 2, rng)
         return Draft(new, half.models * 2)
 
     def recipe(self, slot: Slot, volume: Volume, verdict: Verdict, draft: Draft) -> Recipe:

@@ -39,6 +39,8 @@ def unary(reading: Reading, op: Op) -> Outcome:
     name = plain(op)
     value = op.args[0].value
     layout = reading.layouts[value]
+    if name in ("sin", "cos") and layout:
+        reading.pin(layout, range(len(reading.trace.values[value].shape)), "its sizes set the frequencies of a position encoding", op)
     effect: Effect = Map((value,), _zero_at_zero(op), name in HOMOGENEOUS)
     if name in ("rsqrt", "sqrt", "reciprocal", "square"):
         effect = Power(value, {"rsqrt": -0.5, "sqrt": 0.5, "reciprocal": -1.0, "square": 2.0}[name])

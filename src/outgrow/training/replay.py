@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from outgrow.apply import Journal, apply_setting, tensors_of
 from outgrow.errors import CheckpointError, Problem
+from outgrow.graft import apply_grafts
 from outgrow.plan import Insertion, Plan, Setting
 from outgrow.training.history import ATTRIBUTE
 
@@ -152,6 +153,7 @@ def _make_settings(model: nn.Module, order: Sequence[tuple[str, Plan]], journal:
     problems: list[Problem] = []
     for place, plan in order:
         part = model.get_submodule(place)
+        apply_grafts(part, plan, journal)
         for setting in plan.settings:
             where = ".".join(filter(None, (place, setting.module, setting.name)))
             found, now = _current(part, setting)

@@ -1,0 +1,15 @@
+"""The public names: the table of contents of the package."""
+
+from outgrow.anatomy import volumes as volumes
+from outgrow.errors import GrowthError as GrowthError
+from outgrow.grow import Growth as Growth
+from outgrow.grow import grow as grow
+from outgrow.grow import widen as widen
+from outgrow.methods import R2R as R2R
+from outgrow.methods import MeanFill as MeanFill
+from outgrow.methods import Net2Net as Net2Net
+from outgrow.methods import NetMorph as NetMorph
+from outgrow.methods import RandomPad as RandomPad
+from outgrow.training.checkpoint import load as load
+from outgrow.training.checkpoint import save as save
+from outgrow.transforms.widen import Widen as Widen
