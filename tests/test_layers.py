@@ -83,6 +83,24 @@ class RootMeanSquare(nn.Module):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-3) * self.weight
 
 
+class NormedTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(W), nn.Linear(W, W)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x + self.linear(self.norm(x)))
+
+
+class NormBesideScale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.scale = nn.LayerNorm(W), b.LayerScale(W, image=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.norm(x), self.scale(x)], dim=-1)
+
+
 @dataclass(frozen=True)
 class Case:
     name: str
@@ -147,6 +165,9 @@ CASES = [
     Case("layer norm written with var", lambda: sequence(b.WrittenLayerNorm(W, 1e-3, "var"))),
     Case("layer norm written with pow", lambda: sequence(b.WrittenLayerNorm(W, 1e-3, "pow"))),
     Case("layer norm written over channels", lambda: image(b.WrittenLayerNorm2d(W, 1e-3))),
+    Case("one layer norm used twice", lambda: sequence(NormedTwice())),
+    Case("copies under a layer norm", lambda: sequence(nn.LayerNorm(W)), by=W, method="net2net"),
+    Case("layer norm beside a scale", lambda: sequence(NormBesideScale(), 2 * W)),
     Case("RMS norm", lambda: sequence(nn.RMSNorm(W, eps=1e-3))),
     Case("RMS norm written out", lambda: sequence(b.WrittenRMSNorm(W, 1e-3))),
     Case("RMS norm with a number for ε", lambda: sequence(RootMeanSquare()), refused="ε"),

@@ -13,7 +13,7 @@ import numpy as np
 
 from outgrow.errors import Problem
 from outgrow.labels import Labels
-from outgrow.methods.base import Method, Recipe
+from outgrow.methods.base import Init, Method, Recipe
 from outgrow.paths import Verdict
 from outgrow.plan import Change, Insertion, Plan, Rescaling
 from outgrow.volumes import Anatomy, Slot, Volume
@@ -49,7 +49,7 @@ def runs(ids: Labels, size: int) -> Labels:
     flat = table.reshape(-1)
     if (np.diff(flat) <= 0).any():
         raise Irregular
-    return table
+    return np.asarray(table)
 
 
 def slot_ids(anatomy: Anatomy, volume: Volume, slot: Slot) -> Labels:
@@ -147,6 +147,6 @@ def _insertion(slot: Slot, ids: Labels, size: int, recipe: Recipe, choice: Choic
     return edit, after
 
 
-def inits_of(choices: Sequence[Choice]) -> Mapping[str, object]:
+def inits_of(choices: Sequence[Choice]) -> Mapping[str, Init]:
     """The functions that users gave as `init`, by the name that the plan calls them."""
     return {f"@{id(c.method.init)}": c.method.init for c in choices if not isinstance(c.method.init, str)}

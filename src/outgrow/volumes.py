@@ -240,7 +240,7 @@ def _volumes_of(
     alike: dict[object, list[int]] = defaultdict(list)
     for unit in sorted(signature):
         alike[tuple(signature[unit]), tuple(marks[unit]), reasons.get(unit)].append(unit)
-    result = []
+    result: list[Volume] = []
     shapes = {value.name: value.shape for value in reading.trace.values if value.name}
     for members in alike.values():
         if len(members) < 2:
