@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from outgrow.fill import Init, fill_moment, fill_values, grown
 from outgrow.plan import Insertion, Plan, Rescaling, Setting
-from outgrow.trace import tensors_of as tensors_of
+from outgrow.sandbox import tensors_of
 
 Edits = Sequence[Insertion | Rescaling]
 
@@ -73,7 +73,7 @@ def _replace(tensor: Tensor, new: Tensor, gradient: Tensor | None, journal: Jour
     def put(value: Tensor, grad: Tensor | None) -> None:
         with torch.no_grad():
             tensor.grad = None
-            tensor.set_(value)
+            tensor.set_(value)  # type: ignore[call-overload]
             tensor.grad = grad
 
     journal.note(lambda: put(old, old_gradient))

@@ -264,17 +264,18 @@ def _past_torchvision(action: Callable[[], Any]) -> Any:
 def _torchvision_stand_ins() -> torch.library.Library:
     import torch
 
-    library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+    library = torch.library.Library("torchvision", "DEF")
     schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
     for operator in ("nms", "qnms"):
-        library.define(operator + schema)  # type: ignore[no-untyped-call]
+        library.define(operator + schema)
     return library
 
 
 def _torch_dtype(name: str) -> torch.dtype:
     import torch
 
-    return getattr(torch, name)  # type: ignore[no-any-return]
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def make_example(shapes: Sequence[tuple[int, ...]], batch: int, dtype: str | None) -> Any:

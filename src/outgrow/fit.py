@@ -1,10 +1,10 @@
 """Make the model's Python fit its new tensors: sizes that modules keep as attributes.
 
-The layers of torch.nn are known by a table. For everything else the grown model is run once on meta tensors (no arithmetic, no
-memory) beside the trace, whose shapes afterwards are predicted: at the first operator that disagrees, the module whose code was
-running must hold the old number in an integer attribute. A repair counts only if the run then gets further; what is found in one
-module is tried on its sisters of the same class. Where no attribute explains the clash, the code ties two sizes to each other, and
-`Clash` says which operator showed it.
+The layers of torch.nn are known by a table. For everything else the grown model is run once on meta tensors (no arithmetic,
+no memory) beside the trace, whose shapes afterwards are predicted: at the first operator that disagrees, the module whose code
+was running must hold the old number in an integer attribute. A repair counts only if the run then gets further; what is found
+in one module is tried on its sisters of the same class. Where no attribute explains the clash, the code ties two sizes to each
+other, and `Clash` says which operator showed it.
 """
 
 from __future__ import annotations
@@ -23,20 +23,8 @@ from outgrow.folded import Fold
 from outgrow.plan import Plan, Setting
 from outgrow.predict import Prediction
 from outgrow.reading import refs_in
-from outgrow.trace import (
-    FOLD,
-    Example,
-    Op,
-    Trace,
-    Watcher,
-    call,
-    elementary,
-    on_meta,
-    substituted,
-    tensors_in,
-    tensors_of,
-    untouched,
-)
+from outgrow.sandbox import elementary, on_meta, substituted, tensors_of, untouched
+from outgrow.trace import FOLD, Example, Op, Trace, Watcher, call, tensors_in
 
 ROUNDS = 400
 NEARBY = 40  # operators of the clashing module that are searched for the number that changes
@@ -60,7 +48,7 @@ class Checker(Watcher):
     """Compares a run with the trace, operator by operator."""
 
     def __init__(self, trace: Trace, prediction: Prediction) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.trace, self.prediction = trace, prediction
         self.expected = [op for op in trace.ops if op.name != "outgrow.write_through_view"]
         self.count = 0
@@ -95,7 +83,7 @@ class Checker(Watcher):
         self.count += 1
 
     def _check_numbers(self, op: Op, args: Any) -> None:
-        """Numbers that the code computes (a scale from a width, say) must be what they were; only an ε may move with its norm."""
+        """Numbers that the code computes (a scale from a width, say) must stay as they were; only an ε moves with its norm."""
         old, new = self.prediction.numbers.get(op.index, (0.0, 0.0))
         for before, now in zip(op.args, args, strict=False):
             if isinstance(before, float) or (isinstance(before, (int, float)) and op.name in SCALING):
@@ -168,7 +156,7 @@ def fit(fitter: Fitter, plan: Plan, prediction: Prediction) -> tuple[list[Settin
 
 
 def _repairs(model: nn.Module, clash: Clash, prediction: Prediction, settings: Sequence[Setting]) -> Iterator[list[Setting]]:
-    """Guesses for a clash, likeliest first: an attribute equal to a size that changes right there, here and in sister modules."""
+    """Guesses for a clash, likeliest first: an attribute equal to a size that changes there, here and in sister modules."""
     trace = prediction.anatomy.reading.trace
     taken = {(s.module, s.name, s.item) for s in settings}
     nearby = [op.index for op in trace.ops[clash.index :] if op.module == clash.module][:NEARBY] or [clash.index]
@@ -307,9 +295,8 @@ def _sizes(module: nn.Module, new: Mapping[str, tuple[int, ...]], groups: tuple[
         case nn.PReLU() if weight:
             return {"num_parameters": weight[0]}
         case nn.RNNBase() if new:
-            hidden = new.get("weight_hh_l0", module.weight_hh_l0.shape)[1]
-            inputs = new.get("weight_ih_l0", module.weight_ih_l0.shape)[1]
-            return {"hidden_size": hidden, "input_size": inputs}
+            sizes = {"hidden_size": new.get("weight_hh_l0"), "input_size": new.get("weight_ih_l0")}
+            return {name: shape[1] for name, shape in sizes.items() if shape}
         case nn.MultiheadAttention() if "in_proj_weight" in new:
             width = new["in_proj_weight"][1]
             return {"embed_dim": width, "kdim": width, "vdim": width}

@@ -24,7 +24,8 @@ from outgrow.apply import Journal
 from outgrow.errors import MethodError, Problem
 from outgrow.folded import Fold
 from outgrow.plan import Graft, Plan
-from outgrow.trace import REGISTERED, Trace, untouched
+from outgrow.sandbox import REGISTERED, untouched
+from outgrow.trace import Trace
 
 SUMS = {"aten.add", "aten.add_", "aten.sub", "aten.sub_", "aten.rsub"}
 FUNCTIONS = {operator.add, operator.iadd, operator.sub, operator.isub, torch.add, torch.sub}
@@ -40,6 +41,8 @@ class Unreadable(Exception):
 
 class _OwnCode(fx.Tracer):
     """Reads a module's own code: what its children do is theirs."""
+
+    proxy_buffer_attributes = True  # code that looks at the numbers of a buffer is not read as if they were constants
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
@@ -192,7 +195,7 @@ def _revive(base: type[nn.Module], seams: dict[tuple[int, int], str]) -> nn.Modu
 
     def take(self: nn.Module, state: dict[str, Any]) -> None:
         self.__class__ = base
-        base.__setstate__(self, state)  # type: ignore[no-untyped-call]
+        base.__setstate__(self, state)
         self.__class__ = _derive(self, seams)
 
     unborn: type[nn.Module] = type(base.__name__, (base,), {"__setstate__": take})

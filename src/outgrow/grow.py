@@ -17,7 +17,7 @@ from torch import nn
 
 from outgrow import verify
 from outgrow.anatomy import dissect
-from outgrow.apply import Journal, apply_plan, tensors_of
+from outgrow.apply import Journal, apply_plan
 from outgrow.draft import inits_of
 from outgrow.errors import GrowthError, Problem, VerifyError
 from outgrow.flops import count_flops
@@ -25,8 +25,9 @@ from outgrow.graft import apply_grafts
 from outgrow.methods import Method
 from outgrow.plan import Plan, table
 from outgrow.predict import Prediction
+from outgrow.sandbox import forget_caches, random_state, tensors_of
 from outgrow.settle import settle
-from outgrow.trace import Example, forget_caches, random_state
+from outgrow.trace import Example
 from outgrow.training.history import remember
 from outgrow.training.optimizer import grow_optimizers, watch_for_stale
 from outgrow.transforms.fold import fold_residuals

@@ -152,7 +152,8 @@ def take(layout: Layout, axis: int, index: slice | int | Sequence[int] | Labels)
         position = block.axes.index(axis)
         if isinstance(index, int):
             rest = tuple(a for a in block.axes if a != axis)
-            result.extend(make_block(rest, block.labels.take(index, axis=position)) if rest else ())
+            chosen = np.asarray(block.labels.take(index, axis=position))
+            result.extend(make_block(rest, chosen) if rest else ())
         else:
             picked: tuple[slice | Sequence[int] | Labels, ...] = (*(slice(None),) * position, index)
             result.extend(make_block(block.axes, block.labels[picked]))
@@ -185,7 +186,7 @@ def outline(ties: Ties, block: Block, rest: tuple[int, ...]) -> Labels:
     kinds, which = np.unique(rows, axis=0, return_inverse=True)
     names = ties.fresh((len(kinds),))
     ties.bind(names, kinds, 0)
-    labels = names[which.reshape(-1)].reshape(shape)
+    labels: Labels = names[which.reshape(-1)].reshape(shape)
     if labels.ndim > 1:
         ties.grid(labels)
     return labels
@@ -262,7 +263,8 @@ def _factor_groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[in
     groups: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(old) or j < len(new):
-        left, right = [], []
+        left: list[int] = []
+        right: list[int] = []
         a = b = 1
         while True:
             if a == b and left and right:

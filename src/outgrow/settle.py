@@ -1,7 +1,7 @@
 """Settle what grows and to which size, so that the model's own code agrees.
 
-Requests choose volumes, sizes and methods. `fit` then finds the attributes that hold sizes. Where the code ties two volumes to one
-ratio (attention that ends in `reshape(B, N, C)`), they are grown together to sizes that fit, or not at all.
+Requests choose volumes, sizes and methods. `fit` then finds the attributes that hold sizes. Where the code ties two volumes
+to one ratio (attention that ends in `reshape(B, N, C)`), they are grown together to sizes that fit, or not at all.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _tighten(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice], clas
 
 
 def _blame(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice], clash: Clash) -> dict[str, str]:
-    """Which volumes to leave out, and why: those with the fewest slots of what stands at the clash, and their like elsewhere."""
+    """Which volumes to leave out, and why: of what stands at the clash those with the fewest slots, and their like."""
     at_clash = _at(anatomy, choices, clash.index)
     path = clash.module
     while not at_clash:
@@ -182,7 +182,7 @@ def _at(anatomy: Anatomy, choices: Sequence[Choice], index: int) -> list[str]:
     families = {f for array in labels for f in np.unique(anatomy.family_of[anatomy.root[array]]).tolist()}
     found = []
     for choice in choices:
-        if choice.volume.family in families:
-            if any((anatomy.units(choice.volume, array) >= 0).any() for array in labels):
-                found.append(choice.volume.name)
+        here = choice.volume.family in families
+        if here and any((anatomy.units(choice.volume, array) >= 0).any() for array in labels):
+            found.append(choice.volume.name)
     return found

@@ -11,25 +11,20 @@ A tensor that is written in place becomes a new value: the list of operators is 
 from __future__ import annotations
 
 import contextlib
-import math
-import random
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from outgrow.folded import Fold
+from outgrow.sandbox import elementary, on_meta, substituted, tensors_of, untouched
 
-REGISTERED = ("_parameters", "_buffers", "_modules")
 FOLD = "outgrow.fold"  # how a folded residual, which runs as several operators, is written down
 Example = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
 
@@ -101,125 +96,6 @@ def tensors_in(tree: Any) -> list[Tensor]:
     return []
 
 
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name; a tied tensor under its first name."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def on_meta(tree: Any) -> Any:
-    """An example with its tensors replaced by ones that have a shape but no numbers."""
-    return tree_map_only(Tensor, lambda tensor: tensor.to("meta"), tree)
-
-
-@contextlib.contextmanager
-def substituted(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let modules see other tensors under their parameters' names, for a while."""
-    twins: dict[int, Tensor] = {}
-    for name, tensor in tensors_of(model).items():
-        twins[id(tensor)] = tensors[name]
-    undo: list[tuple[dict[str, Any], str, Any]] = []
-    flats: list[tuple[nn.RNNBase, list[Any]]] = []
-    try:
-        for module in model.modules():
-            for group in (module._parameters, module._buffers):
-                for name, tensor in list(group.items()):
-                    if tensor is not None and id(tensor) in twins:
-                        undo.append((group, name, tensor))
-                        group[name] = twins[id(tensor)]
-            if isinstance(module, nn.RNNBase):
-                flats.append((module, module._flat_weights))
-                module._flat_weights = [twins.get(id(weight), weight) for weight in module._flat_weights]
-        yield
-    finally:
-        for group, name, tensor in reversed(undo):
-            group[name] = tensor
-        for module, weights in flats:
-            module._flat_weights = weights
-
-
-@contextlib.contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """Whatever a forward pass does inside (modes, batch statistics, caches, random numbers), afterwards it is undone."""
-    attributes = [(module, _snapshot(module)) for module in model.modules()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    with random_state():
-        try:
-            yield
-        finally:
-            for module, before in attributes:
-                now = vars(module)
-                for name in [name for name in now if name not in before and name not in REGISTERED]:
-                    del now[name]
-                now.update(before)
-            with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
-
-
-def _snapshot(module: nn.Module) -> dict[str, Any]:
-    """A module's attributes, with the dicts and lists among them copied; its tensors and children are left out."""
-    return {
-        name: type(value)(value) if type(value) in (dict, list, set) else value
-        for name, value in vars(module).items()
-        if name not in REGISTERED
-    }
-
-
-def forget_caches(model: nn.Module) -> None:
-    """Let modules drop what they cache between eval passes: those that do so drop it on their way to train mode."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.train()
-    for module, training in modes:
-        module.training = training
-
-
-@contextlib.contextmanager
-def random_state() -> Iterator[None]:
-    """Put the random state of torch, numpy and Python back afterwards."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
-
-
-@contextlib.contextmanager
-def precise() -> Iterator[None]:
-    """Compute without gradients, and without TF32, which would hide what is exact."""
-    matmul_tf32 = torch.backends.cuda.matmul.allow_tf32
-    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False):
-        torch.backends.cuda.matmul.allow_tf32 = False
-        try:
-            yield
-        finally:
-            torch.backends.cuda.matmul.allow_tf32 = matmul_tf32
-
-
-@contextlib.contextmanager
-def elementary() -> Iterator[None]:
-    """Make composite layers run as the elementary operators that the rules know."""
-    fastpath = torch.backends.mha.get_fastpath_enabled()
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _without_onednn(), torch.backends.cudnn.flags(enabled=False):
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fastpath)
-
-
-@contextlib.contextmanager
-def _without_onednn() -> Iterator[None]:
-    enabled = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(enabled)
-
-
 @contextlib.contextmanager
 def module_paths(model: nn.Module) -> Iterator[Callable[[], str]]:
     """Yield a function that tells the path of the module whose `forward` is running."""
@@ -278,7 +154,7 @@ class Recorder(Watcher):
     """Writes down every operator that runs while it is active."""
 
     def __init__(self, model: nn.Module, inputs: list[Tensor], trace: Trace, here: Callable[[], str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.trace = trace
         self.here = here
         self.index_of = WeakIdKeyDictionary()
@@ -357,7 +233,7 @@ class Recorder(Watcher):
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _geometry(tensor: Tensor) -> tuple[Any, ...]:
@@ -369,9 +245,11 @@ def _apart(one: Tensor, other: Tensor) -> bool:
 
     Slices along one axis of a tensor are told apart so (modulo the stride of the axis outside it).
     """
-    sides = [(t.storage_offset(), [(n, s) for n, s in zip(t.shape, t.stride(), strict=True) if n > 1]) for t in (one, other)]
+    sides = [
+        (int(t.storage_offset()), [(n, s) for n, s in zip(t.shape, t.stride(), strict=True) if n > 1]) for t in (one, other)
+    ]
     strides = {stride for _, axes in sides for _, stride in axes}
-    for period in (*strides, math.inf):
+    for period in (*strides, sys.maxsize):
         ends = []
         for offset, axes in sides:
             inside = sum((size - 1) * stride for size, stride in axes if stride < period)

@@ -1,8 +1,8 @@
 """Check that the grown model computes what the old one did, as exactly as the network itself is computed.
 
-The yardstick is the network's own sensitivity: how far its outputs move when every weight moves by one unit in the last place. A
-growth passes if it moves them by no more than a small multiple of that. Random operators (dropout, stochastic depth) are
-switched off, and batch statistics that a forward pass updates are put back.
+The yardstick is the network's own sensitivity: how far its outputs move when every weight moves by one unit in the last
+place. A growth passes if it moves them by no more than a small multiple of that. Random operators (dropout, stochastic depth)
+are switched off, and batch statistics that a forward pass updates are put back.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from outgrow.apply import tensors_of
-from outgrow.trace import Example, call, precise, tensors_in, untouched
+from outgrow.sandbox import precise, tensors_of, untouched
+from outgrow.trace import Example, call, tensors_in
 
 MULTIPLE = 10.0
 FLOOR = 32.0  # units in the last place of the largest output
@@ -24,6 +24,9 @@ FLOOR = 32.0  # units in the last place of the largest output
 
 class Sober(TorchDispatchMode):
     """Runs random operators at their expectation."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

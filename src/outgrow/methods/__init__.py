@@ -30,4 +30,4 @@ def candidates(method: str | Method) -> tuple[Method, ...]:
     raise MethodError(f"there is no method {method!r}: write one of {names}, or an instance such as outgrow.R2R(init='he')")
 
 
-__all__ = ["AUTO", "BY_NAME", "MeanFill", "Method", "Net2Net", "NetMorph", "R2R", "RandomPad", "candidates"]
+__all__ = ["AUTO", "BY_NAME", "R2R", "MeanFill", "Method", "Net2Net", "NetMorph", "RandomPad", "candidates"]

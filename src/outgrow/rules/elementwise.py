@@ -40,7 +40,9 @@ def unary(reading: Reading, op: Op) -> Outcome:
     value = op.args[0].value
     layout = reading.layouts[value]
     if name in ("sin", "cos") and layout:
-        reading.pin(layout, range(len(reading.trace.values[value].shape)), "its sizes set the frequencies of a position encoding", op)
+        reading.pin(
+            layout, range(len(reading.trace.values[value].shape)), "its sizes set the frequencies of a position encoding", op
+        )
     effect: Effect = Map((value,), _zero_at_zero(op), name in HOMOGENEOUS)
     if name in ("rsqrt", "sqrt", "reciprocal", "square"):
         effect = Power(value, {"rsqrt": -0.5, "sqrt": 0.5, "reciprocal": -1.0, "square": 2.0}[name])
@@ -88,7 +90,7 @@ def together(reading: Reading, op: Op, refs: list[Ref]) -> tuple[Layout, list[Op
 
 def several(reading: Reading, op: Op) -> Outcome:
     """A function of several tensors, number by number."""
-    refs = [ref for ref in refs_in(op.args)]
+    refs = refs_in(op.args)
     layout, _ = together(reading, op, refs)
     return Outcome((layout,), Map(tuple(ref.value for ref in refs), plain(op) in ("maximum", "minimum", "where", "lerp")))
 
@@ -125,7 +127,7 @@ def multiply(reading: Reading, op: Op) -> Outcome:
 def copy(reading: Reading, op: Op) -> Outcome:
     """`target.copy_(source)`: the target's labels meet the source's."""
     target, source = refs_in(op.args)[:2]
-    layout, operands = together(reading, op, [target, source])
+    layout, _ = together(reading, op, [target, source])
     return Outcome((layout,), Move((source.value,)))
 
 

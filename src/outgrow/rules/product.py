@@ -26,7 +26,7 @@ def contract(
     sides = []
     size_of: dict[int, int] = {}
     for ref, layout, names, sizes in (left, right):
-        order = {axis: name for axis, name in enumerate(names)}
+        order = dict(enumerate(names))
         named = _rename(layout, order)
         size_of.update({name: max(size, size_of.get(name, 1)) for name, size in zip(names, sizes, strict=True)})
         sides.append((ref, named, dict(zip(names, sizes, strict=True))))

@@ -42,7 +42,7 @@ def statistic(reading: Reading, op: Op) -> Outcome:
 
 
 def _correction(op: Op) -> float:
-    """What var and std take off the number of entries: `var.dim(x, dim, unbiased)` or `var.correction(x, dim, *, correction)`."""
+    """What var and std take off the number of entries: `var(x, dim, unbiased)` or `var(x, dim, *, correction)`."""
     given = op.args[2] if len(op.args) > 2 else op.kwargs.get("correction")
     return 1.0 if given is None else float(given)
 

@@ -75,7 +75,7 @@ def slice_(reading: Reading, op: Op) -> Outcome:
     ref = op.args[0]
     shape = reading.shape(ref)
     axis = axis_of(op, 1, len(shape))
-    start, stop, step = (list(op.args[2:5]) + [None, None, None])[:3]
+    start, stop, step = (*op.args[2:5], None, None, None)[:3]
     return moved(reading, ref, take(reading.layout(ref), axis, slice(start, stop, step)))
 
 

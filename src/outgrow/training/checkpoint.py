@@ -24,9 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outgrow.apply import Journal, tensors_of
+from outgrow.apply import Journal
 from outgrow.errors import CheckpointError, Problem
 from outgrow.plan import Plan
+from outgrow.sandbox import tensors_of
 from outgrow.training.replay import FRESH, Histories, histories_of, refuse, replay
 
 VERSION = 1

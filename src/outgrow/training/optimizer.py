@@ -32,10 +32,11 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from outgrow.apply import Edits, Journal, edits_by_tensor, tensors_of
+from outgrow.apply import Edits, Journal, edits_by_tensor
 from outgrow.errors import OptimizerError, Problem, StaleOptimizerError
 from outgrow.fill import fill_moment, fill_values, grown
 from outgrow.plan import Insertion, Plan
+from outgrow.sandbox import tensors_of
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outgrow.apply import Journal, apply_setting, tensors_of
+from outgrow.apply import Journal, apply_setting
 from outgrow.errors import CheckpointError, Problem
 from outgrow.graft import apply_grafts
 from outgrow.plan import Insertion, Plan, Setting
+from outgrow.sandbox import tensors_of
 from outgrow.training.history import ATTRIBUTE
 
 Shape = tuple[int, ...]

@@ -1,0 +1,270 @@
+"""How many of timm's model families grow: `widen(model, x, "*", factor=1.5)` on the smallest model of each.
+
+A family counts when, in float64 and with every parameter and buffer randomised first,
+- the output agrees within ten times the model's own one-ulp sensitivity (and never worse than 1e-9 of the largest output),
+  on the example and on fresh inputs of another batch size;
+- parameters grew at least 1.3 ×, or what was left out is refused with a reason (column "left out");
+- class and state_dict keys are unchanged;
+- training runs, and at least 90% of the new weights (or as large a share as of the old ones) get a gradient within three steps.
+
+    python benchmarks/coverage.py                  # all families: hours on two cores
+    python benchmarks/coverage.py resnet levit     # some, merged into the results
+    python benchmarks/coverage.py --table          # only write docs/coverage.md anew
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+HERE = Path(__file__).parent
+FAMILIES = HERE / "timm_families.json"
+RESULTS = HERE / "results" / "coverage.json"
+PAGE = HERE.parent / "docs" / "coverage.md"
+LARGE = 60_000_000
+FACTOR = 1.5
+DRAWS = 3
+
+
+def import_timm() -> Any:
+    """timm imports torchvision, whose wheel may lack its operators beside a CPU build of torch."""
+    try:
+        import timm
+    except RuntimeError:
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        import_timm.library = library  # type: ignore[attr-defined]
+        for name in [name for name in sys.modules if name.startswith(("torchvision", "timm"))]:
+            del sys.modules[name]
+        import timm
+    return timm
+
+
+@torch.no_grad()
+def randomise(model: nn.Module, seed: int = 0) -> None:
+    """Move every parameter and floating buffer away from where it was initialised; variances stay positive."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+        if name.endswith("running_var"):
+            tensor.mul_(1 + noise.abs())
+        elif isinstance(tensor, nn.Parameter) or name.endswith("running_mean"):
+            spread = float(tensor.std(correction=0)) if tensor.numel() > 1 else 0.0
+            tensor.add_(noise * max(spread, 0.05) * 0.5)
+        else:  # masks, position tables: their zeros and infinities stay
+            tensor.mul_(1 + 0.1 * noise)
+
+
+def compare(old: Tensor, new: Tensor) -> float:
+    if old.shape != new.shape or not torch.isfinite(new).all() or not torch.isfinite(old).all():
+        return float("inf")
+    return float((old - new).abs().max() / old.abs().max())
+
+
+def flat(output: Any) -> Tensor:
+    if isinstance(output, Tensor):
+        return output
+    parts = [flat(part) for part in (output.values() if isinstance(output, dict) else output) if part is not None]
+    return torch.cat([part.flatten() for part in parts])
+
+
+@torch.no_grad()
+def ulp_sensitivity(model: nn.Module, x: Tensor, base: Tensor) -> float:
+    """How far the output moves when every weight moves by one unit in the last place, up or down: the worst of a few draws."""
+    generator = torch.Generator().manual_seed(1)
+    saved = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    worst = 0.0
+    for _ in range(DRAWS):
+        for name, parameter in model.named_parameters():
+            towards = torch.where(torch.rand(parameter.shape, generator=generator) < 0.5, -float("inf"), float("inf"))
+            parameter.copy_(torch.nextafter(saved[name], towards.to(parameter.dtype)))
+        worst = max(worst, compare(base, flat(model(x))))
+    for name, parameter in model.named_parameters():
+        parameter.copy_(saved[name])
+    return worst
+
+
+def new_entries(plan: Any, name: str, shape: torch.Size) -> Tensor:
+    """Mask of the entries of a parameter that a plan added."""
+    mask = torch.zeros(shape, dtype=torch.bool)
+    born: dict[int, list[bool]] = {}
+    for edit in plan.edits:
+        if edit.tensor == name and hasattr(edit, "at"):
+            now = born.setdefault(edit.axis, [False] * edit.size)
+            fresh = set(edit.at)
+            old = iter(now)
+            born[edit.axis] = [True if index in fresh else next(old) for index in range(edit.size + len(edit.at))]
+    for axis, flags in born.items():
+        mask |= torch.tensor(flags).view([-1 if a == axis else 1 for a in range(mask.ndim)])
+    return mask
+
+
+def gradient_shares(model: nn.Module, plan: Any, shape: tuple[int, ...], batch: int) -> tuple[float, float]:
+    """Shares of new and of old weights that get a gradient within three steps of training."""
+    torch.manual_seed(0)
+    model.float().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    seen = {name: torch.zeros(p.shape, dtype=torch.bool) for name, p in model.named_parameters()}
+    for _ in range(3):
+        optimizer.zero_grad()
+        output = flat(model(torch.randn(batch, *shape)))
+        loss = (output * torch.randn_like(output)).mean()
+        loss.backward()
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                seen[name] |= parameter.grad != 0
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    counts = Counter[str]()
+    for name, flags in seen.items():
+        mask = new_entries(plan, name, flags.shape)
+        counts["new"] += int(mask.sum())
+        counts["new seen"] += int((flags & mask).sum())
+        counts["old"] += int((~mask).sum())
+        counts["old seen"] += int((flags & ~mask).sum())
+    return counts["new seen"] / max(counts["new"], 1), counts["old seen"] / max(counts["old"], 1)
+
+
+def examine(family: str, entry: dict[str, Any]) -> dict[str, Any]:
+    """Grow one model and measure everything."""
+    import outgrow
+
+    timm = import_timm()
+    torch.manual_seed(0)
+    model = timm.create_model(entry["model"]).double().eval()
+    randomise(model)
+    shape = tuple(entry["input"])
+    batch = 1 if entry["parameters"] > LARGE else 2
+    example = torch.randn(batch, *shape, dtype=torch.float64)
+    fresh = torch.randn(batch + 1, *shape, dtype=torch.float64)
+    keys, kind = list(model.state_dict()), type(model)
+    with torch.no_grad():
+        before = [flat(model(x)) for x in (example, fresh)]
+    sensitivity = ulp_sensitivity(model, example, before[0])
+    started = time.perf_counter()
+    growth = outgrow.widen(model, example, "*", factor=FACTOR, check=False)
+    seconds = time.perf_counter() - started
+    with torch.no_grad():
+        errors = [compare(old, flat(model(x))) for old, x in zip(before, (example, fresh), strict=True)]
+    allowed = min(max(10 * sensitivity, 32 * torch.finfo(torch.float64).eps), 1e-9)
+    ratio = growth.parameters[1] / growth.parameters[0]
+    left_out = [skip for skip in growth.skipped if not is_boundary(skip.reason)]
+    result = {
+        "model": entry["model"],
+        "parameters": growth.parameters,
+        "ratio": round(ratio, 3),
+        "error": max(errors),
+        "allowed": allowed,
+        "sensitivity": sensitivity,
+        "volumes": len(growth.plan.changes),
+        "methods": dict(Counter(change.method for change in growth.plan.changes)),
+        "left_out": len(left_out),
+        "reasons": [f"{skip.volume}: {skip.reason}" for skip in left_out][:12],
+        "same_class_and_keys": type(model) is kind and list(model.state_dict()) == keys,
+        "seconds": round(seconds, 2),
+    }
+    new, old = gradient_shares(model, growth.plan, shape, 2)
+    result |= {"gradient_new": round(new, 4), "gradient_old": round(old, 4)}
+    exact = max(errors) <= allowed
+    learns = new >= 0.9 or new >= old - 1e-3
+    result["counts"] = bool(exact and result["same_class_and_keys"] and learns and (ratio >= 1.3 or left_out))
+    return result
+
+
+def is_boundary(reason: str) -> bool:
+    """Inputs, outputs and positions never grow; the other direction of a grid that grows is not left out either."""
+    return any(text in reason for text in ("output of the model", "not the model's own", "another direction", "looked up"))
+
+
+def write_page(results: dict[str, Any]) -> None:
+    families = json.loads(FAMILIES.read_text())
+    counted = sum(result.get("counts", False) for result in results["families"].values())
+    lines = [
+        "# Coverage of timm's model families",
+        "",
+        f'`outgrow.widen(model, x, "*", factor={FACTOR})` on the smallest model of each of timm\'s {len(families)} families, in',
+        "float64, every parameter and buffer randomised first. Made by `make coverage` from `benchmarks/results/coverage.json`;",
+        "what the columns mean and when a family counts is told in `benchmarks/coverage.py`.",
+        "",
+        f"**{counted} of {len(families)} families count** ({len(results['families'])} examined; {results['versions']}).",
+        "",
+        "| family | model | counts | parameters × | error | allowed | volumes grown | left out | new weights with gradient |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for family in families:
+        result = results["families"].get(family)
+        if result is None:
+            lines.append(f"| {family} | {families[family]['model']} | not examined | | | | | | |")
+        elif "refused" in result:
+            lines.append(f"| {family} | {result['model']} | no | | {result['refused'][:120].replace('|', '/')} | | | | |")
+        else:
+            mark = "yes" if result["counts"] else "no"
+            methods = ", ".join(f"{count} {name}" for name, count in result["methods"].items())
+            lines.append(
+                f"| {family} | {result['model']} | {mark} | {result['ratio']:.2f} | {result['error']:.0e} | "
+                f"{result['allowed']:.0e} | {methods} | {result['left_out']} | {result['gradient_new']:.0%} |"
+            )
+    lines += ["", "## What was left out, and why", ""]
+    for family, result in results["families"].items():
+        if result.get("reasons"):
+            lines.append(f"- **{family}**")
+            lines += [f"  - {reason}" for reason in result["reasons"][:4]]
+            if result["left_out"] > 4:
+                lines.append(f"  - … and {result['left_out'] - 4} more")
+    PAGE.write_text("\n".join(lines) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*", help="families to examine (default: all, smallest first)")
+    parser.add_argument("--missing", action="store_true", help="only those without a result that counts")
+    parser.add_argument("--table", action="store_true", help="only write docs/coverage.md anew")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    families = json.loads(FAMILIES.read_text())
+    RESULTS.parent.mkdir(exist_ok=True)
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"families": {}}
+    timm = import_timm()
+    results["versions"] = f"torch {torch.__version__.partition('+')[0]}, timm {timm.__version__}"
+    results["command"] = "python benchmarks/coverage.py"
+    names = arguments.families or sorted(families, key=lambda family: families[family]["parameters"])
+    if arguments.missing:
+        names = [name for name in names if not results["families"].get(name, {}).get("counts")]
+    for number, family in enumerate([] if arguments.table else names, start=1):
+        try:
+            result = examine(family, families[family])
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(last.filename).name}:{last.lineno}"
+            result = {
+                "model": families[family]["model"],
+                "counts": False,
+                "refused": f"{type(error).__name__} ({where}): {error}",
+            }
+        results["families"][family] = result
+        mark = "counts" if result["counts"] else "does not count"
+        print(
+            f"[{number}/{len(names)}] {family}: {mark}",
+            {k: v for k, v in result.items() if k not in ("reasons", "methods")},
+            flush=True,
+        )
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    write_page(results)
+    print(f"{sum(r['counts'] for r in results['families'].values())} of {len(families)} families count; see {PAGE}")
+
+
+if __name__ == "__main__":
+    main()
