@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "R2R",
+    "Fold",
     "Growth",
     "GrowthError",
     "MeanFill",

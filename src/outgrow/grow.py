@@ -172,7 +172,7 @@ def widen(
         factor, by, to: exactly one; a factor is rounded to the nearest size that the volume and the method allow.
         method: "auto", "r2r", "net2net", "netmorph", "random", or an instance such as `outgrow.R2R(init="he")`.
         residual: "stream" widens whole residual streams; "fold" is the paper's folded residual: `where` names a module
-            that writes a stream, and only the volume it writes is widened, by R2R; its skips go through a `Fold`.
+            that writes a stream, and only the volume it writes is widened, by R2R; its skips go through an `outgrow.Fold`.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))

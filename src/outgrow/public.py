@@ -2,6 +2,7 @@
 
 from outgrow.anatomy import volumes as volumes
 from outgrow.errors import GrowthError as GrowthError
+from outgrow.folded import Fold as Fold
 from outgrow.grow import Growth as Growth
 from outgrow.grow import grow as grow
 from outgrow.grow import widen as widen
