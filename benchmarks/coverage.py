@@ -186,7 +186,17 @@ def examine(family: str, entry: dict[str, Any]) -> dict[str, Any]:
 
 def is_boundary(reason: str) -> bool:
     """Inputs, outputs and positions never grow; the other direction of a grid that grows is not left out either."""
-    return any(text in reason for text in ("output of the model", "not the model's own", "another direction", "looked up"))
+    return any(
+        text in reason
+        for text in (
+            "output of the model",
+            "model's input",
+            "not the model's own",
+            "another direction",
+            "looked up",
+            "fixed table",
+        )
+    )
 
 
 def write_page(results: dict[str, Any]) -> None:

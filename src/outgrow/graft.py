@@ -17,6 +17,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
 
@@ -67,11 +68,11 @@ def _read(block: nn.Module, training: bool) -> fx.Graph:
         with untouched(block):
             block.train(training)
             block.__class__ = base_of(block)
-            before, states = _attributes(block), (random.getstate(), torch.get_rng_state().tolist())
+            before, states = _attributes(block), _random_states()
             graph = _OwnCode().trace(block)
             if _attributes(block) != before:
                 raise Unreadable("its code makes tensors of its own or changes attributes")
-            if states != (random.getstate(), torch.get_rng_state().tolist()):
+            if states != _random_states():
                 raise Unreadable("its code draws random numbers")
             return graph
     except Unreadable:
@@ -84,6 +85,11 @@ def _read(block: nn.Module, training: bool) -> fx.Graph:
 
 def _attributes(block: nn.Module) -> dict[str, int]:
     return {name: id(value) for name, value in vars(block).items() if name not in REGISTERED}
+
+
+def _random_states() -> tuple[object, ...]:
+    _, keys, position, *_ = np.random.get_state(legacy=True)
+    return random.getstate(), torch.get_rng_state().tolist(), keys.tolist(), position
 
 
 def sums_in(graph: fx.Graph) -> list[fx.Node]:

@@ -375,9 +375,9 @@ class Walk:
         """The units are summed over: by a reader's columns, or by another activation."""
         constant = [self.reading.constant[side.value] for side in (effect.left, effect.right)]
         if not any(constant):
-            if State.ZERO in (a.state, b.state):
+            if (a.state is State.ZERO) != (b.state is State.ZERO):  # were both zero, neither would get a gradient
                 return
-            raise Refused(f"two activations are multiplied and summed over it in {self.op.module or self.op.name}")
+            raise Refused(f"two activations are multiplied and summed over it (as q·k is) in {self.op.module or self.op.name}")
         reader, x = (effect.right, a) if constant[1] else (effect.left, b)
         self.settled(x)
         done = self.known.get(reader.value)

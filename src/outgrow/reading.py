@@ -81,13 +81,18 @@ class Reading:
         Labels that meet such a size can never grow: they are pinned, and carried no further.
         """
         bare: set[int] = set()
+        why = ""
         for ref, layout, sizes in operands:
             covered = {axis for block in layout for axis in block.axes}
-            if not self.uniform[ref.value]:
-                bare |= {axis for axis, size in sizes.items() if size > 1 and axis not in covered}
+            here = {axis for axis, size in sizes.items() if size > 1 and axis not in covered}
+            if here and not self.uniform[ref.value]:
+                bare |= here
+                why = (
+                    "its size is that of a fixed table" if self.constant[ref.value] else "its size is set by the model's input"
+                )
         layouts = []
         for _, layout, _ in operands:
-            self.pin(layout, sorted(bare), f"it meets a size that is not the model's own in {op.name}", op)
+            self.pin(layout, sorted(bare), why, op)
             layouts.append(tuple(block for block in layout if not set(block.axes) <= bare))
         return layouts
 
