@@ -89,7 +89,7 @@ def _attributes(block: nn.Module) -> dict[str, int]:
 
 def _random_states() -> tuple[object, ...]:
     _, keys, position, *_ = np.random.get_state(legacy=True)
-    return random.getstate(), torch.get_rng_state().tolist(), keys.tolist(), position
+    return random.getstate(), torch.get_rng_state().tolist(), np.asarray(keys).tolist(), position
 
 
 def sums_in(graph: fx.Graph) -> list[fx.Node]:
