@@ -9,6 +9,7 @@ A family counts when, in float64 and with every parameter and buffer randomised 
 
     python benchmarks/coverage.py                  # all families: hours on two cores
     python benchmarks/coverage.py resnet levit     # some, merged into the results
+    python benchmarks/coverage.py --device cuda --workers 12
     python benchmarks/coverage.py --table          # only write docs/coverage.md anew
 """
 
@@ -21,6 +22,8 @@ import time
 import traceback
 import warnings
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +93,7 @@ def ulp_sensitivity(model: nn.Module, x: Tensor, base: Tensor) -> float:
     for _ in range(DRAWS):
         for name, parameter in model.named_parameters():
             towards = torch.where(torch.rand(parameter.shape, generator=generator) < 0.5, -float("inf"), float("inf"))
-            parameter.copy_(torch.nextafter(saved[name], towards.to(parameter.dtype)))
+            parameter.copy_(torch.nextafter(saved[name], towards.to(parameter)))
         worst = max(worst, compare(base, flat(model(x))))
     for name, parameter in model.named_parameters():
         parameter.copy_(saved[name])
@@ -118,14 +121,15 @@ def gradient_shares(model: nn.Module, plan: Any, shape: tuple[int, ...], batch: 
     model.float().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     seen = {name: torch.zeros(p.shape, dtype=torch.bool) for name, p in model.named_parameters()}
+    device = next(model.parameters()).device
     for _ in range(3):
         optimizer.zero_grad()
-        output = flat(model(torch.randn(batch, *shape)))
+        output = flat(model(torch.randn(batch, *shape).to(device)))
         loss = (output * torch.randn_like(output)).mean()
         loss.backward()
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
-                seen[name] |= parameter.grad != 0
+                seen[name] |= (parameter.grad != 0).cpu()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     counts = Counter[str]()
@@ -138,7 +142,7 @@ def gradient_shares(model: nn.Module, plan: Any, shape: tuple[int, ...], batch: 
     return counts["new seen"] / max(counts["new"], 1), counts["old seen"] / max(counts["old"], 1)
 
 
-def examine(family: str, entry: dict[str, Any]) -> dict[str, Any]:
+def examine(entry: dict[str, Any], device: str) -> dict[str, Any]:
     """Grow one model and measure everything."""
     import outgrow
 
@@ -146,10 +150,11 @@ def examine(family: str, entry: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(0)
     model = timm.create_model(entry["model"]).double().eval()
     randomise(model)
+    model.to(device)
     shape = tuple(entry["input"])
     batch = 1 if entry["parameters"] > LARGE else 2
-    example = torch.randn(batch, *shape, dtype=torch.float64)
-    fresh = torch.randn(batch + 1, *shape, dtype=torch.float64)
+    example = torch.randn(batch, *shape, dtype=torch.float64).to(device)
+    fresh = torch.randn(batch + 1, *shape, dtype=torch.float64).to(device)
     keys, kind = list(model.state_dict()), type(model)
     with torch.no_grad():
         before = [flat(model(x)) for x in (example, fresh)]
@@ -184,6 +189,17 @@ def examine(family: str, entry: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def job(family: str, entry: dict[str, Any], device: str) -> tuple[str, dict[str, Any]]:
+    """One family in a process of its own; whatever goes wrong becomes its result."""
+    warnings.filterwarnings("ignore")
+    try:
+        return family, examine(entry, device)
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(last.filename).name}:{last.lineno}"
+        return family, {"model": entry["model"], "counts": False, "refused": f"{type(error).__name__} ({where}): {error}"}
+
+
 def is_boundary(reason: str) -> bool:
     """Inputs, outputs and positions never grow; the other direction of a grid that grows is not left out either."""
     return any(
@@ -205,9 +221,10 @@ def write_page(results: dict[str, Any]) -> None:
     lines = [
         "# Coverage of timm's model families",
         "",
-        f'`outgrow.widen(model, x, "*", factor={FACTOR})` on the smallest model of each of timm\'s {len(families)} families, in',
-        "float64, every parameter and buffer randomised first. Made by `make coverage` from `benchmarks/results/coverage.json`;",
-        "what the columns mean and when a family counts is told in `benchmarks/coverage.py`.",
+        f'`outgrow.widen(model, x, "*", factor={FACTOR})` on the smallest model of each of timm\'s {len(families)}',
+        "families, in float64, every parameter and buffer randomised first. Made by `make coverage` from",
+        "`benchmarks/results/coverage.json`; what the columns mean and when a family counts is told in",
+        "`benchmarks/coverage.py`.",
         "",
         f"**{counted} of {len(families)} families count** ({len(results['families'])} examined; {results['versions']}).",
         "",
@@ -241,6 +258,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", help="families to examine (default: all, smallest first)")
     parser.add_argument("--missing", action="store_true", help="only those without a result that counts")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=1, help="processes side by side")
     parser.add_argument("--table", action="store_true", help="only write docs/coverage.md anew")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -248,30 +267,20 @@ def main() -> None:
     RESULTS.parent.mkdir(exist_ok=True)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"families": {}}
     timm = import_timm()
-    results["versions"] = f"torch {torch.__version__.partition('+')[0]}, timm {timm.__version__}"
-    results["command"] = "python benchmarks/coverage.py"
+    results["versions"] = f"torch {torch.__version__.partition('+')[0]}, timm {timm.__version__}, {arguments.device}"
+    results["command"] = f"python benchmarks/coverage.py --device {arguments.device}"
     names = arguments.families or sorted(families, key=lambda family: families[family]["parameters"])
     if arguments.missing:
         names = [name for name in names if not results["families"].get(name, {}).get("counts")]
-    for number, family in enumerate([] if arguments.table else names, start=1):
-        try:
-            result = examine(family, families[family])
-        except Exception as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{Path(last.filename).name}:{last.lineno}"
-            result = {
-                "model": families[family]["model"],
-                "counts": False,
-                "refused": f"{type(error).__name__} ({where}): {error}",
-            }
-        results["families"][family] = result
-        mark = "counts" if result["counts"] else "does not count"
-        print(
-            f"[{number}/{len(names)}] {family}: {mark}",
-            {k: v for k, v in result.items() if k not in ("reasons", "methods")},
-            flush=True,
-        )
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    jobs = [] if arguments.table else [(family, families[family], arguments.device) for family in names]
+    with ProcessPoolExecutor(arguments.workers, get_context("spawn")) as pool:
+        for number, done in enumerate(as_completed([pool.submit(job, *each) for each in jobs]), start=1):
+            family, result = done.result()
+            results["families"][family] = result
+            mark = "counts" if result["counts"] else "does not count"
+            shown = {key: value for key, value in result.items() if key not in ("reasons", "methods")}
+            print(f"[{number}/{len(names)}] {family}: {mark}", shown, flush=True)
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     write_page(results)
     print(f"{sum(r['counts'] for r in results['families'].values())} of {len(families)} families count; see {PAGE}")
 

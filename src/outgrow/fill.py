@@ -105,6 +105,8 @@ def fill_values(
             lost = list(range(1, new.ndim))
             rows = new.index_select(axis, kept).mean(dim=lost, keepdim=True)
             block = rows.expand([*rows.shape[:axis], len(at), *rows.shape[axis + 1 :]]).expand_as(new.narrow(axis, 0, len(at)))
+        elif edit.fill == "spread":
+            block = _spread(new, edit, kept, seed)
         elif edit.fill == "copy":
             sources = kept[torch.tensor(edit.sources, device=new.device)]
             block = new.index_select(axis, sources)
@@ -136,6 +138,19 @@ def _mean(new: Tensor, edit: Insertion, kept: Tensor, others: Mapping[str, Tenso
         part = part * weights.view([-1 if a == edit.axis else 1 for a in range(new.ndim)])
     mean = part.mean(dim=edit.axis, keepdim=True)
     return mean.expand([len(edit.at) if a == edit.axis else size for a, size in enumerate(mean.shape)])
+
+
+def _spread(new: Tensor, edit: Insertion, kept: Tensor, seed: int) -> Tensor:
+    """Row mean ± draws, whose mean square in each row is the row's variance: mean and variance of the row stay as they are."""
+    lost = list(range(1, new.ndim))
+    old = new.index_select(edit.axis, kept)
+    mean, variance = old.mean(dim=lost, keepdim=True), old.var(dim=lost, correction=0, keepdim=True)
+    shape = [max(edit.draws) + 1 if a == edit.axis else size for a, size in enumerate(new.shape)]
+    drawn = torch.empty(shape, dtype=new.dtype, device=new.device).uniform_(-1.0, 1.0, generator=_generator(new, edit, seed))
+    drawn *= (variance / drawn.square().mean(dim=lost, keepdim=True)).sqrt()
+    block = drawn.index_select(edit.axis, torch.tensor(edit.draws, device=new.device))
+    _multiply(block, edit.axis, torch.arange(len(edit.draws), device=new.device), edit.signs)
+    return block + mean
 
 
 def _draw(new: Tensor, edit: Insertion, old: Tensor, deviation: float, seed: int, inits: Mapping[str, Init]) -> Tensor:

@@ -65,7 +65,7 @@ READER = {
     State.ZERO: "free",
     State.CONST: "sign",
 }
-STRICTNESS = ("free", "sign", "share", "zero", "mean")
+STRICTNESS = ("free", "sign", "share", "zero", "spread", "mean")
 
 
 @dataclass(frozen=True)
@@ -383,6 +383,8 @@ class Walk:
         done = self.known.get(reader.value)
         if done is not None and done.standardised:
             self.settled(done)
+            if self.start is State.PAIR and x.state not in (State.PAIR, State.ZERO, State.CONST):
+                raise Refused(f"new units are no longer pairs where the standardised weight of {self.op.module} reads them")
             return
         state = State.ANY if x.state is None else x.state
         columns = tuple(block for block in reader.layout if set(block.axes) & effect.contracted)
@@ -500,10 +502,7 @@ class Walk:
             return Carried(State.ANY if x.state is State.MEAN else x.state)
         place = self.op.module or self.op.name
         if self.reading.constant[effect.input.value]:
-            for key in self.slots_in(effect.input.layout):
-                self.demand(key, "mean")
-            ratio = self.ratio(effect.input.layout, effect.axes, whole=False)
-            return replace(self.normalised(effect, ratio), standardised=True)
+            return self.standardise(effect)
         if x.state is State.MEAN:
             self.mean_of(x, effect.input.layout, effect.axes)
             return self.normalised(effect, self.ratio(effect.input.layout, effect.axes, whole=True))
@@ -511,6 +510,20 @@ class Walk:
             self.copied_whole(effect.input.layout, effect.axes)
             return Carried(State.COPY)
         raise Refused(f"the norm {place} takes its statistics over the units, which {self.start.value} would change")
+
+    def standardise(self, effect: Normalise) -> Carried:
+        """Weight standardisation: a norm over a reader's columns.
+
+        Pairs are read as mean ± A with A of the row's own variance, so mean and variance stay; columns for anything else
+        are the mean itself, which becomes zero.
+        """
+        columns = tuple(block for block in effect.input.layout if set(block.axes) & effect.axes)
+        for key in self.slots_in(columns):
+            self.demand(key, "spread" if self.start is State.PAIR else "mean")
+        ratio = self.ratio(effect.input.layout, effect.axes, whole=False)
+        if self.start is State.PAIR:
+            return Carried(State.PAIR, standardised=True)
+        return replace(self.normalised(effect, ratio), standardised=True)
 
     def normalised(self, effect: Normalise, ratio: Ratio) -> Carried:
         """New entries equal the mean, so they become zero; the variance is ratio times what it was."""

@@ -147,39 +147,27 @@ class Anatomy:
 def find_volumes(reading: Reading) -> Anatomy:
     """Resolve the labels of a reading and group its units into volumes."""
     root = reading.ties.classes()
-    roles = find_roles(reading)
-    pinned = _pinned(reading, root)
+    finder = _Finder(reading, root)
     first_use = _first_use(reading)
     volumes: list[Volume] = []
     for cluster in find_clusters(reading.ties, root):
-        volumes.extend(_volumes_of(cluster, reading, root, roles, pinned, len(volumes)))
-    volumes.sort(key=lambda volume: (min(first_use[slot.tensor] for slot in volume.slots), _cycles(volume, reading, root)))
+        volumes.extend(finder.volumes_of(cluster, len(volumes)))
+    volumes.sort(key=lambda volume: (min(first_use[slot.tensor] for slot in volume.slots), finder.cycles(volume)))
     return Anatomy(reading, root, tuple(_named(volumes, first_use)))
 
 
-def _cycles(volume: Volume, reading: Reading, root: Labels) -> float:
-    """Runs of units for each position that the volume holds: heads have fewer than the features of a head."""
-    last = set(volume.classes[volume.units == volume.size - 1].tolist())
-    count = 0
-    for slot in volume.slots:
-        origin = next(o for o in reading.ties.origins if o.tensor == slot.tensor and o.axis == slot.axis)
-        mine = np.isin(root[origin.start : origin.start + origin.size], list(last))
-        count += int(np.count_nonzero(np.diff(mine.astype(np.int8), prepend=0) == 1))
-    return count / sum(len(slot.positions) for slot in volume.slots)
-
-
-def _pinned(reading: Reading, root: Labels) -> dict[int, str]:
-    result: dict[int, str] = {}
+def _pinned(reading: Reading, root: Labels) -> tuple[Labels, list[str]]:
+    """Classes that can't grow, those with the foremost reason first, and the reason of each."""
+    classes: list[Labels] = []
+    reasons: list[str] = []
     for labels, reason, module in reading.ties.fixed:
-        place = f" ({module})" if module else ""
-        for item in np.unique(root[labels]).tolist():
-            result.setdefault(item, reason + place)
+        classes.append(np.unique(root[labels]))
+        reasons += [f"{reason} ({module})" if module else reason] * len(classes[-1])
     used = _used(reading, root)
-    for origin in reading.ties.origins:
-        for item in root[origin.start : origin.start + origin.size].tolist():
-            if not used[item]:
-                result.setdefault(item, "the model computes nothing with it")
-    return result
+    births = root[: sum(origin.size for origin in reading.ties.origins)]
+    classes.append(births[~used[births]])
+    reasons += ["the model computes nothing with it"] * len(classes[-1])
+    return np.concatenate(classes), reasons
 
 
 def _used(reading: Reading, root: Labels) -> NDArray[np.bool_]:
@@ -207,66 +195,98 @@ def _first_use(reading: Reading) -> dict[str, int]:
     return result | dict.fromkeys(unused, len(reading.trace.ops))
 
 
-def _volumes_of(
-    cluster: Cluster,
-    reading: Reading,
-    root: Labels,
-    roles: dict[tuple[str, int], set[str]],
-    pinned: dict[int, str],
-    start: int,
-) -> list[Volume]:
-    origins = reading.ties.origins
-    if not len(cluster.classes) or not origins:
-        return []
-    units_of = np.full(len(root), -1, dtype=np.int64)  # by class
-    units_of[cluster.classes] = cluster.units
-    by_position = [units_of[root[np.arange(o.start, o.start + o.size)]] for o in origins]
-    signature: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for index, ids in enumerate(by_position):
-        found, counts = np.unique(ids[ids >= 0], return_counts=True)
-        for unit, count in zip(found.tolist(), counts.tolist(), strict=True):
-            signature[unit].append((index, count))
-    marks: dict[int, list[int]] = defaultdict(list)
-    for op in reading.trace.ops:
-        if op.name in TAKES_APART:
-            for output in op.outputs:
-                for block in reading.layouts[output]:
-                    for unit in np.unique(units_of[root[block.labels]]).tolist():
-                        marks[unit].append(output)
-    reasons: dict[int, str] = {}
-    for item, reason in pinned.items():
-        if units_of[item] >= 0:
-            reasons.setdefault(int(units_of[item]), reason)
-    alike: dict[object, list[int]] = defaultdict(list)
-    for unit in sorted(signature):
-        alike[tuple(signature[unit]), tuple(marks[unit]), reasons.get(unit)].append(unit)
-    result: list[Volume] = []
-    shapes = {value.name: value.shape for value in reading.trace.values if value.name}
-    for members in alike.values():
-        if len(members) < 2:
-            continue
-        numbers = {unit: number for number, unit in enumerate(_in_order(members, signature, by_position))}
-        keep = np.isin(cluster.units, members)
-        classes = cluster.classes[keep]
-        units = np.array([numbers[unit] for unit in cluster.units[keep].tolist()], dtype=np.int64)
-        slots = []
-        for index, _ in signature[members[0]]:
-            origin = origins[index]
-            positions = tuple(np.flatnonzero(np.isin(by_position[index], members)).tolist())
-            vector = sum(size > 1 for size in shapes[origin.tensor]) == 1
-            for role in sorted(roles.get((origin.tensor, origin.axis), {WRITES})):
-                public = SCALES if role == SHIFTS else role
-                slots.append(Slot(origin.tensor, origin.axis, public, positions, role == SHIFTS, vector))
-        family = cluster.family if cluster.family else -(start + len(result)) - 2
-        result.append(Volume("", len(members), tuple(slots), classes, units, family, reasons.get(members[0], "")))
-    return result
+class _Finder:
+    """Finds volumes in clusters. Labels of parameters are the first there are: `owner` tells the origin of each."""
+
+    def __init__(self, reading: Reading, root: Labels) -> None:
+        self.root = root
+        self.origins = reading.ties.origins
+        self.number = {(origin.tensor, origin.axis): number for number, origin in enumerate(self.origins)}
+        self.owner = np.repeat(np.arange(len(self.origins)), [origin.size for origin in self.origins])
+        self.classes = root[: len(self.owner)]
+        self.roles = find_roles(reading)
+        self.pinned, self.reasons = _pinned(reading, root)
+        self.shapes = {value.name: value.shape for value in reading.trace.values if value.name}
+        parts = [
+            (output, np.unique(root[block.labels]))
+            for op in reading.trace.ops
+            if op.name in TAKES_APART
+            for output in op.outputs
+            for block in reading.layouts[output]
+        ]
+        self.part_output = np.array([output for output, _ in parts], dtype=np.int64)
+        self.part_classes = np.concatenate([np.zeros(0, dtype=np.int64), *(classes for _, classes in parts)])
+        self.part = np.repeat(np.arange(len(parts)), [len(classes) for _, classes in parts])
+
+    def volumes_of(self, cluster: Cluster, start: int) -> list[Volume]:
+        if not len(cluster.classes) or not self.origins:
+            return []
+        units_of = np.full(len(self.root), -1, dtype=np.int64)  # by class
+        units_of[cluster.classes] = cluster.units
+        units = units_of[self.classes]  # by position
+        slots = _counted(units, self.owner)
+        marks = _counted(units_of[self.part_classes], self.part)
+        marked = {unit: self.part_output[parts].tobytes() for unit, (parts, _) in marks.items()}
+        pinned, first = np.unique(units_of[self.pinned], return_index=True)
+        reasons = {unit: self.reasons[index] for unit, index in zip(pinned.tolist(), first.tolist(), strict=True)}
+        alike: dict[object, list[int]] = defaultdict(list)
+        for unit, (owners, counts) in slots.items():
+            alike[owners.tobytes(), counts.tobytes(), marked.get(unit), reasons.get(unit)].append(unit)
+        result: list[Volume] = []
+        number = np.full(len(self.root) + 1, -1, dtype=np.int64)  # by unit: its number in the volume; at −1, of no unit
+        for members in alike.values():
+            if len(members) < 2:
+                continue
+            owners = slots[members[0]][0].tolist()
+            number[members] = 0
+            there = units[self._axis(owners[0])]
+            there, first = np.unique(there[number[there] >= 0], return_index=True)
+            number[there[np.argsort(first)]] = np.arange(len(members))  # as they stand at their first slot
+            mine = number[cluster.units]
+            keep = mine >= 0
+            found = tuple(slot for owner in owners for slot in self._slots(owner, number[units[self._axis(owner)]]))
+            family = cluster.family if cluster.family else -(start + len(result)) - 2
+            reason = reasons.get(members[0], "")
+            result.append(Volume("", len(members), found, cluster.classes[keep], mine[keep], family, reason))
+            number[members] = -1
+        return result
+
+    def _axis(self, number: int) -> slice:
+        origin = self.origins[number]
+        return slice(origin.start, origin.start + origin.size)
+
+    def _slots(self, number: int, ids: Labels) -> list[Slot]:
+        origin = self.origins[number]
+        positions = tuple(np.flatnonzero(ids >= 0).tolist())
+        vector = sum(size > 1 for size in self.shapes[origin.tensor]) == 1
+        return [
+            Slot(origin.tensor, origin.axis, SCALES if role == SHIFTS else role, positions, role == SHIFTS, vector)
+            for role in sorted(self.roles.get((origin.tensor, origin.axis), {WRITES}))
+        ]
+
+    def cycles(self, volume: Volume) -> float:
+        """Runs of units for each position that the volume holds: heads have fewer than the features of a head."""
+        last = np.zeros(len(self.root), dtype=np.int8)
+        last[volume.classes[volume.units == volume.size - 1]] = 1
+        count = 0
+        for slot in volume.slots:
+            mine = last[self.classes[self._axis(self.number[slot.tensor, slot.axis])]]
+            count += int(np.count_nonzero(np.diff(mine, prepend=0) == 1))
+        return count / sum(len(slot.positions) for slot in volume.slots)
 
 
-def _in_order(members: list[int], signature: dict[int, list[tuple[int, int]]], by_position: list[Labels]) -> list[int]:
-    """Units in the order in which they stand at their first slot."""
-    ids = by_position[signature[members[0]][0][0]]
-    chosen = set(members)
-    return [unit for unit in dict.fromkeys(ids.tolist()) if unit in chosen]
+def _counted(units: Labels, places: Labels) -> dict[int, tuple[Labels, Labels]]:
+    """For each unit, ascending: the places where it occurs, and how often; −1 is no unit."""
+    here = units >= 0
+    units, places = units[here], places[here]
+    base = int(places.max(initial=0)) + 1
+    keys, counts = np.unique(units * base + places, return_counts=True)
+    units, places = np.divmod(keys, base)
+    bounds = np.flatnonzero(np.diff(units, prepend=-1, append=-1))
+    return {
+        unit: (places[first:end], counts[first:end])
+        for unit, first, end in zip(units[bounds[:-1]].tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+    }
 
 
 def _named(volumes: list[Volume], first_use: dict[str, int]) -> list[Volume]:

@@ -4,6 +4,9 @@
 
 Legal where the path keeps equal units equal. No noise is needed: l and r receive opposite gradients. With init="copy", U are
 copies of existing units (the hybrid with Net2Net that the paper leaves to future work).
+
+Where weights are standardised, (w − μ)/σ over a row, the pair is read as μ + A and μ − A, with A scaled to mean square σ²: mean
+and variance of the row stay what they were, and the standardised columns are opposite.
 """
 
 from __future__ import annotations
@@ -46,7 +49,10 @@ class R2R(Method):
         half = draft.new // 2
         twins = tuple(range(half)) * 2
         if slot.role == "reads":
-            return forced(slot, verdict, draft) or free(draft, twins, (1.0,) * half + (-1.0,) * half)
+            signs = (1.0,) * half + (-1.0,) * half
+            if verdict.readers.get((slot.tensor, slot.axis)) == "spread":
+                return Recipe("spread", draft.models, twins, signs)
+            return forced(slot, verdict, draft) or free(draft, twins, signs)
         if self.init == "copy":
             return Recipe("copy", draft.models, signs=(1.0,) * draft.new)
         if slot.role == "scales" and slot.vector:
