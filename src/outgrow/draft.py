@@ -137,6 +137,8 @@ def _insertion(slot: Slot, ids: Labels, size: int, recipe: Recipe, choice: Choic
         draws=draws,
         signs=spread(recipe.signs) if recipe.signs else (),
         members=tuple(members.tolist()),
+        runs=count,
+        length=length,
         weights=recipe.weights,
         keep=spread(recipe.keep) if recipe.keep else (),
         gradient=spread(recipe.gradient) if recipe.gradient else (),

@@ -131,13 +131,16 @@ def _multiply(tensor: Tensor, axis: int, positions: Tensor, factors: Sequence[fl
 
 
 def _mean(new: Tensor, edit: Insertion, kept: Tensor, others: Mapping[str, Tensor]) -> Tensor:
-    members = kept[torch.tensor(edit.members, device=new.device)]
-    part = new.index_select(edit.axis, members)
+    """The mean of the old units, for each run of them and each position of a unit by itself."""
+    axis = edit.axis
+    part = new.index_select(axis, kept[torch.tensor(edit.members, device=new.device)])
+    apart = part.unflatten(axis, (edit.runs, -1, edit.length))
     if edit.weights:
         weights = others[edit.weights].reshape(-1).to(new)
-        part = part * weights.view([-1 if a == edit.axis else 1 for a in range(new.ndim)])
-    mean = part.mean(dim=edit.axis, keepdim=True)
-    return mean.expand([len(edit.at) if a == edit.axis else size for a, size in enumerate(mean.shape)])
+        apart = apart * weights.view([-1 if a == axis + 1 else 1 for a in range(apart.ndim)])
+    mean = apart.mean(dim=axis + 1, keepdim=True)
+    copies = len(edit.at) // (edit.runs * edit.length)
+    return mean.expand([copies if a == axis + 1 else size for a, size in enumerate(mean.shape)]).flatten(axis, axis + 2)
 
 
 def _spread(new: Tensor, edit: Insertion, kept: Tensor, seed: int) -> Tensor:

@@ -18,7 +18,7 @@ LONGEST = 2**28  # entries along an axis: a bound for what a damaged file may cl
 class Insertion:
     """New positions along an axis, and the rule that fills them.
 
-    fill: "free" (drawn: entry k is `signs[k]` times draw number `draws[k]`), "zero", "one", "mean" (of the `members`,
+    fill: "free" (drawn: entry k is `signs[k]` times draw number `draws[k]`), "zero", "one", "mean" (of the `members` of its run,
     weighted by the tensor `weights` if one is named), "rowmean" (of all that a row of the weight holds),
     "spread" (the same mean plus or minus draws with the mean square of the row's deviations), or "copy"
     (of old position `sources[k]`, times `signs[k]`).
@@ -32,7 +32,9 @@ class Insertion:
     fill: str
     draws: tuple[int, ...] = ()
     signs: tuple[float, ...] = ()
-    members: tuple[int, ...] = ()  # old positions that belong to the volume
+    members: tuple[int, ...] = ()  # old positions that belong to the volume: run by run, unit by unit
+    runs: int = 1  # how often the units repeat along the axis
+    length: int = 1  # how many neighbouring positions a unit has in a run
     weights: str = ""
     keep: tuple[float, ...] = ()  # factor for each member, if copies share its part
     gradient: tuple[float, ...] = ()  # factor for the gradient of each new entry that is a copy
