@@ -116,15 +116,19 @@ def new_entries(plan: Any, name: str, shape: torch.Size) -> Tensor:
 
 
 def gradient_shares(model: nn.Module, plan: Any, shape: tuple[int, ...], batch: int) -> tuple[float, float]:
-    """Shares of new and of old weights that get a gradient within three steps of training."""
+    """Shares of new and of old weights that get a gradient within three steps of training.
+
+    The share of the old ones is taken tensor by tensor and weighted as the new ones are spread over them: a layer behind pooled
+    features leaves many weights without gradient on a small batch, new and old alike.
+    """
     torch.manual_seed(0)
-    model.float().train()
+    model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     seen = {name: torch.zeros(p.shape, dtype=torch.bool) for name, p in model.named_parameters()}
     device = next(model.parameters()).device
     for _ in range(3):
         optimizer.zero_grad()
-        output = flat(model(torch.randn(batch, *shape).to(device)))
+        output = flat(model(torch.randn(batch, *shape, dtype=torch.float64).to(device)))
         loss = (output * torch.randn_like(output)).mean()
         loss.backward()
         for name, parameter in model.named_parameters():
@@ -132,14 +136,14 @@ def gradient_shares(model: nn.Module, plan: Any, shape: tuple[int, ...], batch: 
                 seen[name] |= (parameter.grad != 0).cpu()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    counts = Counter[str]()
+    total = new_seen = old_seen = 0.0
     for name, flags in seen.items():
         mask = new_entries(plan, name, flags.shape)
-        counts["new"] += int(mask.sum())
-        counts["new seen"] += int((flags & mask).sum())
-        counts["old"] += int((~mask).sum())
-        counts["old seen"] += int((flags & ~mask).sum())
-    return counts["new seen"] / max(counts["new"], 1), counts["old seen"] / max(counts["old"], 1)
+        count = int(mask.sum())
+        total += count
+        new_seen += int((flags & mask).sum())
+        old_seen += count * int((flags & ~mask).sum()) / max(int((~mask).sum()), 1)
+    return new_seen / max(total, 1), old_seen / max(total, 1)
 
 
 def examine(entry: dict[str, Any], device: str) -> dict[str, Any]:

@@ -14,8 +14,8 @@ import numpy as np
 from outgrow.errors import Problem
 from outgrow.labels import Labels
 from outgrow.methods.base import Init, Method, Recipe
-from outgrow.paths import Verdict
 from outgrow.plan import Change, Insertion, Plan, Rescaling
+from outgrow.states import Verdict
 from outgrow.volumes import Anatomy, Slot, Volume
 
 

@@ -9,70 +9,120 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outgrow.plan import Insertion, Rescaling
 
+Positions = NDArray[np.int64]
 Init = str | Callable[[Tensor, tuple[int, ...], torch.Generator], Tensor]
 
 
 def grown(old: Tensor, edits: Sequence[Insertion | Rescaling]) -> Tensor:
     """A tensor of the final shape with the old numbers in place; what is new is not filled yet."""
     shape = list(old.shape)
-    where: dict[int, Tensor] = {}
-    for edit, place in reversed(list(zip(edits, _places(edits, old.device), strict=True))):
+    where: dict[int, Positions] = {}
+    for edit, (_, kept) in reversed(list(zip(edits, _places(edits), strict=True))):
         if isinstance(edit, Insertion):
-            where[edit.axis] = place[_kept(edit, old.device)]
+            where[edit.axis] = kept
             shape[edit.axis] = max(shape[edit.axis], edit.new_size)
     channels_last = old.ndim == 4 and not old.is_contiguous() and old.is_contiguous(memory_format=torch.channels_last)
     memory = torch.channels_last if channels_last else torch.contiguous_format
     new = torch.empty(shape, dtype=old.dtype, device=old.device, memory_format=memory)
-    if not where:
-        return new.copy_(old)
     scatter(new, old, where)
     return new
 
 
-def scatter(new: Tensor, old: Tensor, where: Mapping[int, Tensor]) -> None:
+def scatter(new: Tensor, old: Tensor, where: Mapping[int, Positions]) -> None:
     """new[where…] = old, by slices where positions are ranges (they almost always are)."""
     view, pending = new, dict(where)
     for axis, positions in where.items():
-        first, count = int(positions[0]), len(positions)
-        if int(positions[-1]) - first == count - 1:
-            view = view.narrow(axis, first, count)
+        if _is_range(positions):
+            view = view.narrow(axis, int(positions[0]), len(positions))
             del pending[axis]
     if not pending:
         view.copy_(old)
     elif len(pending) == 1:
         ((axis, positions),) = pending.items()
-        view.index_copy_(axis, positions, old)
+        view.index_copy_(axis, _index(positions, new), old)
     else:
         (axis, positions), *rest = pending.items()
         inner = torch.empty([*view.shape[:axis], len(positions), *view.shape[axis + 1 :]], dtype=old.dtype, device=old.device)
         scatter(inner, old, dict(rest))
-        view.index_copy_(axis, positions, inner)
+        view.index_copy_(axis, _index(positions, new), inner)
 
 
-def _kept(edit: Insertion, device: torch.device) -> Tensor:
-    mask = torch.ones(edit.new_size, dtype=torch.bool)
-    mask[list(edit.at)] = False
-    return mask.nonzero().squeeze(1).to(device)
+def _is_range(positions: Positions) -> bool:
+    """Whether ascending positions follow each other without a gap."""
+    return int(positions[-1]) - int(positions[0]) == len(positions) - 1
 
 
-def _places(edits: Sequence[Insertion | Rescaling], device: torch.device) -> list[Tensor]:
-    """For each insertion, where the positions that it leaves stand in the end, after all later ones on its axis."""
-    places: list[Tensor] = []
-    final: dict[int, Tensor] = {}  # by axis
+def _ascending(positions: Sequence[int]) -> Positions:
+    if positions[-1] - positions[0] == len(positions) - 1:
+        return np.arange(positions[0], positions[-1] + 1)
+    return np.array(positions)
+
+
+def _index(positions: Positions, like: Tensor) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(positions)).to(like.device)
+
+
+def _part(tensor: Tensor, axis: int, positions: Positions) -> Tensor:
+    """The part at ascending positions: a view if they are a range, a copy otherwise."""
+    if _is_range(positions):
+        return tensor.narrow(axis, int(positions[0]), len(positions))
+    return tensor.index_select(axis, _index(positions, tensor))
+
+
+def _put(tensor: Tensor, axis: int, positions: Positions, block: Tensor) -> None:
+    """tensor[positions] = block."""
+    if _is_range(positions):
+        tensor.narrow(axis, int(positions[0]), len(positions)).copy_(block)
+    else:
+        tensor.index_copy_(axis, _index(positions, tensor), block.to(tensor.dtype).contiguous())
+
+
+def _fill(tensor: Tensor, axis: int, positions: Positions, number: float) -> None:
+    if _is_range(positions):
+        tensor.narrow(axis, int(positions[0]), len(positions)).fill_(number)
+    else:
+        tensor.index_fill_(axis, _index(positions, tensor), number)
+
+
+def _multiply(tensor: Tensor, axis: int, positions: Positions, factors: Sequence[float]) -> None:
+    """tensor[positions] *= factors."""
+    if factors.count(1.0) == len(factors):
+        return
+    row = torch.tensor(factors, dtype=tensor.dtype, device=tensor.device).view(_along(axis, tensor.ndim))
+    part = _part(tensor, axis, positions).mul_(row)
+    if not _is_range(positions):
+        _put(tensor, axis, positions, part)
+
+
+def _along(axis: int, ndim: int) -> list[int]:
+    return [-1 if a == axis else 1 for a in range(ndim)]
+
+
+def _places(edits: Sequence[Insertion | Rescaling]) -> list[tuple[Positions, Positions]]:
+    """For each insertion, where the positions that it opens and those that it finds stand in the end, after all later ones."""
+    places: list[tuple[Positions, Positions]] = []
+    final: dict[int, Positions] = {}  # by axis
     for edit in reversed(edits):
         if isinstance(edit, Rescaling):
-            places.append(torch.empty(0))
+            places.append((np.arange(0), np.arange(0)))
             continue
-        place = final.setdefault(edit.axis, torch.arange(edit.new_size, device=device))
-        places.append(place)
-        final[edit.axis] = place[_kept(edit, device)]
+        at = _ascending(edit.at)
+        old = np.ones(edit.new_size, dtype=np.bool_)
+        old[at] = False
+        kept = np.flatnonzero(old)
+        if edit.axis in final:
+            at, kept = final[edit.axis][at], final[edit.axis][kept]
+        places.append((at, kept))
+        final[edit.axis] = kept
     return places[::-1]
 
 
@@ -85,98 +135,80 @@ def fill_values(
     inits: Mapping[str, Init],
 ) -> None:
     """Write the numbers of all edits into a tensor made by `grown`, in order. `others`: old tensors by name."""
-    deviation = _deviation(old)
-    for edit, place in zip(edits, _places(edits, new.device), strict=True):
+    for edit, (at, kept) in zip(edits, _places(edits), strict=True):
         if isinstance(edit, Rescaling):
             new.mul_(edit.factor)
             continue
-        axis, at = edit.axis, place[list(edit.at)]
-        kept = place[_kept(edit, new.device)]
+        axis = edit.axis
         if edit.keep:
-            members = kept[torch.tensor(edit.members, device=new.device)]
-            _multiply(new, axis, members, edit.keep)
+            _multiply(new, axis, kept[_ascending(edit.members)], edit.keep)
         if edit.fill == "zero":
-            block = torch.zeros_like(new.narrow(axis, 0, len(at)))
+            _fill(new, axis, at, 0.0)
         elif edit.fill == "one":
-            block = torch.ones_like(new.narrow(axis, 0, len(at)))
+            _fill(new, axis, at, 1.0)
         elif edit.fill == "mean":
-            block = _mean(new, edit, kept, others)
+            mean = _mean(new, edit, kept, others)
+            _put(new, axis, at, mean.expand([len(at) if a == axis else size for a, size in enumerate(mean.shape)]))
         elif edit.fill == "rowmean":
-            lost = list(range(1, new.ndim))
-            rows = new.index_select(axis, kept).mean(dim=lost, keepdim=True)
-            block = rows.expand([*rows.shape[:axis], len(at), *rows.shape[axis + 1 :]]).expand_as(new.narrow(axis, 0, len(at)))
-        elif edit.fill == "spread":
-            block = _spread(new, edit, kept, seed)
+            rows = _part(new, axis, kept).mean(dim=list(range(1, new.ndim)), keepdim=True)
+            _put(new, axis, at, rows.expand([len(at) if a == axis else size for a, size in enumerate(new.shape)]))
         elif edit.fill == "copy":
-            sources = kept[torch.tensor(edit.sources, device=new.device)]
-            block = new.index_select(axis, sources)
+            block = new.index_select(axis, _index(kept[list(edit.sources)], new))
             factors = edit.signs
             if edit.keep:  # the sources were just multiplied by what they keep
                 kept_share = dict(zip(edit.members, edit.keep, strict=True))
                 factors = tuple(sign / kept_share[source] for sign, source in zip(edit.signs, edit.sources, strict=True))
-            _multiply(block, axis, torch.arange(len(at), device=new.device), factors)
+            _multiply(block, axis, np.arange(len(at)), factors)
+            _put(new, axis, at, block)
         else:
-            block = _draw(new, edit, old, deviation, seed, inits)
+            _draw(new, edit, at, old, seed, inits)
         if edit.noise:
+            block = new.index_select(axis, _index(at, new))
             noise = torch.empty(block.shape, dtype=new.dtype, device=new.device)
-            block = block + noise.normal_(0.0, edit.noise * deviation, generator=_generator(new, edit, seed + 1))
-        new.index_copy_(axis, at, block.to(new.dtype).contiguous())
+            noise.normal_(0.0, edit.noise * _deviation(old), generator=_generator(new, edit, seed + 1))
+            _put(new, axis, at, block.add_(noise))
 
 
-def _multiply(tensor: Tensor, axis: int, positions: Tensor, factors: Sequence[float]) -> None:
-    if any(factor != 1.0 for factor in factors):
-        row = torch.tensor(factors, dtype=tensor.dtype, device=tensor.device)
-        row = row.view([-1 if a == axis else 1 for a in range(tensor.ndim)])
-        tensor.index_copy_(axis, positions, tensor.index_select(axis, positions) * row)
-
-
-def _mean(new: Tensor, edit: Insertion, kept: Tensor, others: Mapping[str, Tensor]) -> Tensor:
-    """The mean of the old units, for each run of them and each position of a unit by itself."""
-    axis = edit.axis
-    part = new.index_select(axis, kept[torch.tensor(edit.members, device=new.device)])
-    apart = part.unflatten(axis, (edit.runs, -1, edit.length))
+def _mean(new: Tensor, edit: Insertion, kept: Positions, others: Mapping[str, Tensor]) -> Tensor:
+    part = _part(new, edit.axis, kept[_ascending(edit.members)])
     if edit.weights:
-        weights = others[edit.weights].reshape(-1).to(new)
-        apart = apart * weights.view([-1 if a == axis + 1 else 1 for a in range(apart.ndim)])
-    mean = apart.mean(dim=axis + 1, keepdim=True)
-    copies = len(edit.at) // (edit.runs * edit.length)
-    return mean.expand([copies if a == axis + 1 else size for a, size in enumerate(mean.shape)]).flatten(axis, axis + 2)
+        part = part * others[edit.weights].reshape(-1).to(new).view(_along(edit.axis, new.ndim))
+    return part.mean(dim=edit.axis, keepdim=True)
 
 
-def _spread(new: Tensor, edit: Insertion, kept: Tensor, seed: int) -> Tensor:
-    """Row mean ± draws, whose mean square in each row is the row's variance: mean and variance of the row stay as they are."""
-    lost = list(range(1, new.ndim))
-    old = new.index_select(edit.axis, kept)
-    mean, variance = old.mean(dim=lost, keepdim=True), old.var(dim=lost, correction=0, keepdim=True)
-    shape = [max(edit.draws) + 1 if a == edit.axis else size for a, size in enumerate(new.shape)]
-    drawn = torch.empty(shape, dtype=new.dtype, device=new.device).uniform_(-1.0, 1.0, generator=_generator(new, edit, seed))
-    drawn *= (variance / drawn.square().mean(dim=lost, keepdim=True)).sqrt()
-    block = drawn.index_select(edit.axis, torch.tensor(edit.draws, device=new.device))
-    _multiply(block, edit.axis, torch.arange(len(edit.draws), device=new.device), edit.signs)
-    return block + mean
-
-
-def _draw(new: Tensor, edit: Insertion, old: Tensor, deviation: float, seed: int, inits: Mapping[str, Init]) -> Tensor:
-    count = max(edit.draws) + 1
-    shape = tuple(count if a == edit.axis else size for a, size in enumerate(new.shape))
+def _draw(new: Tensor, edit: Insertion, at: Positions, old: Tensor, seed: int, inits: Mapping[str, Init]) -> None:
+    """Draw free values, straight into their place where that is one slice, then lay out those that are drawn again."""
+    axis, count = edit.axis, max(edit.draws) + 1
+    shape = tuple(count if a == axis else size for a, size in enumerate(new.shape))
     init = inits.get(edit.init, edit.init.partition("*")[0])
     factor = float(edit.init.partition("*")[2] or 1.0)
     generator = _generator(new, edit, seed)
+    draws, signs = np.array(edit.draws), np.array(edit.signs)
+    plain = bool((draws[:count] == np.arange(count)).all() and (signs[:count] == 1.0).all())
+    in_place = plain and _is_range(at[:count]) and new.is_contiguous() and not callable(init)
     if callable(init):
         drawn = init(old, shape, generator).to(new)
     else:
         fan_in = math.prod(new.shape[1:]) if new.ndim > 1 else new.shape[0]
         fan_out = new.shape[0] * math.prod(new.shape[2:]) if new.ndim > 1 else new.shape[0]
-        spread = {"he": math.sqrt(2 / fan_in), "xavier": math.sqrt(2 / (fan_in + fan_out))}.get(init, deviation)
-        drawn = torch.empty(shape, dtype=new.dtype, device=new.device)
-        bound = spread * math.sqrt(3)
+        variances = {"he": 2 / fan_in, "xavier": 2 / (fan_in + fan_out)}
+        bound = (math.sqrt(variances[init]) if init in variances else _deviation(old)) * math.sqrt(3)
+        drawn = _part(new, axis, at[:count]) if in_place else torch.empty(shape, dtype=new.dtype, device=new.device)
         drawn.uniform_(-bound, bound, generator=generator)
-    drawn.mul_(factor)
-    if edit.draws == tuple(range(count)) and all(sign == 1.0 for sign in edit.signs):
-        return drawn
-    block = drawn.index_select(edit.axis, torch.tensor(edit.draws, device=new.device))
-    _multiply(block, edit.axis, torch.arange(len(edit.draws), device=new.device), edit.signs)
-    return block
+    if factor != 1.0:
+        drawn.mul_(factor)
+    done = count if in_place else 0
+    for piece in _pieces(at, draws, signs, done):
+        source = _part(drawn, axis, draws[piece])
+        sign = float(signs[piece.start])
+        _put(new, axis, at[piece], source if sign == 1.0 else source * sign)
+
+
+def _pieces(at: Positions, draws: Positions, signs: NDArray[np.float64], start: int) -> Iterator[slice]:
+    """From `start` on, runs of new entries that neighbouring draws fill with one sign."""
+    jumps = (np.diff(at) != 1) | (np.diff(draws) != 1) | (np.diff(signs) != 0)
+    bounds = [start, *(b for b in (np.flatnonzero(jumps) + 1).tolist() if b > start), len(at)]
+    return (slice(a, b) for a, b in zip(bounds, bounds[1:], strict=False) if a < b)
 
 
 def _generator(new: Tensor, edit: Insertion, seed: int) -> torch.Generator:
@@ -199,22 +231,19 @@ def fill_moment(new: Tensor, old: Tensor, edits: Sequence[Insertion | Rescaling]
     start = 0.0
     if fresh == "mean" and old.numel():
         start = old.to(torch.promote_types(old.dtype, torch.float32)).mean().item()
-    for edit, place in zip(edits, _places(edits, new.device), strict=True):
+    for edit, (at, kept) in zip(edits, _places(edits), strict=True):
         if isinstance(edit, Rescaling):
             new.mul_(edit.factor ** (-power))
             start *= edit.factor ** (-power)
             continue
-        axis, at = edit.axis, place[list(edit.at)]
-        kept = place[_kept(edit, new.device)]
+        axis = edit.axis
         if edit.gradient:
             shares, keeps = [g**power for g in edit.gradient], [g**power for g in edit.gradient_keep]
-            sources = kept[torch.tensor(edit.sources, device=new.device)]
-            block = new.index_select(axis, sources)
-            _multiply(block, axis, torch.arange(len(at), device=new.device), shares)
+            block = new.index_select(axis, _index(kept[list(edit.sources)], new))
+            _multiply(block, axis, np.arange(len(at)), shares)
             if keeps:
-                members = kept[torch.tensor(edit.members, device=new.device)]
-                _multiply(new, axis, members, keeps)
-            new.index_copy_(axis, at, block)
+                _multiply(new, axis, kept[_ascending(edit.members)], keeps)
+            _put(new, axis, at, block)
             start *= (sum(shares) + sum(keeps) + edit.size - len(keeps)) / edit.new_size
         else:
-            new.index_fill_(axis, at, start)
+            _fill(new, axis, at, start)

@@ -18,13 +18,12 @@ pow, mean and rsqrt, and weight standardisation are one case.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 
+from outgrow.carrier import Carrier
 from outgrow.effects import (
     Contract,
     Effect,
@@ -42,90 +41,9 @@ from outgrow.effects import (
     Shift,
     Sum,
 )
-from outgrow.labels import Labels, Layout
 from outgrow.reading import refs_in
-from outgrow.trace import Op
+from outgrow.states import READER, Carried, MoveEps, Ratio, Refused, Rescale, State, Verdict, blended
 from outgrow.volumes import Anatomy, Volume
-
-
-class State(Enum):
-    PAIR = "pairs"
-    COPY = "copies"
-    ANY = "anything"
-    ZERO = "zeros"
-    MEAN = "the mean"
-    CONST = "a constant"  # all units alike, old and new
-
-
-READER = {
-    State.PAIR: "sign",
-    State.COPY: "share",
-    State.ANY: "zero",
-    State.MEAN: "zero",
-    State.ZERO: "free",
-    State.CONST: "sign",
-}
-STRICTNESS = ("free", "sign", "share", "zero", "spread", "mean")
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """Old over new number of entries that a statistic goes over, when each new unit adds `per_unit`."""
-
-    old: int
-    per_unit: int
-
-    def __call__(self, new_units: int) -> float:
-        return self.old / (self.old + self.per_unit * new_units)
-
-
-@dataclass(frozen=True)
-class Rescale:
-    """Multiply all existing numbers of a tensor by ratio ** exponent."""
-
-    tensor: str
-    ratio: Ratio
-    exponent: Fraction
-
-
-@dataclass(frozen=True)
-class MoveEps:
-    """Multiply the ε that a module adds at an operator by ratio ** exponent."""
-
-    op: int
-    module: str
-    eps: float
-    ratio: Ratio
-    exponent: Fraction
-
-
-@dataclass
-class Verdict:
-    """What a state demands of the slots of a volume, or why it is refused."""
-
-    state: State
-    refusal: str = ""
-    readers: dict[tuple[str, int], str] = field(default_factory=dict)
-    rescales: list[Rescale] = field(default_factory=list)
-    eps: list[MoveEps] = field(default_factory=list)
-    weights: dict[str, str] = field(default_factory=dict)  # writer → the scale that its rows pass before they are averaged
-    multiples: bool = False  # only whole copies of all units
-
-
-@dataclass(frozen=True)
-class Carried:
-    """What is known of a value: the state of its new units, its debt, and who wrote it."""
-
-    state: State | None  # None: it carries none of the volume's units
-    debt: Fraction = Fraction(0)
-    ratio: Ratio | None = None
-    mean: bool = False  # it is the mean over the volume's units
-    writers: frozenset[tuple[str, str]] = frozenset()  # tensors, each with the scale that its rows have passed ("": none)
-    standardised: bool = False  # a reader's weight whose new columns are zero whatever they read
-
-
-class Refused(Exception):
-    """Raised inside a walk; becomes the verdict's refusal."""
 
 
 def judge(anatomy: Anatomy, volume: Volume, state: State) -> Verdict:
@@ -143,16 +61,8 @@ def judge(anatomy: Anatomy, volume: Volume, state: State) -> Verdict:
     return verdict
 
 
-class Walk:
+class Walk(Carrier):
     """One pass over the operators that a volume touches."""
-
-    def __init__(self, anatomy: Anatomy, volume: Volume, start: State) -> None:
-        self.anatomy, self.volume, self.start = anatomy, volume, start
-        self.reading = anatomy.reading
-        self.verdict = Verdict(start)
-        self.known: dict[int, Carried] = {}
-        self.op: Op = self.reading.trace.ops[0]
-        self._ids: dict[int, Labels] = {}
 
     def run(self) -> None:
         ops = self.reading.trace.ops
@@ -192,85 +102,6 @@ class Walk:
             if both and not (demand == "zero" and self.start is State.ZERO):
                 raise Refused(f"{key[0]} both writes and reads it (a tied parameter), and the two need different values")
 
-    # What a value carries
-
-    def ids(self, labels: Labels) -> Labels:
-        key = id(labels)
-        if key not in self._ids:
-            self._ids[key] = self.anatomy.units(self.volume, labels)
-        return self._ids[key]
-
-    def axes(self, layout: Layout) -> set[int]:
-        """Axes along which the volume's units lie."""
-        found: set[int] = set()
-        for block in layout:
-            ids = self.ids(block.labels)
-            if (ids < 0).all():
-                continue
-            for position, axis in enumerate(block.axes):
-                if not (ids == ids.take([0], axis=position)).all():
-                    found.add(axis)
-        return found
-
-    def carried(self, value: int, layout: Layout | None = None) -> Carried:
-        """What is known of an operand; parameters are where the walk starts."""
-        if value in self.known:
-            return self.known[value]
-        if not self.axes(self.reading.layouts[value] if layout is None else layout):
-            return Carried(None)
-        if self.reading.uniform[value]:
-            return Carried(State.CONST)
-        if self.reading.constant[value]:
-            return Carried(self.start, writers=self.unscaled(self.reading.layouts[value]))
-        return Carried(State.CONST if not self.reading.layouts[value] else State.ANY)
-
-    def origins(self, layout: Layout) -> frozenset[str]:
-        """Names of the tensors whose labels of this volume stand in a layout."""
-        names: set[str] = set()
-        for block in layout:
-            mine = np.unique(block.labels[self.ids(block.labels) >= 0])
-            names |= {tensor for tensor, _ in self.anatomy.born(mine)}
-        return frozenset(names)
-
-    def unscaled(self, layout: Layout) -> frozenset[tuple[str, str]]:
-        return frozenset((name, "") for name in self.origins(layout))
-
-    def slots_in(self, layout: Layout) -> set[tuple[str, int]]:
-        found: set[tuple[str, int]] = set()
-        for block in layout:
-            mine = np.unique(block.labels[self.ids(block.labels) >= 0])
-            found |= set(self.anatomy.born(mine))
-        return found
-
-    def ratio(self, layout: Layout, axes: frozenset[int], whole: bool) -> Ratio:
-        """How a count over `axes` changes with each new unit."""
-        for block in layout:
-            ids = self.ids(block.labels)
-            if set(block.axes) & axes and (ids >= 0).any():
-                if whole and ((ids < 0).any() or ids.size != self.volume.size):
-                    raise Refused("a norm goes over it together with other units")
-                return Ratio(ids.size, int((ids == self.volume.size - 1).sum()))
-        raise Refused("its statistics could not be followed")
-
-    def copied_whole(self, layout: Layout, axes: frozenset[int]) -> None:
-        """A statistic over copies stays if all that it goes over is copied, equally often; groups must hold the same units."""
-        for block in layout:
-            ids = self.ids(block.labels)
-            others = [position for position, axis in enumerate(block.axes) if axis not in axes]
-            if len(others) < ids.ndim and (ids < 0).any():
-                raise Refused(f"{self.op.module or self.op.name} takes a statistic over it together with other units")
-            if len(others) < ids.ndim and any((ids != ids.take([0], axis=position)).any() for position in others):
-                raise Refused(f"{self.op.module or self.op.name} takes a statistic over groups that hold different units of it")
-        self.verdict.multiples = True
-
-    def mean_of(self, x: Carried, layout: Layout, axes: frozenset[int]) -> None:
-        """The mean of the units at each place is not the mean over units and places together."""
-        self.averaged(x)
-        if axes - self.axes(layout):
-            raise Refused(f"{self.op.module or self.op.name} takes a statistic over its units and over places at once")
-
-    # The operators
-
     def step(self, effect: Effect) -> Carried:
         match effect:
             case Move():
@@ -300,25 +131,6 @@ class Walk:
             case Folded():
                 return self.folded(effect)
         raise AssertionError(effect)
-
-    def settled(self, *items: Carried) -> None:
-        if any(item.debt for item in items):
-            raise Refused(
-                f"the scale of a norm over it is not taken up by a parameter before {self.op.name} ({self.op.module})"
-            )
-
-    def blend(self, items: Iterable[Carried]) -> Carried:
-        """What holds for several values laid side by side or added."""
-        present = list(items)
-        debts = {(item.debt, item.ratio) for item in present if item.debt or item.state not in (None, State.CONST)}
-        if len(debts) > 1:
-            raise Refused(f"values of different scale meet in {self.op.name} ({self.op.module})")
-        debt, ratio = next(iter(debts), (Fraction(0), None))
-        writers = frozenset[tuple[str, str]]().union(*(item.writers for item in present))
-        states = {item.state for item in present} - {None}
-        mean = bool(present) and all(item.mean for item in present)
-        standardised = any(item.standardised for item in present)
-        return Carried(_blend(states), debt, ratio, mean, writers, standardised)
 
     def map(self, x: Carried, effect: Map) -> Carried:
         if not effect.homogeneous:
@@ -404,10 +216,6 @@ class Walk:
             return Carried(self.start, writers=self.unscaled(tuple(block for _, layout in sources for block in layout)))
         return Carried(State.ANY)
 
-    def demand(self, key: tuple[str, int], what: str) -> None:
-        now = self.verdict.readers.get(key, "free")
-        self.verdict.readers[key] = max(now, what, key=STRICTNESS.index)
-
     def multiply(self, effect: Contract, a: Carried, b: Carried) -> Carried:
         """Products unit by unit, and products with something that carries no unit."""
         for mine, other, operand in ((a, b, effect.right), (b, a, effect.left)):
@@ -431,7 +239,7 @@ class Walk:
             raise Refused(f"new units that are zero would be divided by in {self.op.module}")
         if State.ZERO in (a.state, b.state):
             return Carried(State.ZERO, debt, ratio)
-        state = _blend({a.state, b.state})
+        state = blended({a.state, b.state})
         return Carried(State.ANY if state is State.MEAN else state, debt, ratio)
 
     def pay(self, x: Carried, operand: Operand) -> Carried:
@@ -457,12 +265,6 @@ class Walk:
             raise Refused(f"its writers are scaled one by one in {self.op.module}")
         scaled = frozenset((writer, next(iter(names))) for writer, _ in x.writers)
         return Carried(State.MEAN, debt, ratio, writers=scaled)
-
-    def averaged(self, x: Carried) -> None:
-        """A statistic relies on new units being the mean of what it sees: of rows after the scale that they have passed."""
-        for writer, scale in x.writers:
-            if self.verdict.weights.setdefault(writer, scale) != scale:
-                raise Refused(f"{writer} reaches one statistic through {scale or 'no scale'} and another without it")
 
     def reduce(self, effect: Reduce) -> Carried:
         layout = self.reading.layouts[effect.input]
@@ -547,16 +349,3 @@ class Walk:
             raise Refused(f"the folded residual {self.op.module} goes on from pairs only (method='r2r')")
         writes = any(self.axes(self.reading.layouts[output]) for output in self.op.outputs)
         return Carried(State.ZERO if writes else None)
-
-
-def _blend(states: set[State | None]) -> State | None:
-    """The state of several values that are added or laid side by side."""
-    known = states - {None}
-    if len(known) <= 1:
-        return next(iter(known), None)
-    if known == {State.PAIR, State.ZERO}:
-        return State.PAIR
-    if State.CONST in known and len(known) == 2 and State.MEAN not in known:
-        other = next(iter(known - {State.CONST}))
-        return State.ANY if other is State.ZERO else other
-    return State.ANY

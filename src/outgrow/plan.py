@@ -18,10 +18,10 @@ LONGEST = 2**28  # entries along an axis: a bound for what a damaged file may cl
 class Insertion:
     """New positions along an axis, and the rule that fills them.
 
-    fill: "free" (drawn: entry k is `signs[k]` times draw number `draws[k]`), "zero", "one", "mean" (of the `members` of its run,
-    weighted by the tensor `weights` if one is named), "rowmean" (of all that a row of the weight holds),
-    "spread" (the same mean plus or minus draws with the mean square of the row's deviations), or "copy"
-    (of old position `sources[k]`, times `signs[k]`).
+    fill: "free" (drawn: entry k is `signs[k]` times draw number `draws[k]`), "zero", "one", "mean" (of the `members` of its
+    run, weighted by the tensor `weights` if one is named), "rowmean" (of all that a row of the weight holds), "spread" (the
+    same mean plus or minus draws with the mean square of the row's deviations), or "copy" (of old position `sources[k]`,
+    times `signs[k]`).
     """
 
     tensor: str

@@ -15,10 +15,10 @@ from torch import nn
 from outgrow.draft import Choice, make_plan
 from outgrow.errors import ApplyError
 from outgrow.fit import Clash, Fitter, fit
-from outgrow.paths import MoveEps
 from outgrow.plan import Plan, Setting
 from outgrow.predict import Prediction
 from outgrow.reading import refs_in
+from outgrow.states import MoveEps
 from outgrow.trace import Example
 from outgrow.transforms.fold import fold_settings
 from outgrow.transforms.widen import Skip, Widen, choose, matches, proportional

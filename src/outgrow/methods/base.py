@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from outgrow.paths import State, Verdict
+from outgrow.states import State, Verdict
 from outgrow.volumes import Slot, Volume
 
 Init = str | Callable[[torch.Tensor, tuple[int, ...], torch.Generator], torch.Tensor]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outgrow.methods.base import Draft, Method, Recipe, forced
-from outgrow.paths import State, Verdict
+from outgrow.states import State, Verdict
 from outgrow.volumes import Slot, Volume
 
 

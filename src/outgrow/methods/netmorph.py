@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outgrow.methods.base import Draft, Method, Recipe, forced, free, typical, zeros
-from outgrow.paths import State, Verdict
+from outgrow.states import State, Verdict
 from outgrow.volumes import Slot, Volume
 
 

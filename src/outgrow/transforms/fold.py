@@ -25,9 +25,9 @@ from outgrow.folded import Fold
 from outgrow.graft import Unreadable, apply_graft, graft_at, refusal
 from outgrow.labels import Labels, block_at
 from outgrow.methods import R2R
-from outgrow.paths import State
 from outgrow.plan import Graft, Setting
 from outgrow.reading import refs_in
+from outgrow.states import State
 from outgrow.trace import FOLD, Example, Ref, Trace, record
 from outgrow.transforms.widen import Widen, is_glob
 from outgrow.volumes import Anatomy

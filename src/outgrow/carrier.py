@@ -1,0 +1,129 @@
+"""What each value of a trace carries of a volume: which axes its units lie along, in which state, who wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+
+import numpy as np
+
+from outgrow.labels import Labels, Layout
+from outgrow.states import STRICTNESS, Carried, Ratio, Refused, State, Verdict, blended
+from outgrow.trace import Op
+from outgrow.volumes import Anatomy, Volume
+
+
+class Carrier:
+    """Answers for one volume, with its new units in one state at the writers."""
+
+    def __init__(self, anatomy: Anatomy, volume: Volume, start: State) -> None:
+        self.anatomy, self.volume, self.start = anatomy, volume, start
+        self.reading = anatomy.reading
+        self.verdict = Verdict(start)
+        self.known: dict[int, Carried] = {}
+        self.op: Op = self.reading.trace.ops[0]
+        self._ids: dict[int, Labels] = {}
+
+    def ids(self, labels: Labels) -> Labels:
+        key = id(labels)
+        if key not in self._ids:
+            self._ids[key] = self.anatomy.units(self.volume, labels)
+        return self._ids[key]
+
+    def axes(self, layout: Layout) -> set[int]:
+        """Axes along which the volume's units lie."""
+        found: set[int] = set()
+        for block in layout:
+            ids = self.ids(block.labels)
+            if (ids < 0).all():
+                continue
+            for position, axis in enumerate(block.axes):
+                if not (ids == ids.take([0], axis=position)).all():
+                    found.add(axis)
+        return found
+
+    def carried(self, value: int, layout: Layout | None = None) -> Carried:
+        """What is known of an operand; parameters are where the walk starts."""
+        if value in self.known:
+            return self.known[value]
+        if not self.axes(self.reading.layouts[value] if layout is None else layout):
+            return Carried(None)
+        if self.reading.uniform[value]:
+            return Carried(State.CONST)
+        if self.reading.constant[value]:
+            return Carried(self.start, writers=self.unscaled(self.reading.layouts[value]))
+        return Carried(State.CONST if not self.reading.layouts[value] else State.ANY)
+
+    def origins(self, layout: Layout) -> frozenset[str]:
+        """Names of the tensors whose labels of this volume stand in a layout."""
+        names: set[str] = set()
+        for block in layout:
+            mine = np.unique(block.labels[self.ids(block.labels) >= 0])
+            names |= {tensor for tensor, _ in self.anatomy.born(mine)}
+        return frozenset(names)
+
+    def unscaled(self, layout: Layout) -> frozenset[tuple[str, str]]:
+        return frozenset((name, "") for name in self.origins(layout))
+
+    def slots_in(self, layout: Layout) -> set[tuple[str, int]]:
+        found: set[tuple[str, int]] = set()
+        for block in layout:
+            mine = np.unique(block.labels[self.ids(block.labels) >= 0])
+            found |= set(self.anatomy.born(mine))
+        return found
+
+    def ratio(self, layout: Layout, axes: frozenset[int], whole: bool) -> Ratio:
+        """How a count over `axes` changes with each new unit."""
+        for block in layout:
+            ids = self.ids(block.labels)
+            if set(block.axes) & axes and (ids >= 0).any():
+                if whole and ((ids < 0).any() or ids.size != self.volume.size):
+                    raise Refused("a norm goes over it together with other units")
+                return Ratio(ids.size, int((ids == self.volume.size - 1).sum()))
+        raise Refused("its statistics could not be followed")
+
+    def copied_whole(self, layout: Layout, axes: frozenset[int]) -> None:
+        """A statistic over copies stays if all that it goes over is copied, equally often; groups must hold the same units."""
+        for block in layout:
+            ids = self.ids(block.labels)
+            others = [position for position, axis in enumerate(block.axes) if axis not in axes]
+            if len(others) < ids.ndim and (ids < 0).any():
+                raise Refused(f"{self.op.module or self.op.name} takes a statistic over it together with other units")
+            if len(others) < ids.ndim and any((ids != ids.take([0], axis=position)).any() for position in others):
+                raise Refused(f"{self.op.module or self.op.name} takes a statistic over groups that hold different units of it")
+        self.verdict.multiples = True
+
+    def mean_of(self, x: Carried, layout: Layout, axes: frozenset[int]) -> None:
+        """The mean of the units at each place is not the mean over units and places together."""
+        self.averaged(x)
+        if axes - self.axes(layout):
+            raise Refused(f"{self.op.module or self.op.name} takes a statistic over its units and over places at once")
+
+    def settled(self, *items: Carried) -> None:
+        if any(item.debt for item in items):
+            raise Refused(
+                f"the scale of a norm over it is not taken up by a parameter before {self.op.name} ({self.op.module})"
+            )
+
+    def blend(self, items: Iterable[Carried]) -> Carried:
+        """What holds for several values laid side by side or added."""
+        present = list(items)
+        debts = {(item.debt, item.ratio) for item in present if item.debt or item.state not in (None, State.CONST)}
+        if len(debts) > 1:
+            raise Refused(f"values of different scale meet in {self.op.name} ({self.op.module})")
+        debt, ratio = next(iter(debts), (Fraction(0), None))
+        writers = frozenset[tuple[str, str]]().union(*(item.writers for item in present))
+        states = {item.state for item in present} - {None}
+        mean = bool(present) and all(item.mean for item in present)
+        standardised = any(item.standardised for item in present)
+        return Carried(blended(states), debt, ratio, mean, writers, standardised)
+
+    def demand(self, key: tuple[str, int], what: str) -> None:
+        now = self.verdict.readers.get(key, "free")
+        self.verdict.readers[key] = max(now, what, key=STRICTNESS.index)
+
+    def averaged(self, x: Carried) -> None:
+        """A statistic relies on new units being the mean of what it sees: of rows after the scale that they have passed."""
+        for writer, scale in x.writers:
+            if self.verdict.weights.setdefault(writer, scale) != scale:
+                raise Refused(f"{writer} reaches one statistic through {scale or 'no scale'} and another without it")
