@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import itertools
 import os
 import re
 import sys
@@ -89,7 +90,7 @@ def told(page: Path) -> Iterator[Told]:
     torch.manual_seed(0)
     namespace: dict[str, Any] = {"__name__": page.stem}
     blocks = blocks_of(page)
-    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+    for block, after in zip(blocks, itertools.chain(blocks[1:], [None]), strict=False):
         if block.language == "python":
             yield Told(run(block, page, namespace), after if after is not None and after.language == "text" else None)
         elif block.language == "console":
