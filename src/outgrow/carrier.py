@@ -20,6 +20,7 @@ class Carrier:
         self.anatomy, self.volume, self.start = anatomy, volume, start
         self.reading = anatomy.reading
         self.verdict = Verdict(start)
+        self.paid: set[tuple[str, int]] = set()  # parameters that took up a debt, and at which operator
         self.known: dict[int, Carried] = {}
         self.op: Op = self.reading.trace.ops[0]
         self._ids: dict[int, Labels] = {}
@@ -114,7 +115,8 @@ class Carrier:
         debt, ratio = next(iter(debts), (Fraction(0), None))
         writers = frozenset[tuple[str, str]]().union(*(item.writers for item in present))
         states = {item.state for item in present} - {None}
-        mean = bool(present) and all(item.mean for item in present)
+        means = {item.mean for item in present}
+        mean = means.pop() if len(means) == 1 else None
         standardised = any(item.standardised for item in present)
         return Carried(blended(states), debt, ratio, mean, writers, standardised)
 

@@ -83,9 +83,10 @@ class Walk(Carrier):
                 carries = self.axes(self.reading.layouts[output])
                 if carries and result.state is None:
                     result = replace(result, state=State.ANY)
-                if carries or result.debt or result.mean:
+                known = result.debt or result.mean is not None
+                if carries or known:
                     self.known[output] = result if carries else replace(result, state=None)
-                if (result.debt or result.mean) and not carries:
+                if known and not carries:
                     late = [op for op in consumers.get(output, ()) if op not in todo]
                     todo.update(late)
                     order[position:] = sorted({*order[position:], *late})
@@ -93,6 +94,7 @@ class Walk(Carrier):
             if self.known.get(output, Carried(None)).debt:
                 raise Refused("the scale of a norm over it would reach the model's output")
         self._check_ties()
+        self._check_payments()
 
     def _check_ties(self) -> None:
         """A tensor that both writes and reads gets one value for both."""
@@ -159,7 +161,7 @@ class Walk(Carrier):
     def sum(self, effect: Sum) -> Carried:
         items = [self.carried(side.value, side.layout) for side in effect.inputs]
         carrying = [item for item in items if item.state is not None]
-        if effect.minus and len(items) == 2 and items[0].state is State.MEAN and items[1].mean:
+        if effect.minus and len(items) == 2 and items[0].state is State.MEAN and items[1].mean == effect.inputs[0].value:
             return Carried(State.ZERO)
         result = self.blend(items)
         if len(carrying) < len(items) and result.state is State.ZERO:
@@ -250,12 +252,27 @@ class Walk(Carrier):
         if len(names) != 1 or x.ratio is None:
             return x
         payment = Rescale(names.pop(), x.ratio, -x.debt)
+        self.paid.add((payment.tensor, self.op.index))
         earlier = next((rescale for rescale in self.verdict.rescales if rescale.tensor == payment.tensor), None)
         if earlier is None:
             self.verdict.rescales.append(payment)
         elif earlier != payment:
             raise Refused(f"{payment.tensor} is used in two places that need different scales of it")
         return replace(x, debt=Fraction(0), ratio=None)
+
+    def _check_payments(self) -> None:
+        """A parameter that takes up a debt at one operator must do so wherever it is used."""
+        names = {value.name: value.index for value in self.reading.trace.values if value.name}
+        for tensor in {tensor for tensor, _ in self.paid}:
+            todo = [names[tensor]]
+            while todo:
+                for index in self.anatomy.consumers.get(todo.pop(), ()):
+                    if (tensor, index) in self.paid:
+                        continue
+                    op = self.reading.trace.ops[index]
+                    if not all(self.reading.constant[output] for output in op.outputs):
+                        raise Refused(f"{tensor} would take up the scale of a norm, but is used elsewhere too ({op.module})")
+                    todo.extend(op.outputs)
 
     def weigh(self, x: Carried, scale: Operand, debt: Fraction, ratio: Ratio | None) -> Carried:
         """LayerScale: rows must average to the mean after the scale, whose new entries are one."""
@@ -281,7 +298,7 @@ class Walk(Carrier):
         if x.state is State.MEAN and effect.how == "mean":
             self.mean_of(x, layout, effect.axes)
             self.ratio(layout, effect.axes, whole=True)
-            return Carried(None, mean=True)
+            return Carried(None, mean=effect.input)
         if x.state is State.ZERO and effect.how in ("sum", "norm"):
             return Carried(None, x.debt, x.ratio)
         if x.state is State.ZERO and effect.how == "mean":

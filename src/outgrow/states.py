@@ -78,7 +78,7 @@ class Carried:
     state: State | None  # None: it carries none of the volume's units
     debt: Fraction = Fraction(0)
     ratio: Ratio | None = None
-    mean: bool = False  # it is the mean over the volume's units
+    mean: int | None = None  # the value whose mean over the volume's units it is
     writers: frozenset[tuple[str, str]] = frozenset()  # tensors, each with the scale that its rows have passed ("": none)
     standardised: bool = False  # a reader's weight whose new columns are zero whatever they read
 
