@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outgrow.errors import MethodError
 from outgrow.plan import Insertion, Rescaling
 
 Positions = NDArray[np.int64]
@@ -135,6 +137,8 @@ def fill_values(
     inits: Mapping[str, Init],
 ) -> None:
     """Write the numbers of all edits into a tensor made by `grown`, in order. `others`: old tensors by name."""
+    needed = any(isinstance(edit, Insertion) and (edit.fill == "free" or edit.noise) for edit in edits)
+    deviation = _deviation(old) if needed else 0.0
     for edit, (at, kept) in zip(edits, _places(edits), strict=True):
         if isinstance(edit, Rescaling):
             new.mul_(edit.factor)
@@ -147,11 +151,12 @@ def fill_values(
         elif edit.fill == "one":
             _fill(new, axis, at, 1.0)
         elif edit.fill == "mean":
-            mean = _mean(new, edit, kept, others)
-            _put(new, axis, at, mean.expand([len(at) if a == axis else size for a, size in enumerate(mean.shape)]))
+            _put(new, axis, at, _mean(new, edit, kept, others))
         elif edit.fill == "rowmean":
             rows = _part(new, axis, kept).mean(dim=list(range(1, new.ndim)), keepdim=True)
             _put(new, axis, at, rows.expand([len(at) if a == axis else size for a, size in enumerate(new.shape)]))
+        elif edit.fill == "spread":
+            _put(new, axis, at, _spread(new, edit, kept, seed))
         elif edit.fill == "copy":
             block = new.index_select(axis, _index(kept[list(edit.sources)], new))
             factors = edit.signs
@@ -161,22 +166,43 @@ def fill_values(
             _multiply(block, axis, np.arange(len(at)), factors)
             _put(new, axis, at, block)
         else:
-            _draw(new, edit, at, old, seed, inits)
+            _draw(new, edit, at, old, deviation, seed, inits)
         if edit.noise:
             block = new.index_select(axis, _index(at, new))
             noise = torch.empty(block.shape, dtype=new.dtype, device=new.device)
-            noise.normal_(0.0, edit.noise * _deviation(old), generator=_generator(new, edit, seed + 1))
+            noise.normal_(0.0, edit.noise * deviation, generator=_generator(new, edit, seed + 1))
             _put(new, axis, at, block.add_(noise))
 
 
 def _mean(new: Tensor, edit: Insertion, kept: Positions, others: Mapping[str, Tensor]) -> Tensor:
-    part = _part(new, edit.axis, kept[_ascending(edit.members)])
+    """The mean of the old units, for each run of them and each position of a unit by itself."""
+    axis = edit.axis
+    part = _part(new, axis, kept[_ascending(edit.members)])
+    apart: Tensor = part.unflatten(axis, (edit.runs, -1, edit.length))
     if edit.weights:
-        part = part * others[edit.weights].reshape(-1).to(new).view(_along(edit.axis, new.ndim))
-    return part.mean(dim=edit.axis, keepdim=True)
+        apart = apart * others[edit.weights].reshape(-1).to(new).view(_along(axis + 1, apart.ndim))
+    mean = apart.mean(dim=axis + 1, keepdim=True)
+    copies = len(edit.at) // (edit.runs * edit.length)
+    spread = mean.expand([copies if a == axis + 1 else size for a, size in enumerate(mean.shape)])
+    return spread.flatten(axis, axis + 2)
 
 
-def _draw(new: Tensor, edit: Insertion, at: Positions, old: Tensor, seed: int, inits: Mapping[str, Init]) -> None:
+def _spread(new: Tensor, edit: Insertion, kept: Positions, seed: int) -> Tensor:
+    """Row mean ± draws, whose mean square in each row is the row's variance: mean and variance of the row stay as they are."""
+    others = list(range(1, new.ndim))
+    old = _part(new, edit.axis, kept)
+    mean, variance = old.mean(dim=others, keepdim=True), old.var(dim=others, correction=0, keepdim=True)
+    shape = [max(edit.draws) + 1 if a == edit.axis else size for a, size in enumerate(new.shape)]
+    drawn = torch.empty(shape, dtype=new.dtype, device=new.device).uniform_(-1.0, 1.0, generator=_generator(new, edit, seed))
+    drawn *= (variance / drawn.square().mean(dim=others, keepdim=True)).sqrt()
+    block = drawn.index_select(edit.axis, _index(np.array(edit.draws), new))
+    _multiply(block, edit.axis, np.arange(len(edit.draws)), edit.signs)
+    return block + mean
+
+
+def _draw(
+    new: Tensor, edit: Insertion, at: Positions, old: Tensor, deviation: float, seed: int, inits: Mapping[str, Init]
+) -> None:
     """Draw free values, straight into their place where that is one slice, then lay out those that are drawn again."""
     axis, count = edit.axis, max(edit.draws) + 1
     shape = tuple(count if a == axis else size for a, size in enumerate(new.shape))
@@ -187,12 +213,16 @@ def _draw(new: Tensor, edit: Insertion, at: Positions, old: Tensor, seed: int, i
     plain = bool((draws[:count] == np.arange(count)).all() and (signs[:count] == 1.0).all())
     in_place = plain and _is_range(at[:count]) and new.is_contiguous() and not callable(init)
     if callable(init):
-        drawn = init(old, shape, generator).to(new)
+        given = init(old, shape, generator)
+        if not isinstance(given, Tensor) or tuple(given.shape) != shape:
+            found = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+            raise MethodError(f"init= gave {found} for {edit.tensor}: it must return a tensor of the shape it is told, {shape}")
+        drawn = given.detach().to(new, copy=True)
     else:
         fan_in = math.prod(new.shape[1:]) if new.ndim > 1 else new.shape[0]
         fan_out = new.shape[0] * math.prod(new.shape[2:]) if new.ndim > 1 else new.shape[0]
-        variances = {"he": 2 / fan_in, "xavier": 2 / (fan_in + fan_out)}
-        bound = (math.sqrt(variances[init]) if init in variances else _deviation(old)) * math.sqrt(3)
+        spread = {"he": math.sqrt(2 / fan_in), "xavier": math.sqrt(2 / (fan_in + fan_out))}.get(init, deviation)
+        bound = spread * math.sqrt(3)
         drawn = _part(new, axis, at[:count]) if in_place else torch.empty(shape, dtype=new.dtype, device=new.device)
         drawn.uniform_(-bound, bound, generator=generator)
     if factor != 1.0:
@@ -208,7 +238,7 @@ def _pieces(at: Positions, draws: Positions, signs: NDArray[np.float64], start: 
     """From `start` on, runs of new entries that neighbouring draws fill with one sign."""
     jumps = (np.diff(at) != 1) | (np.diff(draws) != 1) | (np.diff(signs) != 0)
     bounds = [start, *(b for b in (np.flatnonzero(jumps) + 1).tolist() if b > start), len(at)]
-    return (slice(a, b) for a, b in zip(bounds, bounds[1:], strict=False) if a < b)
+    return (slice(a, b) for a, b in pairwise(bounds) if a < b)
 
 
 def _generator(new: Tensor, edit: Insertion, seed: int) -> torch.Generator:
