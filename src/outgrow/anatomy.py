@@ -8,7 +8,7 @@ from outgrow.draft import irregular
 from outgrow.errors import TraceError
 from outgrow.methods import BY_NAME
 from outgrow.paths import judge
-from outgrow.reading import read, refs_in
+from outgrow.reading import read
 from outgrow.rules import RULES
 from outgrow.trace import Example, Trace, record
 from outgrow.volumes import Anatomy, Volume, find_volumes
@@ -34,12 +34,7 @@ def dissect(model: nn.Module, example: Example) -> Anatomy:
 
 
 def _touched(trace: Trace) -> set[str]:
-    return {
-        trace.values[ref.value].name
-        for op in trace.ops
-        for ref in refs_in((op.args, op.kwargs))
-        if trace.values[ref.value].name
-    }
+    return {trace.values[ref.value].name for op in trace.ops for ref in op.refs if trace.values[ref.value].name}
 
 
 def volumes(model: nn.Module, example: Example) -> list[Volume]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from outgrow.effects import Effect, Ignore, Operand
 from outgrow.labels import Block, Layout, Ties, meet, pin, renumber
 from outgrow.trace import Op, Ref, Trace
+from outgrow.trace import refs_in as refs_in
 
 
 @dataclass(frozen=True)
@@ -97,17 +97,6 @@ class Reading:
         return layouts
 
 
-def refs_in(tree: Any) -> list[Ref]:
-    """The tensors among an operator's arguments, in order."""
-    if isinstance(tree, Ref):
-        return [tree]
-    if isinstance(tree, (tuple, list)):
-        return [ref for item in tree for ref in refs_in(item)]
-    if isinstance(tree, Mapping):
-        return [ref for item in tree.values() for ref in refs_in(item)]
-    return []
-
-
 def _kernels(trace: Trace) -> set[int]:
     """Weights of convolutions, perhaps standardised or scaled on the way: their axes from the third on hold no units."""
     maker = {output: op for op in trace.ops for output in op.outputs}
@@ -133,7 +122,7 @@ def read(trace: Trace, rules: Mapping[str, Rule]) -> Reading:
     reading = Reading(trace)
     summed = [False] * len(trace.values)  # made of labelled tensors: a statistic over units goes on when its labels are gone
     for op in trace.ops:
-        refs = refs_in((op.args, op.kwargs))
+        refs = op.refs
         rule = rules.get(op.name) or rules.get(op.name.removesuffix("_"))
         labelled = any(reading.layouts[ref.value] for ref in refs)
         touched = labelled or any(summed[ref.value] for ref in refs)

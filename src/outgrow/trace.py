@@ -15,7 +15,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from outgrow.folded import Fold
 from outgrow.sandbox import elementary, on_meta, substituted, tensors_of, untouched
+from outgrow.shapes import Shapes
 
 FOLD = "outgrow.fold"  # how a folded residual, which runs as several operators, is written down
 Example = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
@@ -57,6 +58,22 @@ class Op:
     kwargs: Mapping[str, Any]
     outputs: tuple[int, ...]
     module: str  # path of the innermost module whose code was running
+
+    @cached_property
+    def refs(self) -> list[Ref]:
+        """The tensors among all arguments."""
+        return refs_in((*self.args, *self.kwargs.values()))
+
+
+def refs_in(tree: Any) -> list[Ref]:
+    """The tensors among an operator's arguments, in order."""
+    if isinstance(tree, Ref):
+        return [tree]
+    if isinstance(tree, (tuple, list)):
+        return [ref for item in tree for ref in refs_in(item)]
+    if isinstance(tree, dict):
+        return [ref for item in tree.values() for ref in refs_in(item)]
+    return []
 
 
 @dataclass
@@ -157,6 +174,7 @@ class Recorder(Watcher):
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = trace
         self.here = here
+        self.shapes = Shapes()
         self.index_of = WeakIdKeyDictionary()
         self.sharing: dict[int, list[weakref.ref[Tensor]]] = {}
         self.stale = WeakIdKeyDictionary()  # tensor → values that were written over part of it through views
@@ -208,7 +226,7 @@ class Recorder(Watcher):
             return func(*args, **kwargs)
         inputs = tuple(self._ref(arg) for arg in args)
         keywords = {key: self._ref(arg) for key, arg in kwargs.items()}
-        result = func(*args, **kwargs)
+        result = self.shapes.call(func, args, kwargs)
         outputs = tuple(self._new(tensor, "result") for tensor in tensors_in(result))
         self._note(str(func.overloadpacket), inputs, keywords, outputs)
         if func._schema.is_mutable:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from outgrow.clusters import Cluster, find_clusters
 from outgrow.effects import Move
 from outgrow.labels import Labels, Origin
-from outgrow.reading import Reading, refs_in
+from outgrow.reading import Reading
 from outgrow.roles import READS, SCALES, SHIFTS, WRITES, find_roles
 
 TAKES_APART = {"aten.slice", "aten.split", "aten.split_with_sizes", "aten.unsafe_split", "aten.select", "aten.unbind"}
@@ -91,7 +91,7 @@ class Anatomy:
         """For each value, the operators that take it."""
         result: dict[int, list[int]] = defaultdict(list)
         for op in self.reading.trace.ops:
-            for ref in refs_in((op.args, op.kwargs)):
+            for ref in op.refs:
                 result[ref.value].append(op.index)
         return result
 
@@ -137,7 +137,7 @@ class Anatomy:
             families[index] = found
         result: dict[int, list[int]] = defaultdict(list)
         for op in self.reading.trace.ops:
-            touched = {f for ref in refs_in((op.args, op.kwargs)) for f in families[ref.value]}
+            touched = {f for ref in op.refs for f in families[ref.value]}
             touched |= {f for output in op.outputs for f in families[output]}
             for family in touched - {-1}:
                 result[family].append(op.index)
@@ -177,7 +177,7 @@ def _used(reading: Reading, root: Labels) -> NDArray[np.bool_]:
         ref.value
         for op, effect in zip(reading.trace.ops, reading.effects, strict=True)
         if not isinstance(effect, Move)
-        for ref in refs_in((op.args, op.kwargs))
+        for ref in op.refs
     }
     for labels in {id(block.labels): block.labels for value in values for block in reading.layouts[value]}.values():
         used[root[labels]] = True
@@ -187,7 +187,7 @@ def _used(reading: Reading, root: Labels) -> NDArray[np.bool_]:
 def _first_use(reading: Reading) -> dict[str, int]:
     result: dict[str, int] = {}
     for op in reading.trace.ops:
-        for ref in refs_in((op.args, op.kwargs)):
+        for ref in op.refs:
             name = reading.trace.values[ref.value].name
             if name:
                 result.setdefault(name, op.index)
@@ -224,27 +224,28 @@ class _Finder:
         units_of = np.full(len(self.root), -1, dtype=np.int64)  # by class
         units_of[cluster.classes] = cluster.units
         units = units_of[self.classes]  # by position
-        slots = _counted(units, self.owner)
-        marks = _counted(units_of[self.part_classes], self.part)
-        marked = {unit: self.part_output[parts].tobytes() for unit, (parts, _) in marks.items()}
+        bearers, owners, counts = _counted(units, self.owner)
+        slots = _rows(bearers, np.column_stack([owners, counts]))
+        marked, parts, _ = _counted(units_of[self.part_classes], self.part)
+        marks = _rows(marked, self.part_output[parts])
         pinned, first = np.unique(units_of[self.pinned], return_index=True)
         reasons = {unit: self.reasons[index] for unit, index in zip(pinned.tolist(), first.tolist(), strict=True)}
         alike: dict[object, list[int]] = defaultdict(list)
-        for unit, (owners, counts) in slots.items():
-            alike[owners.tobytes(), counts.tobytes(), marked.get(unit), reasons.get(unit)].append(unit)
+        for unit, row in slots.items():
+            alike[row, marks.get(unit), reasons.get(unit)].append(unit)
         result: list[Volume] = []
         number = np.full(len(self.root) + 1, -1, dtype=np.int64)  # by unit: its number in the volume; at −1, of no unit
         for members in alike.values():
             if len(members) < 2:
                 continue
-            owners = slots[members[0]][0].tolist()
             number[members] = 0
-            there = units[self._axis(owners[0])]
+            axes = np.frombuffer(slots[members[0]], dtype=np.int64)[::2].tolist()
+            there = units[self._axis(axes[0])]
             there, first = np.unique(there[number[there] >= 0], return_index=True)
             number[there[np.argsort(first)]] = np.arange(len(members))  # as they stand at their first slot
             mine = number[cluster.units]
             keep = mine >= 0
-            found = tuple(slot for owner in owners for slot in self._slots(owner, number[units[self._axis(owner)]]))
+            found = tuple(slot for axis in axes for slot in self._slots(axis, number[units[self._axis(axis)]]))
             family = cluster.family if cluster.family else -(start + len(result)) - 2
             reason = reasons.get(members[0], "")
             result.append(Volume("", len(members), found, cluster.classes[keep], mine[keep], family, reason))
@@ -271,22 +272,28 @@ class _Finder:
         count = 0
         for slot in volume.slots:
             mine = last[self.classes[self._axis(self.number[slot.tensor, slot.axis])]]
-            count += int(np.count_nonzero(np.diff(mine, prepend=0) == 1))
+            count += int(mine[0]) + int(np.count_nonzero(mine[1:] > mine[:-1]))
         return count / sum(len(slot.positions) for slot in volume.slots)
 
 
-def _counted(units: Labels, places: Labels) -> dict[int, tuple[Labels, Labels]]:
-    """For each unit, ascending: the places where it occurs, and how often; −1 is no unit."""
+def _counted(units: Labels, places: Labels) -> tuple[Labels, Labels, Labels]:
+    """Units (−1 is none), the places where each occurs, and how often; in order of units, then places."""
     here = units >= 0
     units, places = units[here], places[here]
     base = int(places.max(initial=0)) + 1
     keys, counts = np.unique(units * base + places, return_counts=True)
     units, places = np.divmod(keys, base)
+    return units, places, counts
+
+
+def _rows(units: Labels, values: Labels) -> dict[int, bytes]:
+    """All values of each unit as bytes, to be compared. Units ascend."""
+    width = values[:1].nbytes
+    content = np.ascontiguousarray(values).tobytes()
     bounds = np.flatnonzero(np.diff(units, prepend=-1, append=-1))
-    return {
-        unit: (places[first:end], counts[first:end])
-        for unit, first, end in zip(units[bounds[:-1]].tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
-    }
+    ends = (bounds[1:] * width).tolist()
+    starts = (bounds[:-1] * width).tolist()
+    return {unit: content[a:b] for unit, a, b in zip(units[bounds[:-1]].tolist(), starts, ends, strict=True)}
 
 
 def _named(volumes: list[Volume], first_use: dict[str, int]) -> list[Volume]:
