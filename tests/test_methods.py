@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import outgrow
 from judging import assert_same_function, distance, outputs, random_states
 from networks import DTYPE, randomise
+from outgrow.errors import MethodError
 
 OLD, NEW = 6, 10
 
@@ -268,12 +269,12 @@ def test_two_layers_of_one_shape_draw_different_values() -> None:
 
 @pytest.mark.parametrize("wrong", [{"mapping": "other"}, {"split": "other"}])
 def test_net2net_refuses_unknown_words(wrong: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="other"):
+    with pytest.raises(MethodError, match="other"):
         outgrow.Net2Net(**wrong)
 
 
 def test_netmorph_refuses_unknown_words() -> None:
-    with pytest.raises(ValueError, match="both"):
+    with pytest.raises(MethodError, match="both"):
         outgrow.NetMorph(zero="both")
 
 

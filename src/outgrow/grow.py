@@ -16,16 +16,17 @@ import torch
 from torch import nn
 
 from outgrow import verify
+from outgrow.admit import check_averages, check_model, check_seed
 from outgrow.anatomy import dissect
 from outgrow.apply import Journal, apply_plan
 from outgrow.draft import inits_of
-from outgrow.errors import GrowthError, Problem, VerifyError
+from outgrow.errors import ApplyError, GrowthError, Problem, TraceError, VerifyError
 from outgrow.flops import count_flops
 from outgrow.graft import apply_grafts
 from outgrow.methods import Method
 from outgrow.plan import Plan, table
 from outgrow.predict import Prediction
-from outgrow.sandbox import forget_caches, random_state, tensors_of
+from outgrow.sandbox import random_state, tensors_of
 from outgrow.settle import settle
 from outgrow.trace import Example
 from outgrow.training.history import remember
@@ -104,15 +105,20 @@ def grow(
     """
     if not transforms:
         raise GrowthError("nothing to do: pass at least one transform, e.g. outgrow.Widen('*', factor=1.5)")
+    strangers = [transform for transform in transforms if not isinstance(transform, Widen)]
+    if strangers:
+        raise GrowthError(f"{strangers[0]!r} is no transform: write e.g. outgrow.Widen('*', factor=1.5)")
     started = time.perf_counter()
+    optimizers, averages = _several(optimizer), _several(average)
+    check_seed(seed)
     with random_state():
-        forget_caches(model)
+        check_model(model)
+        check_averages(averages, model)
         anatomy = dissect(model, example)
-        base = verify.run(model, example) if check else None
+        base = _before(model, example) if check else None
         limits = verify.sensitivity(model, example, base) if base is not None else (0.0, 0.0)
         before = _parameters(model)
         journal = Journal()
-        optimizers, averages = _several(optimizer), _several(average)
         try:
             anatomy, requests, grafts = fold_residuals(model, example, anatomy, transforms, journal)
             choices, skipped, plan = settle(model, example, anatomy, requests, seed)
@@ -185,15 +191,33 @@ def widen(
     return grow(model, example, request, optimizer=optimizer, average=average, seed=seed, check=check)
 
 
+def _before(model: nn.Module, example: Example) -> verify.Outputs:
+    try:
+        return verify.run(model, example)
+    except Exception as error:
+        raise TraceError(f"the model does not run on the example: {type(error).__name__}: {error}") from error
+
+
 def _check(
     model: nn.Module, example: Example, base: verify.Outputs, limits: tuple[float, float], preserving: bool
 ) -> tuple[float, float]:
     """Compare with the outputs before; raises if a preserving growth moved them."""
-    after = verify.run(model, example)
+    try:
+        after = verify.run(model, example)
+    except Exception as error:
+        raise ApplyError(
+            f"the grown model does not run on the example: {type(error).__name__}: {error}; everything was put back"
+        ) from error
     errors = verify.error(base.evaluated, after.evaluated), verify.error(base.trained, after.trained)
     floor = verify.FLOOR * verify.epsilon(base.evaluated)
     allowed = [max(verify.MULTIPLE * limit, floor) for limit in limits]
     for mode, found, limit in zip(("eval", "train"), errors, allowed, strict=True):
+        if preserving and not limit < float("inf"):
+            raise VerifyError(
+                f"the model's outputs on the example are no numbers in {mode} mode, or not the same twice: nothing can be "
+                "checked; everything was put back",
+                [Problem("", "infinities and NaNs compare with nothing", "give another example; or check=False")],
+            )
         if preserving and not found <= limit:
             raise VerifyError(
                 f"the grown model differs from the old one in {mode} mode by {found:.1e} of its largest output, where its own "

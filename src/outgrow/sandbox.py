@@ -84,9 +84,11 @@ def _snapshot(module: nn.Module) -> dict[str, Any]:
 def forget_caches(model: nn.Module) -> None:
     """Let modules drop what they cache between eval passes: those that do so drop it on their way to train mode."""
     modes = [(module, module.training) for module in model.modules()]
-    model.train()
-    for module, training in modes:
-        module.training = training
+    try:
+        model.train()
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 @contextlib.contextmanager

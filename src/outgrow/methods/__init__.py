@@ -24,7 +24,7 @@ def candidates(method: str | Method) -> tuple[Method, ...]:
     """The methods to try, in order, for what a user asked for."""
     if isinstance(method, Method):
         return (method,)
-    if method in BY_NAME:
+    if isinstance(method, str) and method in BY_NAME:
         return BY_NAME[method]
     names = ", ".join(repr(name) for name in BY_NAME)
     raise MethodError(f"there is no method {method!r}: write one of {names}, or an instance such as outgrow.R2R(init='he')")

@@ -7,16 +7,20 @@ slot: which fill, and for each new unit its model, draw, sign and share.
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
 import torch
 
+from outgrow.errors import MethodError
 from outgrow.states import State, Verdict
 from outgrow.volumes import Slot, Volume
 
+INITS = ("std", "he", "xavier", "copy")
 Init = str | Callable[[torch.Tensor, tuple[int, ...], torch.Generator], torch.Tensor]
 
 
@@ -55,6 +59,15 @@ class Method(abc.ABC):
     init: Init = "std"
     scale: float = 1.0
     noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not callable(self.init) and self.init not in INITS:
+            known = ", ".join(repr(name) for name in INITS)
+            raise MethodError(f"init={self.init!r}: write one of {known}, or a function of (existing tensor, shape, generator)")
+        for name in ("scale", "noise"):
+            value = getattr(self, name)
+            if not isinstance(value, Real) or not math.isfinite(value) or (name == "noise" and value < 0):
+                raise MethodError(f"{name}={value!r}: write a finite number{' from 0 on' if name == 'noise' else ''}")
 
     @property
     @abc.abstractmethod

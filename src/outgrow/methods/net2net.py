@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from outgrow.errors import MethodError
 from outgrow.methods.base import Draft, Method, Recipe, forced
 from outgrow.states import State, Verdict
 from outgrow.volumes import Slot, Volume
@@ -36,8 +37,9 @@ class Net2Net(Method):
     split: str = "equal"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.mapping not in ("balanced", "random") or self.split not in ("equal", "random"):
-            raise ValueError(
+            raise MethodError(
                 f"mapping is 'balanced' or 'random', split 'equal' or 'random'; not {self.mapping!r}, {self.split!r}"
             )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outgrow.errors import MethodError
 from outgrow.methods.base import Draft, Method, Recipe, forced, free, typical, zeros
 from outgrow.states import State, Verdict
 from outgrow.volumes import Slot, Volume
@@ -28,8 +29,9 @@ class NetMorph(Method):
     zero: str = "readers"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.zero not in ("readers", "writers"):
-            raise ValueError(f"zero is 'readers' or 'writers', not {self.zero!r}")
+            raise MethodError(f"zero is 'readers' or 'writers', not {self.zero!r}")
 
     @property
     def name(self) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from numbers import Real
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from outgrow.methods import Method, candidates
 from outgrow.methods.net2net import Net2Net
 from outgrow.paths import judge
 from outgrow.volumes import Anatomy, Volume
+
+MOST = 2**20  # units that a volume can gain at once: a slip of the finger, rather than memory, is what a larger number meets
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,16 @@ class Widen:
             raise SizeError(
                 f"say how wide with exactly one of factor=, by= and to=, not {' and '.join(given) or 'none of them'}"
             )
+        if self.factor is not None and (not isinstance(self.factor, Real) or isinstance(self.factor, bool)):
+            raise SizeError(f"factor={self.factor!r} is no number: write one above 1, e.g. factor=1.5")
         if self.factor is not None and not 1 < self.factor < float("inf"):
             raise SizeError(f"factor={self.factor} does not grow anything: write a factor above 1, e.g. factor=1.5")
         if self.by is not None and (type(self.by) is not int or self.by < 1):
             raise SizeError(f"by={self.by!r} does not grow anything: write a whole number of units above 0")
         if self.to is not None and (type(self.to) is not int or self.to < 1):
             raise SizeError(f"to={self.to!r} is no size: write a whole number of units")
+        if not isinstance(self.where, Collection) or not all(isinstance(pattern, str) for pattern in self.where):
+            raise SelectionError(f"where={self.where!r}: write a name or a glob such as 'layer1.*', or a list of them")
         if self.residual not in ("stream", "fold"):
             raise MethodError(
                 f"residual={self.residual!r}: write 'stream' (widen whole streams) or 'fold' (the paper's folded residual)"
@@ -182,11 +189,15 @@ def _new_units(volume: Volume, request: Widen, step: int, method: Method, roundi
     """How many units to add: a factor is rounded to what is allowed, an explicit size must be allowed as it is."""
     if request.factor is not None:
         wanted = volume.size * (request.factor - 1)
+        if wanted > MOST:
+            raise SizeError(f"{volume.name} has {volume.size} units: factor={request.factor:g} would add more than {MOST:,}")
         new = int(wanted / step + 0.5) * step
         return new if rounding or new == round(wanted) else 0
     new = request.by if request.by is not None else (request.to or 0) - volume.size
     if new <= 0:
         raise SizeError(f"{volume.name} has {volume.size} units already: to={request.to} would not grow it")
+    if new > MOST:
+        raise SizeError(f"{volume.name} has {volume.size} units: it can't gain more than {MOST:,} at once")
     if new % step == 0:
         return new
     if not rounding:
