@@ -102,3 +102,56 @@ def random_states() -> tuple[Any, ...]:
 def names_and_kinds(model: nn.Module) -> tuple[Any, ...]:
     """What growth by widening never changes: the state's names, the modules' classes, modes and order."""
     return tuple(model.state_dict()), tuple((path, type(module), module.training) for path, module in model.named_modules())
+
+
+@torch.no_grad()
+def shake(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Move every parameter and buffer of a library's model away from where it was initialised; variances stay positive."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+        if name.endswith("running_var"):
+            tensor.mul_(1 + noise.abs())
+        elif isinstance(tensor, nn.Parameter) or name.endswith("running_mean"):
+            tensor.add_(0.5 * noise * max(float(tensor.std(correction=0)), 0.05))
+        else:  # masks and tables keep their zeros and infinities
+            tensor.mul_(1 + 0.1 * noise)
+    return model
+
+
+def newborn(plan: Any, name: str, shape: torch.Size) -> Tensor:
+    """Which entries of a tensor a plan has added."""
+    mask = torch.zeros(shape, dtype=torch.bool)
+    ages: dict[int, list[bool]] = {}  # by axis, for each position whether it is new
+    for edit in plan.edits:
+        if edit.tensor == name and hasattr(edit, "at"):
+            before = iter(ages.get(edit.axis, [False] * edit.size))
+            fresh = set(edit.at)
+            ages[edit.axis] = [at in fresh or next(before) for at in range(edit.size + len(fresh))]
+    for axis, flags in ages.items():
+        mask |= torch.tensor(flags).view([-1 if a == axis else 1 for a in range(len(shape))])
+    return mask
+
+
+def gradient_shares(model: nn.Module, plan: Any, batches: Sequence[Tensor]) -> tuple[float, float]:
+    """Shares of the new and of the old weights that get a gradient in a few steps of training on a copy in float32."""
+    twin = copy.deepcopy(model).float().train()
+    optimizer = torch.optim.SGD(twin.parameters(), lr=1e-3)
+    seen = {name: torch.zeros(parameter.shape, dtype=torch.bool) for name, parameter in twin.named_parameters()}
+    for batch in batches:
+        optimizer.zero_grad()
+        output = twin(batch.float())
+        (output * torch.linspace(-1.0, 1.0, output.numel()).view_as(output)).mean().backward()
+        for name, parameter in twin.named_parameters():
+            if parameter.grad is not None:
+                assert bool(torch.isfinite(parameter.grad).all()), f"the gradient of {name} is no number"
+                seen[name] |= parameter.grad != 0
+        nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
+        optimizer.step()
+    counts = torch.zeros(2, 2)
+    for name, flags in seen.items():
+        new = newborn(plan, name, flags.shape)
+        counts += torch.tensor([[(flags & new).sum(), new.sum()], [(flags & ~new).sum(), (~new).sum()]])
+    return float(counts[0, 0] / counts[0, 1]), float(counts[1, 0] / counts[1, 1])

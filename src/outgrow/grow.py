@@ -115,8 +115,7 @@ def grow(
         check_model(model)
         check_averages(averages, model)
         anatomy = dissect(model, example)
-        base = _before(model, example) if check else None
-        limits = verify.sensitivity(model, example, base) if base is not None else (0.0, 0.0)
+        base, limits = _before(model, example) if check else (None, (0.0, 0.0))
         before = _parameters(model)
         journal = Journal()
         try:
@@ -191,9 +190,11 @@ def widen(
     return grow(model, example, request, optimizer=optimizer, average=average, seed=seed, check=check)
 
 
-def _before(model: nn.Module, example: Example) -> verify.Outputs:
+def _before(model: nn.Module, example: Example) -> tuple[verify.Outputs, tuple[float, float]]:
+    """The outputs that are to be kept, and how far they move by rounding."""
     try:
-        return verify.run(model, example)
+        base = verify.run(model, example)
+        return base, verify.sensitivity(model, example, base)
     except Exception as error:
         raise TraceError(f"the model does not run on the example: {type(error).__name__}: {error}") from error
 

@@ -66,16 +66,25 @@ def untouched(model: nn.Module) -> Iterator[None]:
                 now = vars(module)
                 for name in [name for name in now if name not in before and name not in REGISTERED]:
                     del now[name]
-                now.update(before)
+                for name, (value, contents) in before.items():
+                    now[name] = value
+                    if isinstance(value, list) and contents is not None:
+                        value[:] = contents
+                    elif contents is not None:
+                        value.clear()
+                        value.update(contents)
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.copy_(value)
 
 
-def _snapshot(module: nn.Module) -> dict[str, Any]:
-    """A module's attributes, with the dicts and lists among them copied; its tensors and children are left out."""
+def _snapshot(module: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """A module's attributes (but for tensors and children), each with what it holds, if it is a dict, list or set.
+
+    These are emptied and filled again instead of exchanged: other objects may hold them too.
+    """
     return {
-        name: type(value)(value) if type(value) in (dict, list, set) else value
+        name: (value, type(value)(value) if type(value) in (dict, list, set) else None)
         for name, value in vars(module).items()
         if name not in REGISTERED
     }
