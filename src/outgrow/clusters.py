@@ -100,7 +100,7 @@ def _plain_cluster(root: Labels, plain: list[tuple[Labels, Labels]], gridded: ND
         free = ~gridded[left] & ~gridded[right]
         pairs.append((left[free], right[free]))
     units = connected(len(root), pairs)
-    classes = np.unique(root)
+    classes = np.flatnonzero(root == np.arange(len(root)))  # a class is called by its smallest label
     classes = classes[~gridded[classes]]
     return Cluster(classes, units[classes], 0)
 

@@ -6,10 +6,11 @@ slot, behind the last unit of every run: so concatenations, flattened axes, fuse
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -152,7 +153,9 @@ def find_volumes(reading: Reading) -> Anatomy:
     volumes: list[Volume] = []
     for cluster in find_clusters(reading.ties, root):
         volumes.extend(finder.volumes_of(cluster, len(volumes)))
-    volumes.sort(key=lambda volume: (min(first_use[slot.tensor] for slot in volume.slots), finder.cycles(volume)))
+    first = {id(volume): min(first_use[slot.tensor] for slot in volume.slots) for volume in volumes}
+    rivals = Counter(first.values())
+    volumes.sort(key=lambda v: (first[id(v)], finder.cycles(v) if rivals[first[id(v)]] > 1 else 0.0))
     return Anatomy(reading, root, tuple(_named(volumes, first_use)))
 
 
@@ -201,12 +204,14 @@ class _Finder:
     def __init__(self, reading: Reading, root: Labels) -> None:
         self.root = root
         self.origins = reading.ties.origins
-        self.number = {(origin.tensor, origin.axis): number for number, origin in enumerate(self.origins)}
+        self.origin = {(origin.tensor, origin.axis): origin for origin in self.origins}
         self.owner = np.repeat(np.arange(len(self.origins)), [origin.size for origin in self.origins])
         self.classes = root[: len(self.owner)]
+        order = np.argsort(self.classes, kind="stable")
+        self.by_class = order, self.classes[order]
         self.roles = find_roles(reading)
         self.pinned, self.reasons = _pinned(reading, root)
-        self.shapes = {value.name: value.shape for value in reading.trace.values if value.name}
+        self.vectors = {v.name for v in reading.trace.values if v.name and sum(size > 1 for size in v.shape) == 1}
         parts = [
             (output, np.unique(root[block.labels]))
             for op in reading.trace.ops
@@ -223,43 +228,58 @@ class _Finder:
             return []
         units_of = np.full(len(self.root), -1, dtype=np.int64)  # by class
         units_of[cluster.classes] = cluster.units
-        units = units_of[self.classes]  # by position
-        bearers, owners, counts = _counted(units, self.owner)
+        positions = self._positions(cluster.classes)
+        units = units_of[self.classes[positions]]
+        groups = self._alike(units_of, units, self.owner[positions])
+        volume = np.full(len(self.root), -1, dtype=np.int64)  # by unit
+        number = np.zeros(len(self.root), dtype=np.int64)  # by unit: its number in its volume
+        for index, (members, _) in enumerate(groups):
+            volume[members] = index
+        standing, owned = _sorted_into(volume[units], len(groups)), _sorted_into(volume[cluster.units], len(groups))
+        result: list[Volume] = []
+        for (members, reason), here, mine in zip(groups, standing, owned, strict=True):
+            axes = self._axes(positions[here])
+            there, first = np.unique(units[here[: len(axes[0][1])]], return_index=True)
+            number[there[np.argsort(first)]] = np.arange(len(members))  # as they stand at their first slot
+            slots = tuple(slot for origin, found in axes for slot in self._slots(origin, found))
+            family = cluster.family if cluster.family else -(start + len(result)) - 2
+            numbers = number[cluster.units[mine]]
+            result.append(Volume("", len(members), slots, cluster.classes[mine], numbers, family, reason))
+        return result
+
+    def _positions(self, classes: Labels) -> Labels:
+        """Labels of parameters that are of one of the classes."""
+        first, end = (np.searchsorted(self.by_class[1], classes, side=side) for side in ("left", "right"))
+        counts = end - first
+        index = np.repeat(end - np.cumsum(counts), counts) + np.arange(counts.sum())
+        here = np.zeros(len(self.owner), dtype=np.bool_)
+        here[self.by_class[0][index]] = True
+        return np.flatnonzero(here)
+
+    def _alike(self, units_of: Labels, units: Labels, owner: Labels) -> list[tuple[list[int], str]]:
+        """Two or more units with the same slots, taken apart and pinned in the same way; and why, if they are pinned."""
+        bearers, owners, counts = _counted(units, owner)
         slots = _rows(bearers, np.column_stack([owners, counts]))
         marked, parts, _ = _counted(units_of[self.part_classes], self.part)
         marks = _rows(marked, self.part_output[parts])
-        pinned, first = np.unique(units_of[self.pinned], return_index=True)
-        reasons = {unit: self.reasons[index] for unit, index in zip(pinned.tolist(), first.tolist(), strict=True)}
-        alike: dict[object, list[int]] = defaultdict(list)
+        pinned = units_of[self.pinned]
+        here = np.flatnonzero(pinned >= 0)
+        pinned, first = np.unique(pinned[here], return_index=True)
+        reasons = {unit: self.reasons[index] for unit, index in zip(pinned.tolist(), here[first].tolist(), strict=True)}
+        alike: dict[tuple[bytes, bytes | None, str], list[int]] = defaultdict(list)
         for unit, row in slots.items():
-            alike[row, marks.get(unit), reasons.get(unit)].append(unit)
-        result: list[Volume] = []
-        number = np.full(len(self.root) + 1, -1, dtype=np.int64)  # by unit: its number in the volume; at −1, of no unit
-        for members in alike.values():
-            if len(members) < 2:
-                continue
-            number[members] = 0
-            axes = np.frombuffer(slots[members[0]], dtype=np.int64)[::2].tolist()
-            there = units[self._axis(axes[0])]
-            there, first = np.unique(there[number[there] >= 0], return_index=True)
-            number[there[np.argsort(first)]] = np.arange(len(members))  # as they stand at their first slot
-            mine = number[cluster.units]
-            keep = mine >= 0
-            found = tuple(slot for axis in axes for slot in self._slots(axis, number[units[self._axis(axis)]]))
-            family = cluster.family if cluster.family else -(start + len(result)) - 2
-            reason = reasons.get(members[0], "")
-            result.append(Volume("", len(members), found, cluster.classes[keep], mine[keep], family, reason))
-            number[members] = -1
-        return result
+            alike[row, marks.get(unit), reasons.get(unit, "")].append(unit)
+        return [(members, reason) for (_, _, reason), members in alike.items() if len(members) > 1]
 
-    def _axis(self, number: int) -> slice:
-        origin = self.origins[number]
-        return slice(origin.start, origin.start + origin.size)
+    def _axes(self, positions: Labels) -> list[tuple[Origin, Labels]]:
+        """Positions, which ascend, by the axis on which they lie."""
+        owners = self.owner[positions]
+        bounds = np.flatnonzero(np.diff(owners, prepend=-1, append=-1)).tolist()
+        return [(self.origins[owners[a]], positions[a:b]) for a, b in pairwise(bounds)]
 
-    def _slots(self, number: int, ids: Labels) -> list[Slot]:
-        origin = self.origins[number]
-        positions = tuple(np.flatnonzero(ids >= 0).tolist())
-        vector = sum(size > 1 for size in self.shapes[origin.tensor]) == 1
+    def _slots(self, origin: Origin, found: Labels) -> list[Slot]:
+        positions = tuple((found - origin.start).tolist())
+        vector = origin.tensor in self.vectors
         return [
             Slot(origin.tensor, origin.axis, SCALES if role == SHIFTS else role, positions, role == SHIFTS, vector)
             for role in sorted(self.roles.get((origin.tensor, origin.axis), {WRITES}))
@@ -271,19 +291,25 @@ class _Finder:
         last[volume.classes[volume.units == volume.size - 1]] = 1
         count = 0
         for slot in volume.slots:
-            mine = last[self.classes[self._axis(self.number[slot.tensor, slot.axis])]]
+            origin = self.origin[slot.tensor, slot.axis]
+            mine = last[self.classes[origin.start : origin.start + origin.size]]
             count += int(mine[0]) + int(np.count_nonzero(mine[1:] > mine[:-1]))
         return count / sum(len(slot.positions) for slot in volume.slots)
 
 
+def _sorted_into(boxes: Labels, count: int) -> list[Labels]:
+    """For each of `count` boxes, the indices of the items in it; −1 is none."""
+    order = np.argsort(boxes, kind="stable")
+    return np.split(order, np.searchsorted(boxes[order], np.arange(count + 1)))[1:-1] if count else []
+
+
 def _counted(units: Labels, places: Labels) -> tuple[Labels, Labels, Labels]:
-    """Units (−1 is none), the places where each occurs, and how often; in order of units, then places."""
-    here = units >= 0
-    units, places = units[here], places[here]
-    base = int(places.max(initial=0)) + 1
-    keys, counts = np.unique(units * base + places, return_counts=True)
-    units, places = np.divmod(keys, base)
-    return units, places, counts
+    """Units (−1 is none), the places (which ascend) where each occurs, and how often; in order of units, then places."""
+    here = np.flatnonzero(units >= 0)
+    order = here[np.argsort(units[here], kind="stable")]
+    units, places = units[order], places[order]
+    bounds = np.flatnonzero((np.diff(units, prepend=-1) != 0) | (np.diff(places, prepend=-1) != 0))
+    return units[bounds], places[bounds], np.diff(bounds, append=len(units))
 
 
 def _rows(units: Labels, values: Labels) -> dict[int, bytes]:
