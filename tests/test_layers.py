@@ -270,7 +270,23 @@ def test_shared_slope_is_not_grown() -> None:
 
 def test_sizes_that_modules_print_follow() -> None:
     model = image(nn.Sequential(nn.Conv2d(W, 8, 3, groups=2), nn.GroupNorm(2, 8), nn.PReLU(8)), 8).to(DTYPE).eval()
-    outgrow.widen(model, example(model, 3, 0), "layer.0", by=4)
+    outgrow.widen(model, example(model, 3, 0), "layer.0", by=8)
     convolution, norm, slope = model.layer
     assert (convolution.out_channels, norm.num_channels, slope.num_parameters, model.head.in_features) == (16, 16, 16, 16)
     assert F.conv2d(torch.zeros(1, W, 6, 6, dtype=DTYPE), convolution.weight, groups=convolution.groups).shape[1] == 16
+
+
+def test_groups_are_counted_in_channels_and_heads_one_by_one() -> None:
+    grouped = image(nn.Sequential(nn.Conv2d(W, 12, 1), nn.GroupNorm(3, 12)), 12).to(DTYPE).eval()
+    sizes = {volume.name: volume.size for volume in outgrow.volumes(grouped, example(grouped, 2, 0))}
+    assert sizes["layer.0"] == 12
+    with pytest.raises(outgrow.GrowthError, match="from 12 to 14 by r2r: it adds 8 at a time; the nearest possible size is 20"):
+        outgrow.widen(grouped, example(grouped, 2, 0), "layer.0", to=14, method="r2r")
+    outgrow.widen(grouped, example(grouped, 2, 0), "layer.0", to=16)
+    assert (grouped.layer[1].num_groups, grouped.layer[1].num_channels) == (4, 16)
+
+
+def test_auto_reaches_an_odd_size_by_another_exact_method() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(DTYPE)
+    growth = outgrow.widen(model, torch.randn(2, 3, dtype=DTYPE), "0", to=7)
+    assert (model[0].out_features, growth.plan.changes[0].method) == (7, "netmorph")

@@ -89,7 +89,7 @@ def test_r2r_makes_pairs_written_alike_and_read_with_opposite_signs(method: str 
 
 
 def test_r2r_needs_an_even_number_and_says_the_nearest_sizes() -> None:
-    with pytest.raises(outgrow.GrowthError, match="8 or 10"):
+    with pytest.raises(outgrow.GrowthError, match="8 and 10"):
         grow("r2r", to=9)
 
 

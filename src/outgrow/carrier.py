@@ -78,9 +78,9 @@ class Carrier:
         for block in layout:
             ids = self.ids(block.labels)
             if set(block.axes) & axes and (ids >= 0).any():
-                if whole and ((ids < 0).any() or ids.size != self.volume.size):
+                if whole and ((ids < 0).any() or ids.size != self.volume.count):
                     raise Refused("a norm goes over it together with other units")
-                return Ratio(ids.size, int((ids == self.volume.size - 1).sum()))
+                return Ratio(ids.size, int((ids == self.volume.count - 1).sum()))
         raise Refused("its statistics could not be followed")
 
     def copied_whole(self, layout: Layout, axes: frozenset[int]) -> None:

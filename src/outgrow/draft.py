@@ -62,7 +62,7 @@ def irregular(anatomy: Anatomy, volume: Volume) -> Problem | None:
     """Tell whether a volume's units stand in runs at all its slots."""
     for slot in volume.slots:
         try:
-            runs(slot_ids(anatomy, volume, slot), volume.size)
+            runs(slot_ids(anatomy, volume, slot), volume.count)
         except Irregular:
             return Problem(slot.tensor, f"the units of {volume.name} stand in no regular order along axis {slot.axis}")
     return None
@@ -74,13 +74,16 @@ def make_plan(anatomy: Anatomy, choices: Sequence[Choice], seed: int) -> Plan:
     born: dict[tuple[str, int], Labels] = {}  # for each current position, the position it had at first, or −1
     for choice in choices:
         edits.extend(_edits_of(anatomy, choice, seed, born))
-    changes = tuple(Change(c.volume.name, c.volume.size, c.volume.size + c.new, c.method.name, c.method.exact) for c in choices)
+    changes = tuple(
+        Change(c.volume.name, c.volume.size, c.volume.size + c.new * c.volume.grain, c.method.name, c.method.exact)
+        for c in choices
+    )
     return Plan(changes, tuple(edits), seed=seed)
 
 
 def _edits_of(anatomy: Anatomy, choice: Choice, seed: int, born: dict[tuple[str, int], Labels]) -> list[Insertion | Rescaling]:
     volume, method, verdict = choice.volume, choice.method, choice.verdict
-    rng = np.random.default_rng(zlib.crc32(f"{seed}/{volume.name}/{volume.size}".encode()))
+    rng = np.random.default_rng(zlib.crc32(f"{seed}/{volume.name}/{volume.count}".encode()))
     drafted = method.draft(volume, verdict, choice.new, rng)
     slots: dict[tuple[str, int], Slot] = {}
     for slot in sorted(volume.slots, key=lambda slot: slot.role == "writes"):
@@ -95,7 +98,7 @@ def _edits_of(anatomy: Anatomy, choice: Choice, seed: int, born: dict[tuple[str,
         now = born.setdefault((slot.tensor, slot.axis), np.arange(anatomy.origin[slot.tensor, slot.axis].size))
         original = slot_ids(anatomy, volume, slot)
         ids = np.where(now >= 0, original[np.maximum(now, 0)], -1)
-        edit, after = _insertion(slot, ids, volume.size, recipe, choice)
+        edit, after = _insertion(slot, ids, volume.count, recipe, choice)
         born[slot.tensor, slot.axis] = np.where(after >= 0, now[np.maximum(after, 0)], -1)
         edits.append(edit)
     for rescale in verdict.rescales:

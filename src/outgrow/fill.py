@@ -20,6 +20,7 @@ from torch import Tensor
 from outgrow.errors import MethodError
 from outgrow.plan import Insertion, Rescaling
 
+MANY = 64  # more slices than this are slower than one copy by index
 Positions = NDArray[np.int64]
 Init = str | Callable[[Tensor, tuple[int, ...], torch.Generator], Tensor]
 
@@ -228,7 +229,12 @@ def _draw(
     if factor != 1.0:
         drawn.mul_(factor)
     done = count if in_place else 0
-    for piece in _pieces(at, draws, signs, done):
+    pieces = list(_pieces(at, draws, signs, done))
+    if len(pieces) > MANY:
+        block = drawn.index_select(axis, _index(draws[done:], new))
+        _multiply(block, axis, np.arange(len(at) - done), edit.signs[done:])
+        return _put(new, axis, at[done:], block)
+    for piece in pieces:
         source = _part(drawn, axis, draws[piece])
         sign = float(signs[piece.start])
         _put(new, axis, at[piece], source if sign == 1.0 else source * sign)

@@ -277,7 +277,9 @@ class Walk(Carrier):
     def weigh(self, x: Carried, scale: Operand, debt: Fraction, ratio: Ratio | None) -> Carried:
         """LayerScale: rows must average to the mean after the scale, whose new entries are one."""
         names = self.origins(scale.layout)
-        whole = sum(int((self.ids(block.labels) >= 0).sum()) == block.labels.size == self.volume.size for block in scale.layout)
+        whole = sum(
+            int((self.ids(block.labels) >= 0).sum()) == block.labels.size == self.volume.count for block in scale.layout
+        )
         if len(names) != 1 or not whole or not x.writers or any(passed for _, passed in x.writers):
             raise Refused(f"its writers are scaled one by one in {self.op.module}")
         scaled = frozenset((writer, next(iter(names))) for writer, _ in x.writers)

@@ -30,7 +30,7 @@ class Prediction:
             families = set(self.anatomy.family_of[self.anatomy.root[labels]].ravel().tolist())
             for choice in (choice for family in families if family in self._by_family for choice in self._by_family[family]):
                 ids = self.anatomy.units(choice.volume, labels)
-                last = ids == choice.volume.size - 1
+                last = ids == choice.volume.count - 1
                 for position in range(ids.ndim):
                     if not (ids == ids.take([0], axis=position)).all():
                         others = tuple(a for a in range(ids.ndim) if a != position)

@@ -82,7 +82,7 @@ def _tie(choices: list[Choice], tied: Sequence[set[str]], requests: Sequence[Wid
 
 def _ratio(choice: Choice, requests: Sequence[Widen]) -> float:
     asked = [r.factor for r in requests if r.factor and any(matches(choice.volume, pattern) for pattern in r.patterns)]
-    return asked[0] if asked else 1 + choice.new / choice.volume.size
+    return asked[0] if asked else 1 + choice.new / choice.volume.count
 
 
 class _NoEps(Exception):

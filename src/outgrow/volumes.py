@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outgrow.clusters import Cluster, find_clusters
-from outgrow.effects import Move
+from outgrow.effects import Contract, Move
 from outgrow.labels import Labels, Origin
 from outgrow.reading import Reading
 from outgrow.roles import READS, SCALES, SHIFTS, WRITES, find_roles
@@ -45,7 +45,7 @@ class Volume:
     """
 
     name: str
-    size: int
+    count: int  # how many units it has
     slots: tuple[Slot, ...]
     classes: Labels = field(repr=False)
     units: Labels = field(repr=False)  # unit number of each class
@@ -53,6 +53,16 @@ class Volume:
     pinned: str = ""
     methods: tuple[str, ...] = ()
     reason: str = ""
+    grain: int = 1  # how much a unit counts: a group of channels counts as many as it has, a head as one
+
+    @property
+    def size(self) -> int:
+        """Its size as people count it: channels, features, heads."""
+        return self.count * self.grain
+
+    def __repr__(self) -> str:
+        can = f"grows by {', '.join(self.methods)}" if self.methods else self.reason or self.pinned or "not judged yet"
+        return f"Volume({self.name!r}, size={self.size}, {len(self.slots)} slots, {can})"
 
     @property
     def growable(self) -> bool:
@@ -156,7 +166,25 @@ def find_volumes(reading: Reading) -> Anatomy:
     first = {id(volume): min(first_use[slot.tensor] for slot in volume.slots) for volume in volumes}
     rivals = Counter(first.values())
     volumes.sort(key=lambda v: (first[id(v)], finder.cycles(v) if rivals[first[id(v)]] > 1 else 0.0))
-    return Anatomy(reading, root, tuple(_named(volumes, first_use)))
+    anatomy = Anatomy(reading, root, tuple(_named(volumes, first_use)))
+    for volume in anatomy.volumes:
+        volume.grain = _grain(anatomy, volume)
+    return anatomy
+
+
+def _grain(anatomy: Anatomy, volume: Volume) -> int:
+    """Whole groups of channels are counted in channels; heads, and the features of a head, one by one."""
+    if volume.family < 1:
+        return 1
+    constant = anatomy.reading.constant
+    for index in anatomy.ops_of_family[volume.family]:
+        effect = anatomy.reading.effects[index]
+        if isinstance(effect, Contract) and not any(constant[side.value] for side in (effect.left, effect.right)):
+            sides = (effect.left.layout, effect.right.layout)
+            if all(any((anatomy.units(volume, block.labels) >= 0).any() for block in layout) for layout in sides):
+                return 1
+    slot = next((slot for slot in volume.slots if slot.role == WRITES), volume.slots[0])
+    return len(slot.positions) // volume.count
 
 
 def _pinned(reading: Reading, root: Labels) -> tuple[Labels, list[str]]:
@@ -288,7 +316,7 @@ class _Finder:
     def cycles(self, volume: Volume) -> float:
         """Runs of units for each position that the volume holds: heads have fewer than the features of a head."""
         last = np.zeros(len(self.root), dtype=np.int8)
-        last[volume.classes[volume.units == volume.size - 1]] = 1
+        last[volume.classes[volume.units == volume.count - 1]] = 1
         count = 0
         for slot in volume.slots:
             origin = self.origin[slot.tensor, slot.axis]

@@ -9,7 +9,7 @@ from outgrow.methods.net2net import Net2Net
 from outgrow.methods.netmorph import NetMorph, RandomPad
 from outgrow.methods.r2r import R2R
 
-AUTO: tuple[Method, ...] = (R2R(), MeanFill(), NetMorph(zero="writers"), NetMorph(), Net2Net())
+AUTO: tuple[Method, ...] = (R2R(), NetMorph(), MeanFill(), NetMorph(zero="writers"), Net2Net())
 BY_NAME: dict[str, tuple[Method, ...]] = {
     "auto": AUTO,
     "r2r": (R2R(),),

@@ -91,8 +91,8 @@ class Method(abc.ABC):
 
     def draft(self, volume: Volume, verdict: Verdict, new: int, rng: np.random.Generator) -> Draft:
         """Which old units the new ones are modelled on: in turn, from a random start order."""
-        order = rng.permutation(volume.size)
-        return Draft(new, tuple(int(order[index % volume.size]) for index in range(new)))
+        order = rng.permutation(volume.count)
+        return Draft(new, tuple(int(order[index % volume.count]) for index in range(new)))
 
 
 def typical(slot: Slot, draft: Draft) -> Recipe:

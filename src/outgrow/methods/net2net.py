@@ -54,15 +54,15 @@ class Net2Net(Method):
     def draft(self, volume: Volume, verdict: Verdict, new: int, rng: np.random.Generator) -> Draft:
         models = super().draft(volume, verdict, new, rng).models
         if self.mapping == "random" and not verdict.multiples:
-            models = tuple(int(unit) for unit in rng.integers(volume.size, size=new))
-        groups = np.concatenate([np.arange(volume.size), np.array(models, dtype=np.int64)])
+            models = tuple(int(unit) for unit in rng.integers(volume.count, size=new))
+        groups = np.concatenate([np.arange(volume.count), np.array(models, dtype=np.int64)])
         raw = np.ones(len(groups)) if self.split == "equal" else rng.uniform(0.2, 1.0, size=len(groups))
-        shares = raw / np.bincount(groups, weights=raw, minlength=volume.size)[groups]
+        shares = raw / np.bincount(groups, weights=raw, minlength=volume.count)[groups]
         return Draft(new, models, shares)
 
     def recipe(self, slot: Slot, volume: Volume, verdict: Verdict, draft: Draft) -> Recipe:
         shares = tuple(draft.extra.tolist())
-        kept, given = shares[: volume.size], shares[volume.size :]
+        kept, given = shares[: volume.count], shares[volume.count :]
         if slot.role == "reads":
             ones = (1.0,) * draft.new
             return forced(slot, verdict, draft) or Recipe("copy", draft.models, signs=given, keep=kept, gradient=ones)

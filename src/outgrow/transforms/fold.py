@@ -337,7 +337,7 @@ def _regrown(anatomy: Anatomy, fold: Fold, x: Ref, result: int, choices: Sequenc
             ids = np.where(olds[side] >= 0, first[np.maximum(olds[side], 0)], -1)
             if (ids < 0).all():
                 continue
-            table = runs(ids, choice.volume.size)  # (run, unit, offset)
+            table = runs(ids, choice.volume.count)  # (run, unit, offset)
             block_size = choice.new * table.shape[2]
             after = np.insert(np.arange(len(ids)), np.repeat(table[:, -1, -1] + 1, block_size), -1)
             moved = np.flatnonzero(after >= 0)

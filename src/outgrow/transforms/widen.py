@@ -164,63 +164,67 @@ def _choice(anatomy: Anatomy, volume: Volume, request: Widen, exact: bool) -> tu
     if problem is not None:
         return None, problem.reason
     reasons: list[str] = []
+    misfits: list[SizeError] = []
     for method in candidates(request.method):
         verdict = judge(anatomy, volume, method.state)
         if verdict.refusal and method.exact:
             reasons.append(f"{method.name}: {verdict.refusal}")
             continue
-        step = volume.size if verdict.multiples else method.step
+        step = volume.count if verdict.multiples else method.step
         automatic = request.method == "auto" and isinstance(method, Net2Net)
-        new = _new_units(volume, request, step, method, rounding=not automatic)
+        try:
+            new = _new_units(volume, request, step, method, rounding=not automatic)
+        except SizeError as error:
+            misfits.append(error)
+            continue
         if new:
             return Choice(volume, new, method, verdict), ""
         if automatic:
             reasons.append(f"{method.name}: exact only as whole copies of all {volume.size} units (factor=2, 3, …)")
         else:
             reasons.append(f"{method.name}: the nearest size that it allows is the present one")
-    return None, "; ".join(reasons) if len(reasons) < 2 or isinstance(request.method, Method) else _shortest(reasons)
-
-
-def _shortest(reasons: Sequence[str]) -> str:
-    return "; ".join(dict.fromkeys(reasons))
+    if misfits:
+        raise misfits[0]
+    return None, "; ".join(dict.fromkeys(reasons))
 
 
 def _new_units(volume: Volume, request: Widen, step: int, method: Method, rounding: bool) -> int:
     """How many units to add: a factor is rounded to what is allowed, an explicit size must be allowed as it is."""
+    size, least = volume.size, step * volume.grain
     if request.factor is not None:
-        wanted = volume.size * (request.factor - 1)
+        wanted = size * (request.factor - 1)
         if wanted > MOST:
-            raise SizeError(f"{volume.name} has {volume.size} units: factor={request.factor:g} would add more than {MOST:,}")
-        new = int(wanted / step + 0.5) * step
-        return new if rounding or new == round(wanted) else 0
-    new = request.by if request.by is not None else (request.to or 0) - volume.size
-    if new <= 0:
-        raise SizeError(f"{volume.name} has {volume.size} units already: to={request.to} would not grow it")
-    if new > MOST:
-        raise SizeError(f"{volume.name} has {volume.size} units: it can't gain more than {MOST:,} at once")
-    if new % step == 0:
-        return new
+            raise SizeError(f"{volume.name} has a size of {size}: factor={request.factor:g} would add more than {MOST:,}")
+        times = int(wanted / least + 0.5)
+        return times * step if rounding or times * least == round(wanted) else 0
+    gain = request.by if request.by is not None else (request.to or 0) - size
+    if gain <= 0:
+        raise SizeError(f"{volume.name} has a size of {size} already: to={request.to} would not grow it")
+    if gain > MOST:
+        raise SizeError(f"{volume.name} has a size of {size}: it can't gain more than {MOST:,} at once")
+    if gain % least == 0:
+        return gain // volume.grain
     if not rounding:
         return 0
-    low, high = volume.size + new // step * step, volume.size + (new // step + 1) * step
-    sizes = f"{high}" if low == volume.size else f"{low} or {high}"
+    low, high = size + gain // least * least, size + (gain // least + 1) * least
+    nearest = f"size is {high}" if low == size else f"sizes are {low} and {high}"
     raise SizeError(
-        f"{volume.name} can't grow from {volume.size} to {volume.size + new} units by {method.name}: "
-        f"it adds {step} at a time; the nearest sizes are {sizes}"
+        f"{volume.name} can't grow from {size} to {size + gain} by {method.name}: it adds {least} at a time; "
+        f"the nearest possible {nearest}"
     )
 
 
 def proportional(group: Sequence[Choice], ratio: float) -> list[Choice] | None:
     """New sizes for volumes that the code ties to one ratio: the nearest that all of them allow."""
-    small = min(group, key=lambda choice: choice.volume.size)
-    steps = {id(c): c.volume.size if c.verdict.multiples else c.method.step for c in group}
+    small = min(group, key=lambda choice: choice.volume.count)
+    steps = {id(c): c.volume.count if c.verdict.multiples else c.method.step for c in group}
     best: list[int] | None = None
-    for new in range(steps[id(small)], 3 * small.volume.size + 1, steps[id(small)]):
-        news = [new * choice.volume.size / small.volume.size for choice in group]
+    for new in range(steps[id(small)], 3 * small.volume.count + 1, steps[id(small)]):
+        news = [new * choice.volume.count / small.volume.count for choice in group]
         if any(n != int(n) or int(n) % steps[id(c)] for n, c in zip(news, group, strict=True)):
             continue
-        distance = abs(new / small.volume.size - (ratio - 1))
-        if best is None or distance < abs(best[group.index(small)] / small.volume.size - (ratio - 1)):
+        distance = abs(new / small.volume.count - (ratio - 1))
+        if best is None or distance < abs(best[group.index(small)] / small.volume.count - (ratio - 1)):
             best = [int(n) for n in news]
     if best is None:
         return None
