@@ -23,6 +23,7 @@ class Cluster:
     classes: Labels
     units: Labels
     family: int
+    torn: bool = False  # it would have to grow along two axes of one grid
 
 
 @dataclass(eq=False)
@@ -122,7 +123,12 @@ def _directions(grids: list[Grid], family: int) -> Iterator[Cluster]:
                 continue
             units, touched, chosen = _grow_from(local, len(everything), seed, axis)
             tried |= set(chosen.items())
-            yield Cluster(everything[touched], everything[units[touched]], family)
+            reached = np.zeros(len(everything), dtype=np.bool_)
+            reached[touched] = True
+            torn = any(
+                reached[names].any() for index, along in chosen.items() for names, bound in local[index].bound if bound != along
+            )
+            yield Cluster(everything[touched], everything[units[touched]], family, torn)
 
 
 def _grow_from(grids: list[Grid], count: int, seed: int, axis: int) -> tuple[Labels, Labels, dict[int, int]]:

@@ -212,6 +212,10 @@ def _check(
     errors = verify.error(base.evaluated, after.evaluated), verify.error(base.trained, after.trained)
     floor = verify.FLOOR * verify.epsilon(base.evaluated)
     allowed = [max(verify.MULTIPLE * limit, floor) for limit in limits]
+    if preserving and any(found > limit for found, limit in zip(errors, allowed, strict=True)):
+        # what cancels leaves rounding behind that grows with what was drawn: the grown network has a sensitivity of its own
+        own = verify.sensitivity(model, example, after)
+        allowed = [max(limit, verify.MULTIPLE * moved) for limit, moved in zip(allowed, own, strict=True)]
     for mode, found, limit in zip(("eval", "train"), errors, allowed, strict=True):
         if preserving and not limit < float("inf"):
             raise VerifyError(

@@ -272,6 +272,8 @@ class _Finder:
             slots = tuple(slot for origin, found in axes for slot in self._slots(origin, found))
             family = cluster.family if cluster.family else -(start + len(result)) - 2
             numbers = number[cluster.units[mine]]
+            if cluster.torn:
+                reason = reason or "the code ties its units along two axes at once"
             result.append(Volume("", len(members), slots, cluster.classes[mine], numbers, family, reason))
         return result
 
