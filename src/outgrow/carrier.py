@@ -109,7 +109,7 @@ class Carrier:
     def blend(self, items: Iterable[Carried]) -> Carried:
         """What holds for several values laid side by side or added."""
         present = list(items)
-        debts = {(item.debt, item.ratio) for item in present if item.debt or item.state not in (None, State.CONST)}
+        debts = {(item.debt, item.ratio) for item in present if item.state is not State.CONST}
         if len(debts) > 1:
             raise Refused(f"values of different scale meet in {self.op.name} ({self.op.module})")
         debt, ratio = next(iter(debts), (Fraction(0), None))
