@@ -185,7 +185,7 @@ def examine(entry: dict[str, Any], device: str) -> dict[str, Any]:
         "same_class_and_keys": type(model) is kind and list(model.state_dict()) == keys,
         "seconds": round(seconds, 2),
     }
-    new, old = gradient_shares(model, growth.plan, shape, 2)
+    new, old = gradient_shares(model, growth.plan, shape, 2 if entry["parameters"] > LARGE else 8)
     result |= {"gradient_new": round(new, 4), "gradient_old": round(old, 4)}
     exact = max(errors) <= allowed
     learns = new >= 0.9 or new >= old - 1e-3
