@@ -62,7 +62,7 @@ def test_an_example_that_the_model_does_not_run_on(example: Any, words: str) -> 
 def test_sizes_that_are_none(sizes: dict[str, Any]) -> None:
     model = mlp()
     before = state_of(model)
-    with pytest.raises(SizeError, match=r"factor=|to=|by=|units"):
+    with pytest.raises(SizeError, match=r"factor=|to=|by=|size"):
         outgrow.widen(model, X, "0", method="r2r", **sizes)
     assert state_of(model) == before
 
