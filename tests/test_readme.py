@@ -94,3 +94,11 @@ def test_the_readme_shows_the_results_that_are_kept() -> None:
     kept = json.loads((ROOT / "docs" / "demo" / "results.json").read_text(encoding="utf-8"))
     config = replace(demo.Config(), **{**kept["config"], "seeds": tuple(kept["config"]["seeds"])})
     assert demo.text_table(config, kept["table"]) in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_readme_tells_how_many_families_count() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "coverage.json").read_text())["families"]
+    counted = sum(result["counts"] for result in results.values())
+    text = (ROOT / "README.md").read_text()
+    assert f"timm's {len(results)} families" in text
+    assert f"{counted} count as grown" in text
