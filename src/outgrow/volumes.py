@@ -167,24 +167,29 @@ def find_volumes(reading: Reading) -> Anatomy:
     rivals = Counter(first.values())
     volumes.sort(key=lambda v: (first[id(v)], finder.cycles(v) if rivals[first[id(v)]] > 1 else 0.0))
     anatomy = Anatomy(reading, root, tuple(_named(volumes, first_use)))
+    headed = _headed(anatomy)
     for volume in anatomy.volumes:
-        volume.grain = _grain(anatomy, volume)
+        if volume.family >= 1 and volume.family not in headed:
+            slot = next((slot for slot in volume.slots if slot.role == WRITES), volume.slots[0])
+            volume.grain = len(slot.positions) // volume.count
     return anatomy
 
 
-def _grain(anatomy: Anatomy, volume: Volume) -> int:
-    """Whole groups of channels are counted in channels; heads, and the features of a head, one by one."""
-    if volume.family < 1:
-        return 1
-    constant = anatomy.reading.constant
-    for index in anatomy.ops_of_family[volume.family]:
-        effect = anatomy.reading.effects[index]
-        if isinstance(effect, Contract) and not any(constant[side.value] for side in (effect.left, effect.right)):
-            sides = (effect.left.layout, effect.right.layout)
-            if all(any((anatomy.units(volume, block.labels) >= 0).any() for block in layout) for layout in sides):
-                return 1
-    slot = next((slot for slot in volume.slots if slot.role == WRITES), volume.slots[0])
-    return len(slot.positions) // volume.count
+def _headed(anatomy: Anatomy) -> set[int]:
+    """Families whose units meet in a product of activations: heads and their features, which are counted one by one.
+
+    All other grids are groups of channels, which are counted in channels.
+    """
+    reading = anatomy.reading
+    found: set[int] = set()
+    for effect in reading.effects:
+        if isinstance(effect, Contract) and not any(reading.constant[side.value] for side in (effect.left, effect.right)):
+            sides = [
+                {f for block in side.layout for f in np.unique(anatomy.family_of[anatomy.root[block.labels]]).tolist()}
+                for side in (effect.left, effect.right)
+            ]
+            found |= sides[0] & sides[1]
+    return found
 
 
 def _pinned(reading: Reading, root: Labels) -> tuple[Labels, list[str]]:
