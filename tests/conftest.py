@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
+from torch import nn
+
+import outgrow
+from checkpoints import grown_cnn
 
 _STAND_INS: list[torch.library.Library] = []
 
@@ -19,3 +26,16 @@ def _let_torchvision_import() -> None:
 if not torch.cuda.is_available():
     _let_torchvision_import()
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.safetensors"
+
+
+@pytest.fixture
+def saved(path: Path) -> tuple[nn.Module, Path]:
+    """A grown model and the file it was saved to."""
+    model = grown_cnn()
+    outgrow.save(model, path)
+    return model, path

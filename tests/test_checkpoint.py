@@ -21,18 +21,6 @@ from outgrow.training.checkpoint import describe
 from outgrow.training.history import history
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "model.safetensors"
-
-
-@pytest.fixture
-def saved(path: Path) -> tuple[nn.Module, Path]:
-    model = grown_cnn()
-    outgrow.save(model, path)
-    return model, path
-
-
 @pytest.mark.parametrize(("make", "build", "example"), [(grown_cnn, Cnn, IMAGES), (grown_gpt, Gpt, TOKENS)], ids=["cnn", "gpt"])
 def test_a_model_grown_by_every_method_comes_back_bit_for_bit(
     make: Callable[[], nn.Module], build: Callable[[], nn.Module], example: Tensor, path: Path

@@ -14,21 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import outgrow
-from checkpoints import IMAGES, Cnn, Gpt, grown_cnn, grown_gpt, photograph, refused, rewrite, trained
+from checkpoints import IMAGES, Cnn, Gpt, grown_gpt, photograph, refused, rewrite, trained
 from outgrow.errors import CheckpointError
 from outgrow.training.checkpoint import describe
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "model.safetensors"
-
-
-@pytest.fixture
-def saved(path: Path) -> tuple[nn.Module, Path]:
-    model = grown_cnn()
-    outgrow.save(model, path)
-    return model, path
 
 
 def cut(path: Path, size: int) -> None:

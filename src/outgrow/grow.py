@@ -24,7 +24,7 @@ from outgrow.errors import ApplyError, GrowthError, Problem, TraceError, VerifyE
 from outgrow.flops import count_flops
 from outgrow.graft import apply_grafts
 from outgrow.methods import Method
-from outgrow.plan import Plan, table
+from outgrow.plan import Plan
 from outgrow.predict import Prediction
 from outgrow.sandbox import random_state, tensors_of
 from outgrow.settle import settle
@@ -240,6 +240,3 @@ def _several(given: object) -> list:  # type: ignore[type-arg]
     if given is None:
         return []
     return list(given) if isinstance(given, (list, tuple)) else [given]
-
-
-__all__ = ["Growth", "grow", "table", "widen"]

@@ -10,6 +10,7 @@ A tensor that is written in place becomes a new value: the list of operators is 
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import sys
 import weakref
@@ -86,10 +87,6 @@ class Trace:
     meta: bool = False  # watched on tensors without numbers
     passes: list[bool] = field(default_factory=list)  # for each pass, whether the model was in train mode
 
-    def used(self) -> set[str]:
-        """Names of the parameters and buffers that some operator touched."""
-        return {value.name for value in self.values if value.name}
-
 
 def call(model: nn.Module, example: Example) -> Any:
     """Run the model on an example: a tensor, a tuple of arguments, or a dict of keyword arguments."""
@@ -141,8 +138,9 @@ class Watcher(TorchDispatchMode):
 
     inside = False  # a Fold is running: what its operators do is its own business
 
+    @abc.abstractmethod
     def folded(self, path: str, fold: Fold, x: Tensor, result: Tensor) -> None:
-        raise NotImplementedError
+        """A Fold has made `result` of `x`."""
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
