@@ -6,12 +6,13 @@ from torch import nn
 
 from outgrow.draft import irregular
 from outgrow.errors import TraceError
+from outgrow.finding import find_volumes
 from outgrow.methods import BY_NAME
 from outgrow.paths import judge
 from outgrow.reading import read
 from outgrow.rules import RULES
 from outgrow.trace import Example, Trace, record
-from outgrow.volumes import Anatomy, Volume, find_volumes
+from outgrow.volumes import Anatomy, Volume
 
 
 def dissect(model: nn.Module, example: Example) -> Anatomy:

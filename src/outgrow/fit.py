@@ -109,7 +109,12 @@ class Fitter:
             if self.trace.meta:
                 example = on_meta(example)
             for training in self.trace.passes:
-                with untouched(self.model), elementary(), substituted(self.model, tensors), checker.watching(self.model):
+                with (
+                    untouched(self.model, not self.trace.meta),
+                    elementary(),
+                    substituted(self.model, tensors),
+                    checker.watching(self.model),
+                ):
                     self.model.train(training)
                     call(self.model, example)
         except Exception as error:

@@ -65,7 +65,7 @@ class Ties:
         return self.fresh((size,))
 
     def equal(self, left: Labels, right: Labels) -> None:
-        if left is not right and not np.array_equal(left, right):
+        if left is not right and (left.flat[0] != right.flat[0] or not np.array_equal(left, right)):
             self.pairs.append((left.ravel(), right.ravel()))
 
     def fix(self, labels: Labels, reason: str, module: str) -> None:
@@ -90,20 +90,20 @@ def connected(count: int, pairs: Sequence[tuple[Labels, Labels]]) -> Labels:
     root = np.arange(count, dtype=np.int64)
     if not pairs:
         return root
-    left = np.concatenate([pair[0] for pair in pairs])
-    right = np.concatenate([pair[1] for pair in pairs])
+    a = left = np.concatenate([pair[0] for pair in pairs])
+    b = right = np.concatenate([pair[1] for pair in pairs])
     while True:
-        a, b = root[left], root[right]
-        apart = a != b
-        if not apart.any():
-            return root
-        left, right, a, b = left[apart], right[apart], a[apart], b[apart]
         np.minimum.at(root, np.maximum(a, b), np.minimum(a, b))
         while True:
             jumped = root[root]
             if np.array_equal(jumped, root):
                 break
             root = jumped
+        a, b = root[left], root[right]
+        apart = a != b
+        if not apart.any():
+            return root
+        left, right, a, b = left[apart], right[apart], a[apart], b[apart]
 
 
 def block_at(layout: Layout, axis: int) -> Block | None:
@@ -211,6 +211,9 @@ def reshape(ties: Ties, layout: Layout, old: Sequence[int], new: Sequence[int]) 
         touched = [group for group in groups if any(axis in block.axes for axis in group[0])]
         old_axes = [axis for group in touched for axis in group[0]]
         new_axes = [axis for group in touched for axis in group[1]]
+        if all(sum(old[axis] > 1 for axis in left) == sum(new[axis] > 1 for axis in right) == 1 for left, right in touched):
+            result.append(Block(tuple(axis for axis in new_axes if new[axis] > 1), block.labels))  # nothing splits or merges
+            continue
         spread = block.labels.reshape([old[axis] if axis in block.axes else 1 for axis in old_axes])
         full = np.broadcast_to(spread, [old[axis] for axis in old_axes])
         result.extend(make_block(new_axes, full.reshape([new[axis] for axis in new_axes])))
@@ -232,7 +235,7 @@ def join(ties: Ties, blocks: Sequence[Block], shape: Sequence[int]) -> Layout:
             spread = part.labels.reshape([shape[axis] if axis in part.axes else 1 for axis in axes])
             columns.append(np.broadcast_to(spread, [shape[axis] for axis in axes]).ravel())
         if all(len(part.axes) < len(axes) for part in parts):
-            which = _numbered(columns)
+            which = numbered(columns)
             labels = ties.fresh((int(which.max()) + 1,))[which].reshape([shape[axis] for axis in axes])
             whole = Block(tuple(axes), labels)
             for part in parts:
@@ -249,7 +252,7 @@ def join(ties: Ties, blocks: Sequence[Block], shape: Sequence[int]) -> Layout:
     return tuple(result)
 
 
-def _numbered(columns: Sequence[Labels]) -> Labels:
+def numbered(columns: Sequence[Labels]) -> Labels:
     """Number the different rows of some columns."""
     number = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
@@ -295,12 +298,17 @@ def meet(ties: Ties, layouts: Sequence[Layout], shape: Sequence[int]) -> Layout:
 
 
 def tie_all(ties: Ties, layouts: Sequence[Layout]) -> None:
-    """Tie every two blocks of different operands that share an axis."""
-    for index, layout in enumerate(layouts):
-        for block in layout:
-            for other in (b for rest in layouts[index + 1 :] for b in rest if set(b.axes) & set(block.axes)):
-                small, large = sorted((block, other), key=lambda b: len(b.axes))
-                tie(ties, small, large)
+    """Tie every two blocks of different operands that share an axis; of those on the same axes, each to the first."""
+    kinds: dict[tuple[int, ...], Block] = {}
+    for block in (block for layout in layouts for block in layout):
+        first = kinds.setdefault(block.axes, block)
+        if first is not block:
+            tie(ties, block, first)
+    blocks = list(kinds.values())
+    for index, block in enumerate(blocks):
+        for other in (b for b in blocks[index + 1 :] if not set(b.axes).isdisjoint(block.axes)):
+            small, large = sorted((block, other), key=lambda b: len(b.axes))
+            tie(ties, small, large)
 
 
 def tie(ties: Ties, block: Block, host: Block) -> None:

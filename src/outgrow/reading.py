@@ -35,12 +35,12 @@ class Reading:
         self.trace = trace
         self.ties = Ties()
         self.layouts: list[Layout] = [()] * len(trace.values)
-        self.constant = [value.kind in ("parameter", "buffer", "constant") for value in trace.values]  # depends on no input
+        self.constant = [value.kind in ("held", "constant") for value in trace.values]  # depends on no input
         self.uniform = [False] * len(trace.values)
         self.effects: list[Effect] = []
         kernels = _kernels(trace)
         for value in trace.values:
-            if value.kind in ("parameter", "buffer") and value.floating:
+            if value.name and value.floating:
                 axes = list(enumerate(value.shape))[: 2 if value.index in kernels else None]
                 self.layouts[value.index] = tuple(
                     Block((axis,), self.ties.axis(value.name, axis, size)) for axis, size in axes if size > 1
@@ -90,6 +90,8 @@ class Reading:
                 why = (
                     "its size is that of a fixed table" if self.constant[ref.value] else "its size is set by the model's input"
                 )
+        if not bare:
+            return [layout for _, layout, _ in operands]
         layouts = []
         for _, layout, _ in operands:
             self.pin(layout, sorted(bare), why, op)

@@ -20,15 +20,23 @@ WRITES, SCALES, READS, SHIFTS = "writes", "scales", "reads", "shifts"
 def find_roles(reading: Reading) -> dict[tuple[str, int], set[str]]:
     """(tensor, axis) → roles."""
     roles: dict[tuple[str, int], set[str]] = defaultdict(set)
-    starts = np.array([origin.start for origin in reading.ties.origins], dtype=np.int64)
-    ends = np.array([origin.start + origin.size for origin in reading.ties.origins], dtype=np.int64)
+    origins = reading.ties.origins
+    starts = np.array([origin.start for origin in origins], dtype=np.int64)
+    ends = starts + np.array([origin.size for origin in origins], dtype=np.int64)
+    named = [value for value in reading.trace.values if value.name]
+    whole: dict[int, tuple[str, int]] = {
+        id(block.labels): (value.name, block.axes[0]) for value in named for block in reading.layouts[value.index]
+    }
 
     def note(labels: Labels, role: str) -> None:
+        if id(labels) in whole:  # an axis as it was born: nothing to look up
+            tensor, axis = whole[id(labels)]
+            roles[tensor, axis].add(role)
+            return
         found = np.searchsorted(starts, labels.ravel(), side="right") - 1
         born = labels.ravel() < ends[found]
         for index in np.unique(found[born]):
-            origin = reading.ties.origins[index]
-            roles[origin.tensor, origin.axis].add(role)
+            roles[origins[index].tensor, origins[index].axis].add(role)
 
     def note_value(value: int, role: str) -> None:
         for block in reading.layouts[value]:

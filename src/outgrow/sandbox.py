@@ -29,9 +29,7 @@ def on_meta(tree: Any) -> Any:
 @contextlib.contextmanager
 def substituted(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     """Let modules see other tensors under their parameters' names, for a while."""
-    twins: dict[int, Tensor] = {}
-    for name, tensor in tensors_of(model).items():
-        twins[id(tensor)] = tensors[name]
+    twins = {id(tensor): tensors[name] for name, tensor in tensors_of(model).items()}
     undo: list[tuple[dict[str, Any], str, Any]] = []
     flats: list[tuple[nn.RNNBase, list[Any]]] = []
     try:
@@ -54,40 +52,29 @@ def substituted(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[Non
 
 
 @contextlib.contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """Whatever a forward pass does inside (modes, batch statistics, caches, random numbers), afterwards it is undone."""
-    attributes = [(module, _snapshot(module)) for module in model.modules()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+def untouched(model: nn.Module, buffers: bool = True) -> Iterator[None]:
+    """Whatever a forward pass does inside (modes, batch statistics, caches, random numbers), afterwards it is undone.
+
+    Lists, dicts and sets that modules hold are emptied and filled again instead of exchanged: other objects may hold them too.
+    `buffers`: whether the pass sees the model's own buffers, and may write into them.
+    """
+    attributes = [(now := vars(module), dict(now)) for module in model.modules()]
+    held = [value for _, before in attributes for name, value in before.items() if name not in REGISTERED]
+    contents = [(value, type(value)(value)) for value in held if type(value) in (dict, list, set)]
+    written = [(buffer, buffer.detach().clone()) for buffer in model.buffers()] if buffers else []
     with random_state():
         try:
             yield
         finally:
-            for module, before in attributes:
-                now = vars(module)
-                for name in [name for name in now if name not in before and name not in REGISTERED]:
-                    del now[name]
-                for name, (value, contents) in before.items():
-                    now[name] = value
-                    if isinstance(value, list) and contents is not None:
-                        value[:] = contents
-                    elif contents is not None:
-                        value.clear()
-                        value.update(contents)
+            for now, before in attributes:
+                now.clear()
+                now.update(before)
+            for value, before in contents:
+                value.clear()
+                value.extend(before) if isinstance(value, list) else value.update(before)
             with torch.no_grad():
-                for buffer, value in buffers:
+                for buffer, value in written:
                     buffer.copy_(value)
-
-
-def _snapshot(module: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """A module's attributes (but for tensors and children), each with what it holds, if it is a dict, list or set.
-
-    These are emptied and filled again instead of exchanged: other objects may hold them too.
-    """
-    return {
-        name: (value, type(value)(value) if type(value) in (dict, list, set) else None)
-        for name, value in vars(module).items()
-        if name not in REGISTERED
-    }
 
 
 def forget_caches(model: nn.Module) -> None:

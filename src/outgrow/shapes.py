@@ -6,7 +6,7 @@ batch norm in a millisecond; networks repeat their blocks, and a table is much f
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ class Shapes:
             kind, geometries = self.known[key]
             tensors = [torch.empty_strided(size, stride, dtype=d, device="meta") for size, stride, d in geometries]
             return tensors[0] if kind is Tensor else kind(tensors)
-        known = _batch_norm(*args) if key and func is aten.native_batch_norm.default else None
+        known = BY_HAND[func](*args) if key is not None and func in BY_HAND and not kwargs else None
         result: Any = func(*args, **kwargs) if known is None else known
         if key is not None:
             tensors = [result] if type(result) is Tensor else result
@@ -50,11 +50,60 @@ class Shapes:
             return None
 
 
-def _batch_norm(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor] | None:
-    """By hand, since networks that concatenate have it in all widths, and torch takes longest over it; None if nothing fits."""
-    if any(isinstance(vector, Tensor) and vector.shape != x.shape[1:2] for vector in rest):
+def _batch_norm(x: Tensor, *rest: Any) -> tuple[Tensor, ...] | None:
+    vectors = [vector for vector in rest if isinstance(vector, Tensor)]
+    if not _usual(x, *vectors) or any(vector.shape != x.shape[1:2] for vector in vectors):
         return None
     return torch.empty_like(x), x.new_empty(x.shape[1:2]), x.new_empty(x.shape[1:2])
+
+
+def _layer_norm(x: Tensor, normal: Sequence[int], *rest: Any) -> tuple[Tensor, ...] | None:
+    weights = [weight for weight in rest if isinstance(weight, Tensor)]
+    if not _usual(x, *weights) or any(
+        list(item.shape) != list(normal) for item in (x[(0,) * (x.ndim - len(normal))], *weights)
+    ):
+        return None
+    statistic = [*x.shape[: -len(normal)], *(1 for _ in normal)]
+    return torch.empty_like(x), x.new_empty(statistic), x.new_empty(statistic)
+
+
+def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
+    first = tensors[0]
+    rest = [(*tensor.shape[:dim], *tensor.shape[dim:][1:]) for tensor in tensors]
+    if (
+        dim < 0
+        or not _usual(*tensors)
+        or any(shape != rest[0] or tensor.ndim != first.ndim for tensor, shape in zip(tensors, rest, strict=True))
+    ):
+        return None
+    return first.new_empty([*first.shape[:dim], sum(tensor.shape[dim] for tensor in tensors), *first.shape[dim + 1 :]])
+
+
+def _addmm(bias: Tensor, left: Tensor, right: Tensor) -> Tensor | None:
+    if (
+        not _usual(bias, left)
+        or right.dtype != left.dtype
+        or left.shape[1:] != right.shape[:1]
+        or bias.shape != right.shape[1:]
+    ):
+        return None
+    return left.new_empty([left.shape[0], right.shape[1]])
+
+
+def _usual(*tensors: Tensor) -> bool:
+    """Contiguous tensors of one common type: no promotion, no memory format to choose."""
+    return all(t.is_contiguous() and t.numel() and t.dtype == tensors[0].dtype for t in tensors) and tensors[0].dtype in (
+        torch.float32,
+        torch.float64,
+    )
+
+
+BY_HAND: dict[Any, Callable[..., Any]] = {  # what torch takes longest over; None where the case is not the usual one
+    aten.native_batch_norm.default: _batch_norm,
+    aten.native_layer_norm.default: _layer_norm,
+    aten.cat.default: _cat,
+    aten.addmm.default: _addmm,
+}
 
 
 class _Unseen(Exception):

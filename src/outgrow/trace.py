@@ -45,7 +45,7 @@ class Value:
     index: int
     shape: tuple[int, ...]
     floating: bool
-    kind: str  # "parameter", "buffer", "input", "constant" or "result"
+    kind: str  # "held" (a parameter or buffer), "input", "constant" or "result"
     name: str = ""
 
 
@@ -165,24 +165,38 @@ class Watcher(TorchDispatchMode):
                 handle.remove()
 
 
+class Numbers:
+    """Numbers of tensors by identity. The tensors are not kept: torch makes a copy of what somebody else holds too."""
+
+    def __init__(self) -> None:
+        self.items: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+
+    def get(self, tensor: Tensor) -> int | None:
+        found = self.items.get(id(tensor))
+        return found[1] if found is not None and found[0]() is tensor else None
+
+    def __setitem__(self, tensor: Tensor, number: int) -> None:
+        self.items[id(tensor)] = weakref.ref(tensor), number
+
+
 class Recorder(Watcher):
     """Writes down every operator that runs while it is active."""
 
-    def __init__(self, model: nn.Module, inputs: list[Tensor], trace: Trace, here: Callable[[], str]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], inputs: list[Tensor], trace: Trace, here: Callable[[], str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = trace
         self.here = here
         self.shapes = Shapes()
-        self.index_of = WeakIdKeyDictionary()
+        self.known: dict[Any, tuple[str, bool]] = {}  # operator → its name, and whether it writes in place
+        self.index_of = Numbers()
         self.sharing: dict[int, list[weakref.ref[Tensor]]] = {}
         self.stale = WeakIdKeyDictionary()  # tensor → values that were written over part of it through views
         known = {value.name: value.index for value in trace.values if value.name}
-        for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
-            for name, tensor in named:
-                if name in known:
-                    self.index_of[tensor] = known[name]
-                else:
-                    self._new(tensor, kind, name)
+        for name, tensor in tensors.items():
+            if name in known:
+                self.index_of[tensor] = known[name]
+            else:
+                self._new(tensor, "held", name)
         for tensor in inputs:
             self._new(tensor, "input")
 
@@ -202,14 +216,16 @@ class Recorder(Watcher):
 
     def value_of(self, tensor: Tensor) -> int:
         """The value that a tensor holds now; what was written over part of it comes first."""
-        if tensor not in self.index_of:
+        index = self.index_of.get(tensor)
+        if index is None:
             return self._new(tensor, "constant")
-        written = self.stale.pop(tensor, ())
+        written = self.stale.pop(tensor, ()) if self.stale else ()
         if written:
-            parts = tuple(Ref(value) for value in (self.index_of[tensor], *written))
+            parts = tuple(Ref(value) for value in (index, *written))
             output = self._new(tensor, "result")
             self._note("outgrow.write_through_view", parts, {}, (output,))
-        return int(self.index_of[tensor])
+            return output
+        return int(index)
 
     def _note(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: tuple[int, ...]) -> None:
         self.trace.ops.append(Op(len(self.trace.ops), name, args, kwargs, outputs, self.here()))
@@ -226,8 +242,11 @@ class Recorder(Watcher):
         keywords = {key: self._ref(arg) for key, arg in kwargs.items()}
         result = self.shapes.call(func, args, kwargs)
         outputs = tuple(self._new(tensor, "result") for tensor in tensors_in(result))
-        self._note(str(func.overloadpacket), inputs, keywords, outputs)
-        if func._schema.is_mutable:
+        if func not in self.known:
+            self.known[func] = str(func.overloadpacket), func._schema.is_mutable
+        name, mutable = self.known[func]
+        self._note(name, inputs, keywords, outputs)
+        if mutable:
             self._rewrite_views(func, args)
         return result
 
@@ -236,7 +255,7 @@ class Recorder(Watcher):
         for argument, tensor in zip(func._schema.arguments, args, strict=False):
             if not (isinstance(tensor, Tensor) and argument.alias_info is not None and argument.alias_info.is_write):
                 continue
-            written = self.index_of[tensor]
+            written = self.value_of(tensor)
             others = {id(other): other for ref in self.sharing[_storage(tensor)] if (other := ref()) is not None}
             for other in others.values():
                 if other is tensor or _storage(other) != _storage(tensor):
@@ -296,11 +315,13 @@ def _record(model: nn.Module, example: Example, training: bool, trace: Trace) ->
     if trace.meta:
         tensors = {name: tensor.detach().to("meta") for name, tensor in tensors.items()}
         example = on_meta(example)
-    with untouched(model), elementary(), module_paths(model) as here, substituted(model, tensors):
+    with untouched(model, not trace.meta), elementary(), module_paths(model) as here, substituted(model, tensors):
         model.train(training)
-        recorder = Recorder(model, tensors_in(example), trace, here)
+        recorder = Recorder(tensors, tensors_in(example), trace, here)
         with recorder.watching(model):
             output = call(model, example)
-        trace.outputs.update(recorder.value_of(tensor) for tensor in tensors_in(output) if tensor in recorder.index_of)
+        trace.outputs.update(
+            recorder.value_of(tensor) for tensor in tensors_in(output) if recorder.index_of.get(tensor) is not None
+        )
     trace.passes.append(training)
     return trace

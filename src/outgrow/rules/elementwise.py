@@ -5,7 +5,7 @@ An activation keeps equal units equal (the paper's MCD). Whether it keeps zero a
 
 from __future__ import annotations
 
-import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -29,6 +29,9 @@ BINARY = """
 SAME = "clone alias detach _to_copy lift_fresh lift_fresh_copy contiguous _conj _neg_view bernoulli native_dropout".split()
 LIKE = "zeros_like ones_like full_like empty_like rand_like randn_like fill zero".split()
 FACTORY = "zeros ones full new_zeros new_ones new_full new_empty empty scalar_tensor new_empty_strided empty_strided".split()
+
+
+TENSOR = object()  # stands for any tensor
 
 
 def plain(op: Op) -> str:
@@ -139,17 +142,19 @@ def prelu(reading: Reading, op: Op) -> Outcome:
 
 def _zero_at_zero(op: Op) -> bool:
     """Ask the operator itself what it makes of zero."""
-
-    def stand_in(arg: Any) -> Any:
-        return torch.zeros(1) if isinstance(arg, Ref) else arg
-
-    function = getattr(torch.ops.aten, op.name.removeprefix("aten.").removesuffix("_"))
     try:
-        result = function(*(stand_in(arg) for arg in op.args), **dict(op.kwargs))
+        return (
+            _of_zero(op.name, tuple(TENSOR if isinstance(arg, Ref) else arg for arg in op.args), tuple(op.kwargs.items())) == 0
+        )
     except (RuntimeError, TypeError):
         return False
-    result = result[0] if isinstance(result, (tuple, list)) else result
-    return math.isclose(float(result), 0.0, abs_tol=0.0)
+
+
+@lru_cache
+def _of_zero(name: str, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> float:
+    function = getattr(torch.ops.aten, name.removeprefix("aten.").removesuffix("_"))
+    result = function(*(torch.zeros(1) if arg is TENSOR else arg for arg in args), **dict(kwargs))
+    return float(result[0] if isinstance(result, (tuple, list)) else result)
 
 
 RULES = {
