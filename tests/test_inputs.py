@@ -151,7 +151,7 @@ def test_transforms_that_are_none(transforms: tuple[Any, ...]) -> None:
         (lambda: nn.Linear, "not an instance"),
         (lambda: nn.Sequential(nn.ReLU()), "no parameters"),
         (lambda: mlp().to("meta"), "meta device"),
-        (lambda: nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 2)), "uninitialized"),
+        (lambda: nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 2)), "run the model once first"),
         (lambda: torch.export.export(mlp(), (X,)).module(), "torch.export"),
     ],
     ids=["none", "class", "empty", "meta", "lazy", "exported"],

@@ -328,7 +328,7 @@ def test_a_refusal_leaves_everything_as_it_was(name: str, monkeypatch: pytest.Mo
     train(model, good, data)
     bad.step(lambda: backward(model, data[0]))
     before, objects = snapshot(model, good, bad), {id(value) for state in good.state.values() for value in state.values()}
-    monkeypatch.setattr(importlib.import_module("outgrow.grow"), "_check", fail)
+    monkeypatch.setattr(importlib.import_module("outgrow.verify"), "check", fail)
     with pytest.raises((OptimizerError, VerifyError), match=REFUSED[name][1]):
         outgrow.widen(model, data[0][0], "*", factor=1.5, optimizer=[good, bad])
     assert snapshot(model, good, bad) == before

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +11,19 @@ from torch import nn
 
 from outgrow.errors import GrowthError, Problem, TraceError
 from outgrow.sandbox import forget_caches, tensors_of
+from outgrow.trace import apart
+
+DISTRIBUTED = ("DistributedDataParallel", "FullyShardedDataParallel")
 
 
 def check_model(model: Any) -> None:
+    """A module that can be watched, with parameters that can grow."""
+    check_module(model)
+    if not any(True for _ in model.parameters()):
+        raise GrowthError("the model has no parameters: there is nothing that could grow")
+
+
+def check_module(model: Any) -> None:
     """A module of Python code, with numbers in it."""
     if not isinstance(model, nn.Module):
         raise GrowthError(f"the model is {_named(model)}: pass a torch.nn.Module")
@@ -22,8 +32,24 @@ def check_model(model: Any) -> None:
         reason = "torch.jit has compiled it, and what its code says of sizes can be neither watched nor changed"
         problem = Problem(scripted[0] or "the model", reason, "grow the Python module, then script or trace it again")
         raise TraceError("a scripted model can't be grown", [problem])
-    if not any(True for _ in model.parameters()):
-        raise GrowthError("the model has no parameters: there is nothing that could grow")
+    wrapped = [path or "the model" for path, module in model.named_modules() if type(module).__name__ in DISTRIBUTED]
+    if wrapped or any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
+        reason = "it averages the gradients of the parameters it was given, and would not see new ones"
+        way_out = "grow the module inside it (model.module) on every process with the same seed, then wrap it again"
+        raise TraceError(
+            "a model wrapped for distributed training can't be grown", [Problem(" ".join(wrapped[:1]), reason, way_out)]
+        )
+    lazy = [path for path, module in model.named_modules() if getattr(module, "has_uninitialized_params", bool)()]
+    if lazy:
+        problem = Problem(lazy[0], "its parameters have no shape yet", "run the model once first: model(example)")
+        raise TraceError("the model has lazy modules", [problem])
+    if torch.is_inference_mode_enabled() or any(parameter.is_inference() for parameter in model.parameters()):
+        raise TraceError("operators can't be watched in inference mode: call this outside torch.inference_mode()")
+    shared = _sharing(tensors_of(model))
+    if shared is not None:
+        reason = f"it lies in the same memory as {shared[1]}, but is a tensor of its own"
+        way_out = "make both one parameter (a.weight = b.weight), or copy one of them: a.weight.data = b.weight.data.clone()"
+        raise TraceError("tensors that share memory can't be grown", [Problem(shared[0], reason, way_out)])
     without = [name for name, tensor in tensors_of(model).items() if tensor.is_meta]
     if without:
         problem = Problem(without[0], "it is on the meta device", "load the model's weights first, e.g. model.to_empty(…)")
@@ -35,6 +61,24 @@ def check_model(model: Any) -> None:
             f"the model does not let itself be put into train mode: {type(error).__name__}: {error}. A model from torch.export "
             "is one: grow the module that it was made from"
         ) from error
+
+
+def _sharing(tensors: Mapping[str, torch.Tensor]) -> tuple[str, str] | None:
+    """Two tensors that overlap in memory."""
+    plain = {n: t for n, t in tensors.items() if t.layout is torch.strided and not t.is_meta and t.numel()}
+    storage = {name: tensor.untyped_storage().data_ptr() for name, tensor in plain.items()}
+    order = sorted(plain, key=lambda name: (storage[name], plain[name].storage_offset()))
+    ends = {
+        n: t.storage_offset() + sum((k - 1) * s for k, s in zip(t.shape, t.stride(), strict=True)) for n, t in plain.items()
+    }
+    longest = order[0] if order else ""
+    for name in order[1:]:
+        if storage[name] != storage[longest]:
+            longest = name
+        elif plain[name].storage_offset() <= ends[longest] and not apart(plain[name], plain[longest]):
+            return name, longest
+        longest = max(name, longest, key=ends.__getitem__) if storage[name] == storage[longest] else name
+    return None
 
 
 def check_averages(averages: Sequence[Any], model: nn.Module) -> None:

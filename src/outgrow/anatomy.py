@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from outgrow.admit import check_module
 from outgrow.draft import irregular
 from outgrow.errors import TraceError
 from outgrow.finding import find_volumes
@@ -15,8 +16,8 @@ from outgrow.trace import Example, Trace, record
 from outgrow.volumes import Anatomy, Volume
 
 
-def dissect(model: nn.Module, example: Example) -> Anatomy:
-    """Watch the model run on the example, in eval mode and, if that leaves parameters unused, in train mode too."""
+def dissect(model: nn.Module, example: Example, both_modes: bool = False) -> Anatomy:
+    """Watch the model run on the example, in eval mode and, if asked or if that leaves parameters unused, in train mode too."""
     try:
         trace = record(model, example)
     except Exception as error:
@@ -24,7 +25,7 @@ def dissect(model: nn.Module, example: Example) -> Anatomy:
             f"the model does not run on the example: {type(error).__name__}: {error}. "
             "Pass example= a tensor, a tuple of positional arguments, or a dict of keyword arguments"
         ) from error
-    if {name for name, _ in model.named_parameters()} - _touched(trace):
+    if both_modes or {value.name for value in trace.values if value.kind == "parameter"} - _touched(trace):
         eval_only = len(trace.ops), len(trace.values), set(trace.outputs)
         try:
             trace = record(model, example, training=True, trace=trace)
@@ -47,6 +48,7 @@ def volumes(model: nn.Module, example: Example) -> list[Volume]:
         >>> [(volume.name, volume.size, volume.growable) for volume in volumes(model, torch.zeros(1, 4))]
         [('0', 8, True), ('0#2', 4, False), ('2', 2, False)]
     """
+    check_module(model)
     anatomy = dissect(model, example)
     for volume in anatomy.volumes:
         explain(anatomy, volume)

@@ -21,6 +21,8 @@ class Carrier:
         self.reading = anatomy.reading
         self.verdict = Verdict(start)
         self.paid: set[tuple[str, int]] = set()  # parameters that took up a debt, and at which operator
+        self.passed: set[int] = set()  # operators that make readers' weights of tensors
+        self.read_at: set[tuple[str, int]] = set()  # tensors, and the operators where they read
         self.known: dict[int, Carried] = {}
         self.op: Op = self.reading.trace.ops[0]
         self._ids: dict[int, Labels] = {}

@@ -103,7 +103,7 @@ def _edits_of(anatomy: Anatomy, choice: Choice, seed: int, born: dict[tuple[str,
         edits.append(edit)
     for rescale in verdict.rescales:
         factor = rescale.ratio(choice.new) ** float(rescale.exponent)
-        edits.append(Rescaling(rescale.tensor, factor))
+        edits.append(Rescaling(rescale.tensor, factor, rescale.offset))
     return edits
 
 

@@ -142,7 +142,7 @@ def fill_values(
     deviation = _deviation(old) if needed else 0.0
     for edit, (at, kept) in zip(edits, _places(edits), strict=True):
         if isinstance(edit, Rescaling):
-            new.mul_(edit.factor)
+            new.mul_(edit.factor).add_(edit.offset * (edit.factor - 1))
             continue
         axis = edit.axis
         if edit.keep:

@@ -135,6 +135,8 @@ class Fitter:
         for name, edits in edits_by_tensor(plan).items():
             new[name] = grown(old[name], edits)
             fill_values(new[name], old[name], edits, old, plan.seed, {})
+        for name, tensor in tensors_of(self.model).items():
+            new[name].requires_grad_(tensor.requires_grad)  # torch chooses its operators by this, too
         return new
 
 

@@ -20,7 +20,7 @@ from outgrow.admit import check_averages, check_model, check_seed
 from outgrow.anatomy import dissect
 from outgrow.apply import Journal, apply_plan
 from outgrow.draft import inits_of
-from outgrow.errors import ApplyError, GrowthError, Problem, TraceError, VerifyError
+from outgrow.errors import GrowthError
 from outgrow.flops import count_flops
 from outgrow.graft import apply_grafts
 from outgrow.methods import Method
@@ -114,8 +114,8 @@ def grow(
     with random_state():
         check_model(model)
         check_averages(averages, model)
-        anatomy = dissect(model, example)
-        base, limits = _before(model, example) if check else (None, (0.0, 0.0))
+        base, limits = verify.before(model, example) if check else (None, (0.0, 0.0))
+        anatomy = dissect(model, example, both_modes=base is not None and base.draws)
         before = _parameters(model)
         journal = Journal()
         try:
@@ -133,14 +133,16 @@ def grow(
             for copy in (getattr(average, "module", average) for average in averages):
                 apply_grafts(copy, plan, journal)
                 apply_plan(copy, plan, inits, journal)
-            worst, allowed = _check(model, example, base, limits, preserving) if base is not None else (float("nan"), 0.0)
+            worst, allowed = float("nan"), 0.0
+            if base is not None:
+                worst, allowed = verify.check(model, example, base, limits, preserving)
         except BaseException:
             journal.undo()
             raise
         journal.close()
     remember(model, plan)
     watch_for_stale(model, plan, optimizers)
-    stochastic = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
+    dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
     return Growth(
         model,
         plan,
@@ -151,7 +153,7 @@ def grow(
         flops,
         time.perf_counter() - started,
         preserving,
-        stochastic,
+        dropout or (base is not None and base.drops),
     )
 
 
@@ -175,7 +177,7 @@ def widen(
     Args:
         where: names or globs; a pattern selects a volume if it matches its name, or the path of every module that writes it.
         factor, by, to: exactly one; a factor is rounded to the nearest size that the volume and the method allow.
-        method: "auto", "r2r", "net2net", "netmorph", "random", or an instance such as `outgrow.R2R(init="he")`.
+        method: "auto", "r2r", "net2net", "netmorph", "mean", "random", or an instance such as `outgrow.R2R(init="he")`.
         residual: "stream" widens whole residual streams; "fold" is the paper's folded residual: `where` names a module
             that writes a stream, and only the volume it writes is widened, by R2R; its skips go through an `outgrow.Fold`.
 
@@ -188,48 +190,6 @@ def widen(
     """
     request = Widen(where, factor, by, to, method, residual)
     return grow(model, example, request, optimizer=optimizer, average=average, seed=seed, check=check)
-
-
-def _before(model: nn.Module, example: Example) -> tuple[verify.Outputs, tuple[float, float]]:
-    """The outputs that are to be kept, and how far they move by rounding."""
-    try:
-        base = verify.run(model, example)
-        return base, verify.sensitivity(model, example, base)
-    except Exception as error:
-        raise TraceError(f"the model does not run on the example: {type(error).__name__}: {error}") from error
-
-
-def _check(
-    model: nn.Module, example: Example, base: verify.Outputs, limits: tuple[float, float], preserving: bool
-) -> tuple[float, float]:
-    """Compare with the outputs before; raises if a preserving growth moved them."""
-    try:
-        after = verify.run(model, example)
-    except Exception as error:
-        raise ApplyError(
-            f"the grown model does not run on the example: {type(error).__name__}: {error}; everything was put back"
-        ) from error
-    errors = verify.error(base.evaluated, after.evaluated), verify.error(base.trained, after.trained)
-    floor = verify.FLOOR * verify.epsilon(base.evaluated)
-    allowed = [max(verify.MULTIPLE * limit, floor) for limit in limits]
-    if preserving and any(found > limit for found, limit in zip(errors, allowed, strict=True)):
-        # what cancels leaves rounding behind that grows with what was drawn: the grown network has a sensitivity of its own
-        own = verify.sensitivity(model, example, after)
-        allowed = [max(limit, verify.MULTIPLE * moved) for limit, moved in zip(allowed, own, strict=True)]
-    for mode, found, limit in zip(("eval", "train"), errors, allowed, strict=True):
-        if preserving and not limit < float("inf"):
-            raise VerifyError(
-                f"the model's outputs on the example are no numbers in {mode} mode, or not the same twice: nothing can be "
-                "checked; everything was put back",
-                [Problem("", "infinities and NaNs compare with nothing", "give another example; or check=False")],
-            )
-        if preserving and not found <= limit:
-            raise VerifyError(
-                f"the grown model differs from the old one in {mode} mode by {found:.1e} of its largest output, where its own "
-                f"rounding allows {limit:.1e}; everything was put back",
-                [Problem("", "this is a bug in outgrow's analysis of the model", "narrow where= down and report it")],
-            )
-    return max(errors), max(allowed)
 
 
 def _parameters(model: nn.Module) -> int:

@@ -21,9 +21,6 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-import numpy as np
-
-from outgrow.carrier import Carrier
 from outgrow.effects import (
     Contract,
     Effect,
@@ -42,8 +39,10 @@ from outgrow.effects import (
     Sum,
 )
 from outgrow.reading import refs_in
+from outgrow.roles import weight_of
 from outgrow.states import READER, Carried, MoveEps, Ratio, Refused, Rescale, State, Verdict, blended
 from outgrow.volumes import Anatomy, Volume
+from outgrow.weights import Weights
 
 
 def judge(anatomy: Anatomy, volume: Volume, state: State) -> Verdict:
@@ -61,7 +60,7 @@ def judge(anatomy: Anatomy, volume: Volume, state: State) -> Verdict:
     return verdict
 
 
-class Walk(Carrier):
+class Walk(Weights):
     """One pass over the operators that a volume touches."""
 
     def run(self) -> None:
@@ -82,7 +81,7 @@ class Walk(Carrier):
             for output in self.op.outputs:
                 carries = self.axes(self.reading.layouts[output])
                 if carries and result.state is None:
-                    result = replace(result, state=State.ANY)
+                    result = replace(result, state=State.CONST if self.reading.uniform[output] else State.ANY)
                 known = result.debt or result.mean is not None
                 if carries or known:
                     self.known[output] = result if carries else replace(result, state=None)
@@ -95,6 +94,7 @@ class Walk(Carrier):
                 raise Refused("the scale of a norm over it would reach the model's output")
         self._check_ties()
         self._check_payments()
+        self.check_uses()
 
     def _check_ties(self) -> None:
         """A tensor that both writes and reads gets one value for both."""
@@ -192,17 +192,29 @@ class Walk(Carrier):
             if (a.state is State.ZERO) != (b.state is State.ZERO):  # were both zero, neither would get a gradient
                 return
             raise Refused(f"two activations are multiplied and summed over it (as q·k is) in {self.op.module or self.op.name}")
-        reader, x = (effect.right, a) if constant[1] else (effect.left, b)
+        reader = weight_of(self.reading, effect)
+        assert reader is not None
+        data, x = (effect.left, a) if reader is effect.right else (effect.right, b)
         self.settled(x)
+        state = x.state or (State.CONST if self.reading.uniform[data.value] else State.ANY)
+        names = self.sources(reader.value, READER[state])
+        self.read_at |= {(name, self.op.index) for name in names}
         done = self.known.get(reader.value)
         if done is not None and done.standardised:
             self.settled(done)
             if self.start is State.PAIR and x.state not in (State.PAIR, State.ZERO, State.CONST):
                 raise Refused(f"new units are no longer pairs where the standardised weight of {self.op.module} reads them")
             return
-        state = State.ANY if x.state is None else x.state
+        if all(constant) and names <= self.anatomy.buffers:
+            raise Refused(
+                f"{self.op.module or 'the model'} measures a weight by buffers that follow it (as spectral norm does)"
+            )
         columns = tuple(block for block in reader.layout if set(block.axes) & effect.contracted)
-        for key in self.slots_in(columns):
+        keys = self.slots_in(columns)
+        for name in names - {tensor for tensor, _ in keys}:  # summands of the weight beside the one whose labels it carries
+            mine = self.reading.layouts[self.anatomy.held[name]]
+            keys |= {(name, block.axes[0]) for block in mine if self.axes((block,))}
+        for key in keys:
             self.demand(key, READER[state])
 
     def written(self, effect: Contract) -> Carried:
@@ -227,6 +239,8 @@ class Walk(Carrier):
         sign = -1 if effect.divide else 1
         debt = a.debt + sign * b.debt
         ratio = a.ratio or b.ratio
+        if State.CONST in (a.state, b.state) and not (effect.divide and a.state is State.CONST):
+            return replace(b if a.state is State.CONST else a, debt=debt, ratio=ratio)
         if None in (a.state, b.state):
             state = a.state or b.state
             if effect.divide and a.state is None and state is State.ZERO:
@@ -246,12 +260,10 @@ class Walk(Carrier):
 
     def pay(self, x: Carried, operand: Operand) -> Carried:
         """Let a parameter that multiplies take up the debt."""
-        names = {tensor for block in operand.layout for tensor, _ in self.anatomy.born(np.unique(block.labels))}
-        if not names and self.reading.trace.values[operand.value].name:
-            names = {self.reading.trace.values[operand.value].name}
-        if len(names) != 1 or x.ratio is None:
+        source = self.multiple_of(operand.value)
+        if source is None or x.ratio is None:
             return x
-        payment = Rescale(names.pop(), x.ratio, -x.debt)
+        payment = Rescale(source[0], x.ratio, -x.debt, source[1])
         self.paid.add((payment.tensor, self.op.index))
         earlier = next((rescale for rescale in self.verdict.rescales if rescale.tensor == payment.tensor), None)
         if earlier is None:
@@ -262,9 +274,8 @@ class Walk(Carrier):
 
     def _check_payments(self) -> None:
         """A parameter that takes up a debt at one operator must do so wherever it is used."""
-        names = {value.name: value.index for value in self.reading.trace.values if value.name}
         for tensor in {tensor for tensor, _ in self.paid}:
-            todo = [names[tensor]]
+            todo = [self.anatomy.held[tensor]]
             while todo:
                 for index in self.anatomy.consumers.get(todo.pop(), ()):
                     if (tensor, index) in self.paid:

@@ -49,10 +49,11 @@ class Insertion:
 
 @dataclass(frozen=True)
 class Rescaling:
-    """Multiply all existing numbers of a tensor."""
+    """Multiply all existing numbers of a tensor: w → factor·(w + offset) − offset, for code that uses w + offset."""
 
     tensor: str
     factor: float
+    offset: float = 0.0
 
 
 @dataclass(frozen=True)

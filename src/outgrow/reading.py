@@ -35,7 +35,8 @@ class Reading:
         self.trace = trace
         self.ties = Ties()
         self.layouts: list[Layout] = [()] * len(trace.values)
-        self.constant = [value.kind in ("held", "constant") for value in trace.values]  # depends on no input
+        self.constant = [value.kind in ("parameter", "buffer", "constant") for value in trace.values]  # depends on no input
+        self.foreign = [value.kind == "constant" and value.floating for value in trace.values]  # made of what is not registered
         self.uniform = [False] * len(trace.values)
         self.effects: list[Effect] = []
         kernels = _kernels(trace)
@@ -75,6 +76,14 @@ class Reading:
         """Where operands meet index by index; each gives its reference, its layout and the sizes of the axes it covers."""
         return meet(self.ties, self.free_to_meet(op, operands), shape)
 
+    def _foreign(self, ref: Ref) -> str:
+        if self.foreign[ref.value]:
+            return "it meets a tensor that no module registers (as layers in a plain list are: use nn.ModuleList)"
+        if self.constant[ref.value]:
+            return "its size is that of a fixed table"
+        derived = self.trace.values[ref.value].kind != "input"
+        return "its size is set by the model's input" + (", or by a number in its code" if derived else "")
+
     def free_to_meet(self, op: Op, operands: Sequence[Meeting]) -> list[Layout]:
         """The operands' layouts, without the axes on which one of them has a size that is not the model's own.
 
@@ -87,9 +96,7 @@ class Reading:
             here = {axis for axis, size in sizes.items() if size > 1 and axis not in covered}
             if here and not self.uniform[ref.value]:
                 bare |= here
-                why = (
-                    "its size is that of a fixed table" if self.constant[ref.value] else "its size is set by the model's input"
-                )
+                why = self._foreign(ref)
         if not bare:
             return [layout for _, layout, _ in operands]
         layouts = []
@@ -141,6 +148,7 @@ def read(trace: Trace, rules: Mapping[str, Rule]) -> Reading:
             reading.layouts[output] = outcome.layouts[index] if index < len(outcome.layouts) else ()
             summed[output] = touched
             reading.constant[output] = bool(refs) and all(reading.constant[ref.value] for ref in refs)
+            reading.foreign[output] = reading.constant[output] and any(reading.foreign[ref.value] for ref in refs)
             reading.uniform[output] = outcome.uniform or (uniform and not labelled)
         reading.effects.append(outcome.effect)
     for output in trace.outputs:

@@ -28,15 +28,18 @@ def find_roles(reading: Reading) -> dict[tuple[str, int], set[str]]:
         id(block.labels): (value.name, block.axes[0]) for value in named for block in reading.layouts[value.index]
     }
 
-    def note(labels: Labels, role: str) -> None:
+    sums: list[Sum] = []
+
+    def born(labels: Labels) -> list[tuple[str, int]]:
         if id(labels) in whole:  # an axis as it was born: nothing to look up
-            tensor, axis = whole[id(labels)]
-            roles[tensor, axis].add(role)
-            return
+            return [whole[id(labels)]]
         found = np.searchsorted(starts, labels.ravel(), side="right") - 1
-        born = labels.ravel() < ends[found]
-        for index in np.unique(found[born]):
-            roles[origins[index].tensor, origins[index].axis].add(role)
+        here = np.unique(found[labels.ravel() < ends[found]]).tolist()
+        return [(origins[index].tensor, origins[index].axis) for index in here]
+
+    def note(labels: Labels, role: str) -> None:
+        for key in born(labels):
+            roles[key].add(role)
 
     def note_value(value: int, role: str) -> None:
         for block in reading.layouts[value]:
@@ -60,13 +63,13 @@ def find_roles(reading: Reading) -> dict[tuple[str, int], set[str]]:
                     if reading.constant[value] and moved_by_data:  # looked up, or laid beside data
                         note_value(value, WRITES)
             case Contract():
-                constant = [reading.constant[side.value] for side in (effect.left, effect.right)]
-                if constant[1] and not (constant[0] and _larger(reading, effect.right, effect.left)):
-                    weigh(effect.right, effect.left, effect.contracted)
-                elif constant[0]:
-                    weigh(effect.left, effect.right, effect.contracted)
+                weight = weight_of(reading, effect)
+                if weight is not None:
+                    weigh(weight, effect.left if weight is effect.right else effect.right, effect.contracted)
                 if effect.bias is not None and reading.constant[effect.bias]:
                     note_value(effect.bias, WRITES)
+            case Sum() if all(reading.constant[output] for output in op.outputs):
+                sums.append(effect)  # of weights: all do what their sum does
             case Sum():
                 for side in effect.inputs:
                     if reading.constant[side.value]:
@@ -81,7 +84,20 @@ def find_roles(reading: Reading) -> dict[tuple[str, int], set[str]]:
                     note_value(effect.gamma.value, SCALES)
                 if effect.beta is not None:
                     note_value(effect.beta.value, SHIFTS)
+    for effect in reversed(sums):
+        leaders = {block.axes: block for side in reversed(effect.inputs) for block in side.layout}
+        for block in (block for side in effect.inputs for block in side.layout if block is not leaders[block.axes]):
+            for role in {role for key in born(leaders[block.axes].labels) for role in roles[key]}:
+                note(block.labels, role)
     return roles
+
+
+def weight_of(reading: Reading, effect: Contract) -> Operand | None:
+    """The side of a product that is a weight, if one is: the second, or of two constants the one that is not larger."""
+    constant = [reading.constant[side.value] for side in (effect.left, effect.right)]
+    if constant[1] and not (constant[0] and _larger(reading, effect.right, effect.left)):
+        return effect.right
+    return effect.left if constant[0] else None
 
 
 def _larger(reading: Reading, one: Operand, other: Operand) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -116,7 +117,8 @@ def precise() -> Iterator[None]:
 def elementary() -> Iterator[None]:
     """Make composite layers run as the elementary operators that the rules know."""
     fastpath = torch.backends.mha.get_fastpath_enabled()
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _without_onednn(), torch.backends.cudnn.flags(enabled=False):
+    without_cudnn = torch.backends.cudnn.flags(enabled=False)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _without_onednn(), without_cudnn, _plain_weight_norm():
         torch.backends.mha.set_fastpath_enabled(False)
         try:
             yield
@@ -132,3 +134,21 @@ def _without_onednn() -> Iterator[None]:
         yield
     finally:
         torch._C._set_mkldnn_enabled(enabled)
+
+
+@contextlib.contextmanager
+def _plain_weight_norm() -> Iterator[None]:
+    """Weight norm as the division it is, not as one kernel."""
+
+    def plain(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+        return v * (g / torch.norm_except_dim(v, 2, dim))
+
+    places = [torch, sys.modules["torch.nn.utils.weight_norm"]]
+    fused = [getattr(place, "_weight_norm") for place in places]  # noqa: B009
+    try:
+        for place in places:
+            setattr(place, "_weight_norm", plain)  # noqa: B010
+        yield
+    finally:
+        for place, function in zip(places, fused, strict=True):
+            setattr(place, "_weight_norm", function)  # noqa: B010

@@ -6,6 +6,7 @@ to one ratio (attention that ends in `reshape(B, N, C)`), they are grown togethe
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -25,6 +26,7 @@ from outgrow.transforms.widen import Skip, Widen, choose, matches, proportional
 from outgrow.volumes import Anatomy, Volume
 
 ATTEMPTS = 60
+SUSPECTS = 6  # volumes at a clash that are left out in turn, to see whether they are to blame
 
 
 def settle(
@@ -50,7 +52,7 @@ def settle(
         if clash is None:
             return choices, skipped, replace(plan, settings=tuple(settings))
         if not _tighten(model, anatomy, choices, clash, tied):
-            barred.update(_blame(model, anatomy, choices, clash))
+            barred.update(_blame(model, anatomy, choices, clash, fitter))
     raise ApplyError("the model's code ties its sizes in ways that could not be settled: narrow where= down")
 
 
@@ -121,35 +123,76 @@ def _find_eps(model: nn.Module, move: MoveEps, volume: Volume) -> tuple[str, str
 
 
 def _tighten(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice], clash: Clash, tied: list[set[str]]) -> bool:
-    """Tie what meets in the clashing module, and in its sisters, to one ratio; tells whether that is news."""
+    """Tie what meets at the clash, and at the same place of sister modules, to one ratio; tells whether that is news.
+
+    What meets there are the volumes of the operator and those whose size it shows; if they are tied already, all that touch
+    the module.
+    """
+    ops: dict[str, list[int]] = defaultdict(list)
+    for op in anatomy.reading.trace.ops:
+        ops[op.module].append(op.index)
+    place = ops[clash.module].index(clash.index)
+    sisters = [path for path in _like(model, anatomy, clash) if place < len(ops[path])]
     news = False
-    for path in _like(model, anatomy, clash):
-        group = set(_touching(anatomy, choices, path))
-        if len(group) < 2 or any(group <= known for known in tied):
-            continue
-        for known in [known for known in tied if known & group]:
-            group |= known
-            tied.remove(known)
-        tied.append(group)
-        news = True
-    return news
+    for near in (True, False):
+        for path in sisters:
+            touching = _touching(anatomy, choices, path)
+            group = set(_meeting(anatomy, choices, ops[path][place], touching) if near else touching)
+            if len(group) < 2 or any(group <= known for known in tied):
+                continue
+            for known in [known for known in tied if known & group]:
+                group |= known
+                tied.remove(known)
+            tied.append(group)
+            news = True
+        if news:
+            return True
+    return False
 
 
-def _blame(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice], clash: Clash) -> dict[str, str]:
-    """Which volumes to leave out, and why: of what stands at the clash those with the fewest slots, and their like."""
+def _meeting(anatomy: Anatomy, choices: Sequence[Choice], index: int, touching: Sequence[str]) -> list[str]:
+    """Chosen volumes at an operator, and those of its module whose size is that of an axis there."""
+    reading = anatomy.reading
+    op = reading.trace.ops[index]
+    shown = {
+        reading.trace.values[value].shape[axis]
+        for value in (*op.outputs, *(ref.value for ref in op.refs))
+        for block in reading.layouts[value]
+        for axis in block.axes
+    }
+    here = _at(anatomy, choices, index)
+    by_name = {choice.volume.name: choice.volume for choice in choices}
+    return [*here, *(name for name in touching if name not in here and by_name[name].size in shown)]
+
+
+def _blame(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice], clash: Clash, fitter: Fitter) -> dict[str, str]:
+    """Which volumes to leave out, and why: the smallest at the clash, or near it, without which the run gets further."""
     at_clash = _at(anatomy, choices, clash.index)
     path = clash.module
-    while not at_clash:
-        at_clash = _touching(anatomy, choices, path) if path else [choice.volume.name for choice in choices]
+    near = _touching(anatomy, choices, path)
+    while not near:
         path = path.rpartition(".")[0]
+        near = _touching(anatomy, choices, path) if path else [choice.volume.name for choice in choices]
     by_name = {choice.volume.name: choice.volume for choice in choices}
-    fewest = min(len(by_name[name].slots) for name in at_clash)
-    blamed = {name for name in at_clash if len(by_name[name].slots) == fewest}
-    shapes = {_fingerprint(by_name[name]) for name in blamed}
-    for sister in _like(model, anatomy, clash)[1:]:
-        blamed |= {name for name in _touching(anatomy, choices, sister) if _fingerprint(by_name[name]) in shapes}
+    sisters = [_touching(anatomy, choices, sister) for sister in _like(model, anatomy, clash)[1:]]
     reason = f"the code of {clash.module or 'the model'} does not follow its size ({clash.found})"
-    return dict.fromkeys(sorted(blamed), reason)
+    tries: list[set[str]] = []
+    for name in sorted(near, key=lambda name: (name not in at_clash, len(by_name[name].slots))):
+        shape = _fingerprint(by_name[name])
+        alike = {other for other in near if _fingerprint(by_name[other]) == shape}
+        group = alike | {other for names in sisters for other in names if _fingerprint(by_name[other]) == shape}
+        if group not in tries:
+            tries.append(group)
+    for group in tries[:SUSPECTS]:
+        rest = [choice for choice in choices if choice.volume.name not in group]
+        if not rest:
+            continue
+        plan = make_plan(anatomy, rest, 0)
+        plan = replace(plan, settings=(*_eps_settings(model, rest), *fold_settings(model, anatomy, rest)))
+        later = fit(fitter, plan, Prediction(anatomy, rest))[1]
+        if later is None or later.index > clash.index:
+            return dict.fromkeys(sorted(group), reason)
+    return dict.fromkeys(sorted(tries[0]), reason)
 
 
 def _fingerprint(volume: Volume) -> tuple[tuple[str, int, str], ...]:

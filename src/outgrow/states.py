@@ -40,11 +40,12 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Rescale:
-    """Multiply all existing numbers of a tensor by ratio ** exponent."""
+    """Multiply all existing numbers of a tensor by ratio ** exponent, with `offset` added to them meanwhile."""
 
     tensor: str
     ratio: Ratio
     exponent: Fraction
+    offset: float = 0.0
 
 
 @dataclass(frozen=True)

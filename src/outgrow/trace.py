@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -45,7 +46,7 @@ class Value:
     index: int
     shape: tuple[int, ...]
     floating: bool
-    kind: str  # "held" (a parameter or buffer), "input", "constant" or "result"
+    kind: str  # "parameter", "buffer", "input", "constant" or "result"
     name: str = ""
 
 
@@ -108,6 +109,28 @@ def tensors_in(tree: Any) -> list[Tensor]:
     if isinstance(tree, (tuple, list)):
         return [tensor for item in tree for tensor in tensors_in(item)]
     return []
+
+
+def outputs_in(tree: Any) -> list[Tensor]:
+    """The tensors that a model returns, in objects of any kind; caches are none of its outputs."""
+    return _searched(tree, set(), caches=False)
+
+
+def _searched(tree: Any, seen: set[int], caches: bool) -> list[Tensor]:
+    if isinstance(tree, Tensor):
+        return [tree]
+    if id(tree) in seen or isinstance(tree, (nn.Module, type, FunctionType, ModuleType)):
+        return []
+    seen.add(id(tree))
+    if any(kind.__name__.endswith("Cache") for kind in type(tree).__mro__) and not caches:
+        return []
+    if isinstance(tree, Mapping):
+        parts = list(tree.values())
+    elif isinstance(tree, (tuple, list, set, frozenset)):
+        parts = list(tree)
+    else:
+        parts = list(getattr(tree, "__dict__", {}).values())
+    return [tensor for part in parts for tensor in _searched(part, seen, caches)]
 
 
 @contextlib.contextmanager
@@ -182,7 +205,9 @@ class Numbers:
 class Recorder(Watcher):
     """Writes down every operator that runs while it is active."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], inputs: list[Tensor], trace: Trace, here: Callable[[], str]) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], buffers: set[str], inputs: list[Tensor], trace: Trace, here: Callable[[], str]
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = trace
         self.here = here
@@ -196,7 +221,7 @@ class Recorder(Watcher):
             if name in known:
                 self.index_of[tensor] = known[name]
             else:
-                self._new(tensor, "held", name)
+                self._new(tensor, "buffer" if name in buffers else "parameter", name)
         for tensor in inputs:
             self._new(tensor, "input")
 
@@ -263,7 +288,7 @@ class Recorder(Watcher):
                 if _geometry(other) == _geometry(tensor):
                     self.index_of[other] = written
                     self.stale.pop(other, None)
-                elif not _apart(other, tensor):
+                elif not apart(other, tensor):
                     self.stale[other] = (*self.stale.get(other, ()), written)
 
 
@@ -275,7 +300,7 @@ def _geometry(tensor: Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
 
 
-def _apart(one: Tensor, other: Tensor) -> bool:
+def apart(one: Tensor, other: Tensor) -> bool:
     """Whether two views of one storage share no element: seen modulo some stride, they lie in intervals that do not meet.
 
     Slices along one axis of a tensor are told apart so (modulo the stride of the axis outside it).
@@ -296,6 +321,22 @@ def _apart(one: Tensor, other: Tensor) -> bool:
     return False
 
 
+def _left(model: nn.Module, recorder: Recorder, output: Any) -> list[Tensor]:
+    """What leaves the model: all that is found in its output, and results that outlive the pass though nothing has used them.
+
+    These are outputs in a form that hides them (an array of numpy's, say), unless a cache or a module keeps them.
+    """
+    shown = [tensor for tensor in outputs_in(output) if recorder.index_of.get(tensor) is not None]
+    used = {ref.value for op in recorder.trace.ops for ref in op.refs}
+    alive = [(ref(), number) for ref, number in recorder.index_of.items.values() if number not in used]
+    found = {id(t): t for t, number in alive if t is not None and recorder.trace.values[number].kind == "result"}
+    if found.keys() <= {id(tensor) for tensor in shown}:
+        return shown
+    held = [list(vars(module).values()) for module in model.modules()]
+    kept = {id(tensor) for tensor in (*tensors_in(held), *_searched(output, set(), caches=True))}
+    return [*shown, *(tensor for key, tensor in found.items() if key not in kept)]
+
+
 def record(model: nn.Module, example: Example, training: bool = False, trace: Trace | None = None) -> Trace:
     """Run the model once and write down what happened (appended to `trace` if one is given).
 
@@ -312,16 +353,15 @@ def record(model: nn.Module, example: Example, training: bool = False, trace: Tr
 
 def _record(model: nn.Module, example: Example, training: bool, trace: Trace) -> Trace:
     tensors = tensors_of(model)
+    buffers = {name for name, tensor in tensors.items() if not isinstance(tensor, nn.Parameter)}
     if trace.meta:
         tensors = {name: tensor.detach().to("meta") for name, tensor in tensors.items()}
         example = on_meta(example)
     with untouched(model, not trace.meta), elementary(), module_paths(model) as here, substituted(model, tensors):
         model.train(training)
-        recorder = Recorder(tensors, tensors_in(example), trace, here)
+        recorder = Recorder(tensors, buffers, tensors_in(example), trace, here)
         with recorder.watching(model):
             output = call(model, example)
-        trace.outputs.update(
-            recorder.value_of(tensor) for tensor in tensors_in(output) if recorder.index_of.get(tensor) is not None
-        )
+        trace.outputs.update(recorder.value_of(tensor) for tensor in _left(model, recorder, output))
     trace.passes.append(training)
     return trace

@@ -3,32 +3,42 @@
 The yardstick is the network's own sensitivity: how far its outputs move when every weight moves by one unit in the last
 place. A growth passes if it moves them by no more than a small multiple of that. A model that goes through a coarser type on
 its way (Transformers' RMS norms compute in float32, whatever the model's type) rounds as that type does, and so do the moves.
-Random operators (dropout, stochastic depth) are switched off, and batch statistics that a forward pass updates are put back.
+Half-precision models are run in float32, where their code allows it, for their own arithmetic would hide a good deal.
+Random operators (dropout, stochastic depth, noise) are run at their mean, and batch statistics that a forward pass updates are
+put back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
-from outgrow.sandbox import precise, tensors_of, untouched
-from outgrow.trace import Example, call, tensors_in
+from outgrow.errors import ApplyError, Problem, TraceError, VerifyError
+from outgrow.sandbox import precise, substituted, tensors_of, untouched
+from outgrow.trace import Example, call, outputs_in
 
 MULTIPLE = 10.0
+CLOSER = 2.0  # for models of half precision that are run in float32: only stored numbers are rounded coarsely
 FLOOR = 32.0  # units in the last place of the largest output
+HALF = (torch.float16, torch.bfloat16)
+NOISE = {"aten.randn": 0.0, "aten.randn_like": 0.0, "aten.rand": 0.5, "aten.rand_like": 0.5}
 
 
 class Sober(TorchDispatchMode):
-    """Runs random operators at their expectation; notes how coarsely numbers are rounded on the way."""
+    """Runs random operators at their mean; notes whether there are any, and how coarsely numbers are rounded on the way."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.rounding = 0.0
+        self.drops = False  # numbers, not whole samples, are dropped at random
+        self.draws = False  # random numbers are computed with
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -38,17 +48,34 @@ class Sober(TorchDispatchMode):
             if result.is_floating_point() and args[0].is_floating_point():
                 self.rounding = max(self.rounding, torch.finfo(result.dtype).eps)
             return result
+        if name in ("aten.native_dropout", "aten.bernoulli_", "aten.bernoulli"):
+            self.drops |= _many(args[0])
         if name == "aten.native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         if name == "aten.bernoulli_":
             return args[0].fill_(args[1] if len(args) > 1 and isinstance(args[1], float) else 0.5)
         if name == "aten.bernoulli":
             return args[0].clone() if len(args) == 1 else torch.full_like(args[0], args[1])
-        if name in ("aten.rand", "aten.rand_like", "aten.uniform_", "aten.random_", "aten.rrelu_with_noise"):
+        if name in NOISE:
+            result = func(*args, **kwargs).fill_(NOISE[name])
+            self.draws |= _many(result)
+            return result
+        if name in ("aten.normal_", "aten.uniform_", "aten.exponential_"):
+            self.draws |= _many(args[0])
+            numbers = [float(arg) for arg in args[1:] if isinstance(arg, (int, float))]
+            low, high = (numbers + [0.0, 1.0][len(numbers) :])[:2]
+            mean = {"aten.normal_": low, "aten.uniform_": (low + high) / 2}.get(name, 1.0)
+            return args[0].fill_(mean)
+        if name in ("aten.random_", "aten.rrelu_with_noise"):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _many(tensor: Tensor) -> bool:
+    """More than one number a sample."""
+    return tensor.ndim > 0 and tensor.numel() > tensor.shape[0]
 
 
 @dataclass(frozen=True)
@@ -58,45 +85,72 @@ class Outputs:
     evaluated: tuple[Tensor, ...]
     trained: tuple[Tensor, ...] | None
     rounding: float = 0.0  # the coarsest that numbers were cast to on the way
+    drops: bool = False
+    draws: bool = False
+    wider: bool = False  # run in float32 though the model is of half precision
+
+    @property
+    def multiple(self) -> float:
+        return CLOSER if self.wider else MULTIPLE
 
 
 def run(model: nn.Module, example: Example) -> Outputs:
     """Outputs on the example in both modes, random operators off; the model is left as it was."""
+    half = {name: tensor for name, tensor in tensors_of(model).items() if tensor.dtype in HALF}
+    if half:
+        try:
+            return _run(model, _wider(example), {name: tensor.detach().float() for name, tensor in half.items()})
+        except Exception:  # code that insists on its type, or too little memory for this: in its own type, then
+            pass
+    return _run(model, example, {})
+
+
+def _wider(example: Any) -> Any:
+    return tree_map_only(Tensor, lambda tensor: tensor.float() if tensor.dtype in HALF else tensor, example)
+
+
+def _run(model: nn.Module, example: Example, tensors: Mapping[str, Tensor]) -> Outputs:
     sober = Sober()
-    with untouched(model), precise(), sober:
+    every = {**tensors_of(model), **tensors}
+    with untouched(model), precise(), substituted(model, every) if tensors else nullcontext(), sober:
         model.eval()
-        evaluated = _floats(call(model, example))
+        evaluated = _numbers(outputs_in(call(model, example)))
     try:
-        with untouched(model), precise(), sober:
+        with untouched(model), precise(), substituted(model, every) if tensors else nullcontext(), sober:
             model.train()
-            trained = _floats(call(model, example))
+            trained = _numbers(outputs_in(call(model, example)))
     except Exception:  # batch norm on a single value, a loss without labels: eval must do
         trained = None
-    return Outputs(evaluated, trained, sober.rounding)
+    return Outputs(evaluated, trained, sober.rounding, sober.drops, sober.draws, bool(tensors))
 
 
-def _floats(output: Any) -> tuple[Tensor, ...]:
-    return tuple(tensor.detach() for tensor in tensors_in(output) if tensor.is_floating_point())
+def _numbers(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    real = (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor for tensor in tensors)
+    return tuple(tensor.detach() for tensor in real if tensor.is_floating_point())
 
 
 def sensitivity(model: nn.Module, example: Example, base: Outputs, seed: int = 0) -> tuple[float, float]:
     """How far outputs move, relative to their largest, when every weight moves by one unit in the last place."""
-    saved: list[tuple[Tensor, Tensor]] = []
     generator = torch.Generator().manual_seed(seed)
+    tensors = [tensor for tensor in tensors_of(model).values() if tensor.is_floating_point() and tensor.numel()]
+    saved = [tensor.detach().clone() for tensor in tensors]  # all of them first: some may share their memory
     try:
         with torch.no_grad():
-            for tensor in tensors_of(model).values():
-                if tensor.is_floating_point() and tensor.numel():
-                    saved.append((tensor, tensor.detach().clone()))
-                    eps = max(torch.finfo(tensor.dtype).eps, base.rounding)
-                    sign = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor) * 2 - 1
-                    tensor.mul_(1 + sign * eps)
+            for tensor in tensors:
+                eps = max(torch.finfo(tensor.dtype).eps, base.rounding)
+                sign = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor) * 2 - 1
+                tensor.mul_(1 + sign * eps)
         moved = run(model, example)
     finally:
         with torch.no_grad():
-            for tensor, value in saved:
+            for tensor, value in zip(tensors, saved, strict=True):
                 tensor.copy_(value)
-    return error(base.evaluated, moved.evaluated), error(base.trained, moved.trained)
+    return differences(base, moved)
+
+
+def differences(old: Outputs, new: Outputs) -> tuple[float, float]:
+    """How far two runs are apart, in eval and in train mode."""
+    return error(old.evaluated, new.evaluated), error(old.trained, new.trained)
 
 
 def error(old: Sequence[Tensor] | None, new: Sequence[Tensor] | None) -> float:
@@ -129,3 +183,53 @@ def error(old: Sequence[Tensor] | None, new: Sequence[Tensor] | None) -> float:
 
 def epsilon(outputs: Sequence[Tensor]) -> float:
     return max((torch.finfo(tensor.dtype).eps for tensor in outputs), default=0.0)
+
+
+def before(model: nn.Module, example: Example) -> tuple[Outputs, tuple[float, float]]:
+    """The outputs that are to be kept, and how far they move by rounding."""
+    try:
+        base = run(model, example)
+        if not any(tensor.numel() for tensor in base.evaluated):
+            way_out = "give an example for which the model returns some; or check=False"
+            raise VerifyError(
+                "the model's outputs on the example hold no numbers to compare",
+                [Problem("example", "nothing can be checked", way_out)],
+            )
+        return base, sensitivity(model, example, base)
+    except VerifyError:
+        raise
+    except Exception as error:
+        raise TraceError(f"the model does not run on the example: {type(error).__name__}: {error}") from error
+
+
+def check(
+    model: nn.Module, example: Example, base: Outputs, limits: tuple[float, float], preserving: bool
+) -> tuple[float, float]:
+    """Compare with the outputs before; raises if a preserving growth moved them."""
+    try:
+        after = run(model, example)
+    except Exception as error:
+        raise ApplyError(
+            f"the grown model does not run on the example: {type(error).__name__}: {error}; everything was put back"
+        ) from error
+    errors = differences(base, after)
+    floor = FLOOR * epsilon(base.evaluated)
+    allowed = [max(base.multiple * limit, floor) for limit in limits]
+    if preserving and any(found > limit for found, limit in zip(errors, allowed, strict=True)):
+        # what cancels leaves rounding behind that grows with what was drawn: the grown network has a sensitivity of its own
+        own = sensitivity(model, example, after)
+        allowed = [max(limit, base.multiple * moved) for limit, moved in zip(allowed, own, strict=True)]
+    for mode, found, limit in zip(("eval", "train"), errors, allowed, strict=True):
+        if preserving and not limit < float("inf"):
+            raise VerifyError(
+                f"the model's outputs on the example are no numbers in {mode} mode, or not the same twice: nothing can be "
+                "checked; everything was put back",
+                [Problem("", "infinities and NaNs compare with nothing", "give another example; or check=False")],
+            )
+        if preserving and not found <= limit:
+            raise VerifyError(
+                f"the grown model differs from the old one in {mode} mode by {found:.1e} of its largest output, where its own "
+                f"rounding allows {limit:.1e}; everything was put back",
+                [Problem("", "this is a bug in outgrow's analysis of the model", "narrow where= down and report it")],
+            )
+    return max(errors), max(allowed)

@@ -14,6 +14,7 @@ import numpy as np
 from outgrow.labels import Labels, Origin
 from outgrow.reading import Reading
 from outgrow.roles import READS, SCALES, SHIFTS, WRITES
+from outgrow.trace import Op
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,20 @@ class Anatomy:
             for ref in op.refs:
                 result[ref.value].append(op.index)
         return result
+
+    @cached_property
+    def maker(self) -> dict[int, Op]:
+        """For each value, the operator that makes it."""
+        return {output: op for op in self.reading.trace.ops for output in op.outputs}
+
+    @cached_property
+    def held(self) -> dict[str, int]:
+        """For each parameter and buffer, the value that it is."""
+        return {value.name: value.index for value in self.reading.trace.values if value.name}
+
+    @cached_property
+    def buffers(self) -> set[str]:
+        return {value.name for value in self.reading.trace.values if value.kind == "buffer"}
 
     @cached_property
     def origin(self) -> dict[tuple[str, int], Origin]:

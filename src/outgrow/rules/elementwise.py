@@ -27,7 +27,8 @@ BINARY = """
     bitwise_and bitwise_or bitwise_xor addcmul addcdiv lerp hypot xlogy floor_divide
 """.split()
 SAME = "clone alias detach _to_copy lift_fresh lift_fresh_copy contiguous _conj _neg_view bernoulli native_dropout".split()
-LIKE = "zeros_like ones_like full_like empty_like rand_like randn_like fill zero".split()
+LIKE = "zeros_like ones_like full_like empty_like fill zero".split()
+NOISE = "rand_like randn_like randint_like normal uniform exponential random".split()
 FACTORY = "zeros ones full new_zeros new_ones new_full new_empty empty scalar_tensor new_empty_strided empty_strided".split()
 
 
@@ -70,11 +71,17 @@ def like(reading: Reading, op: Op) -> Outcome:
     return Outcome((reading.layout(op.args[0]),), Map((), True), uniform=True)
 
 
+def noise(reading: Reading, op: Op) -> Outcome:
+    """A new random number for every number of a tensor: nothing is known of what it is at a unit."""
+    return Outcome((reading.layout(op.args[0]),), Map((), False))
+
+
 def factory(reading: Reading, op: Op) -> Outcome:
     return Outcome(((),), Map((), True), uniform=True)
 
 
 factory.always = True  # type: ignore[attr-defined]
+noise.always = True  # type: ignore[attr-defined]
 like.always = True  # type: ignore[attr-defined]
 
 
@@ -101,16 +108,17 @@ def several(reading: Reading, op: Op) -> Outcome:
 def add(reading: Reading, op: Op) -> Outcome:
     """a + b, a − b, b − a."""
     refs = refs_in(op.args)
+    alpha = float(op.kwargs.get("alpha", 1.0))
     minus = plain(op) in ("sub", "rsub")
     if len(refs) == 1:
-        number = next(float(arg) for arg in op.args if isinstance(arg, (int, float)))
+        number = alpha * next(float(arg) for arg in op.args if isinstance(arg, (int, float)))
         layout = reading.layout(refs[0])
         effect: Effect = Shift(refs[0].value, -number if minus else number) if number else Move((refs[0].value,))
         if plain(op) == "rsub" and number:
             effect = Map((refs[0].value,), False)
         return Outcome((layout,), effect, reading.uniform[refs[0].value])
     layout, operands = together(reading, op, refs)
-    return Outcome((layout,), Sum(tuple(operands), minus))
+    return Outcome((layout,), Sum(tuple(operands), minus and alpha == 1.0))
 
 
 def multiply(reading: Reading, op: Op) -> Outcome:
@@ -162,6 +170,7 @@ RULES = {
     **{f"aten.{name}": several for name in BINARY},
     **{f"aten.{name}": same for name in SAME},
     **{f"aten.{name}": like for name in LIKE},
+    **{f"aten.{name}": noise for name in NOISE},
     **{f"aten.{name}": factory for name in FACTORY},
     "aten.pow": power,
     "aten.add": add,

@@ -69,6 +69,10 @@ def save(model: nn.Module, path: Path) -> None:
     """
     from safetensors.torch import save_file
 
+    if not isinstance(path, (str, os.PathLike)):
+        raise CheckpointError(f"path is {path!r}: name a file, e.g. 'model.safetensors'")
+    if not isinstance(model, nn.Module):
+        raise CheckpointError(f"the model is of type {type(model).__name__}: pass a torch.nn.Module")
     target, model = os.path.realpath(path), _bare(model)
     if os.path.isdir(target):
         raise CheckpointError(f"{path} is a folder: name a file in it, e.g. {os.path.join(path, 'model.safetensors')}")

@@ -59,7 +59,7 @@ def fold_residuals(
             graft = _graft(model, example, trace, edge, cut, journal)
             grafts += [graft] if graft is not None else []
     if grafts:
-        before, anatomy = trace, dissect(model, example)
+        before, anatomy = trace, dissect(model, example, both_modes=len(trace.passes) > 1)
         found = edges_of_folds(before, anatomy.reading.trace)
         skips = frozenset[Edge]().union(*(cut.skips for cut in cuts.values()))
         wanted = {edge for cut in cuts.values() for edge in cut.around}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from numbers import Real
+from numbers import Integral, Real
 
 import numpy as np
 
@@ -45,6 +45,10 @@ class Widen:
             raise SizeError(f"factor={self.factor!r} is no number: write one above 1, e.g. factor=1.5")
         if self.factor is not None and not 1 < self.factor < float("inf"):
             raise SizeError(f"factor={self.factor} does not grow anything: write a factor above 1, e.g. factor=1.5")
+        for name in ("by", "to"):
+            value = getattr(self, name)
+            if isinstance(value, Integral) and not isinstance(value, bool):
+                object.__setattr__(self, name, int(value))  # numpy's integers, say
         if self.by is not None and (type(self.by) is not int or self.by < 1):
             raise SizeError(f"by={self.by!r} does not grow anything: write a whole number of units above 0")
         if self.to is not None and (type(self.to) is not int or self.to < 1):
@@ -59,6 +63,9 @@ class Widen:
     @property
     def patterns(self) -> tuple[str, ...]:
         return (self.where,) if isinstance(self.where, str) else tuple(self.where)
+
+
+SAME = "the nearest size that it allows is the present one"
 
 
 @dataclass(frozen=True)
@@ -179,12 +186,14 @@ def _choice(anatomy: Anatomy, volume: Volume, request: Widen, exact: bool) -> tu
             continue
         if new:
             return Choice(volume, new, method, verdict), ""
-        if automatic:
+        if automatic and verdict.multiples:
             reasons.append(f"{method.name}: exact only as whole copies of all {volume.size} units (factor=2, 3, …)")
         else:
-            reasons.append(f"{method.name}: the nearest size that it allows is the present one")
+            reasons.append(f"{method.name}: {SAME}")
     if misfits:
         raise misfits[0]
+    if reasons and all(reason.endswith(SAME) for reason in reasons):
+        return None, f"{SAME}: write a larger factor, or by={volume.grain} or more"
     return None, "; ".join(dict.fromkeys(reasons))
 
 

@@ -1,0 +1,82 @@
+"""What happens to a weight on its way to where it is used: casts, masks, merged adapters, norms over its own entries.
+
+Methods fill tensors as they are stored. A reader's columns cancel only if what is done to them first is linear, entry by entry,
+and if nothing else is computed from them.
+"""
+
+from __future__ import annotations
+
+from outgrow.carrier import Carrier
+from outgrow.effects import Contract, Map, Move, Normalise, Scale, Shift, Sum
+from outgrow.states import Refused
+
+
+class Weights(Carrier):
+    """Follows readers' weights back to the tensors that they are made of."""
+
+    def sources(self, weight: int, demand: str) -> set[str]:
+        """Tensors whose columns become those of a reader's weight; the operators on the way are noted."""
+        names: set[str] = set()
+        todo = [weight]
+        while todo:
+            value = todo.pop()
+            name = self.reading.trace.values[value].name
+            if name:
+                names.add(name)
+            elif value in self.anatomy.maker:
+                op = self.anatomy.maker[value]
+                self.passed.add(op.index)
+                todo.extend(self._made_of(op.index, demand))
+        return names
+
+    def _made_of(self, index: int, demand: str) -> list[int]:
+        """Values, carrying the units, of which an operator's result is a linear function entry by entry."""
+        op, effect = self.reading.trace.ops[index], self.reading.effects[index]
+        match effect:
+            case Move():
+                return [value for value in effect.inputs if self._carries(value)]
+            case Scale():
+                return [effect.input]
+            case Sum() if all(self._carries(side.value) for side in effect.inputs):
+                return [side.value for side in effect.inputs]
+            case Contract():
+                sides = [side for side in (effect.left, effect.right) if self._carries(side.value)]
+                if not any(self.axes(side.layout) & effect.contracted for side in sides):
+                    return [side.value for side in sides[:1]]
+            case Normalise():  # weight standardisation: the columns are chosen to suit it
+                return [effect.input.value]
+            case Map(zero=True) if demand in ("free", "zero"):
+                return list(effect.inputs)
+        raise Refused(f"a weight that reads it goes through {op.name} first ({op.module or 'the model'})")
+
+    def _carries(self, value: int) -> bool:
+        return bool(self.axes(self.reading.layouts[value]))
+
+    def multiple_of(self, value: int) -> tuple[str, float] | None:
+        """The tensor of which a value is a multiple, and the number that is added to it first (1 + w); if any."""
+        offset = 0.0
+        while not self.reading.trace.values[value].name:
+            op = self.anatomy.maker.get(value)
+            match None if op is None else self.reading.effects[op.index]:
+                case Move(inputs=(source,)):
+                    value = source
+                case Scale(input=source) if not offset:
+                    value = source
+                case Shift(input=source, constant=constant) if not offset:
+                    value, offset = source, constant
+                case _:
+                    return None
+        return self.reading.trace.values[value].name, offset
+
+    def check_uses(self) -> None:
+        """A tensor whose columns are chosen to suit its readers must be used for nothing else."""
+        for tensor in {tensor for tensor, _ in self.verdict.readers}:
+            todo = [self.anatomy.held[tensor]]
+            while todo:
+                for index in self.anatomy.consumers.get(todo.pop(), ()):
+                    op = self.reading.trace.ops[index]
+                    if (tensor, index) in self.read_at or not all(self.reading.constant[output] for output in op.outputs):
+                        continue
+                    if index not in self.passed and not isinstance(self.reading.effects[index], Move):
+                        raise Refused(f"{op.name} goes over all of {tensor}, which reads it ({op.module or 'the model'})")
+                    todo.extend(op.outputs)
