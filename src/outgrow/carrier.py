@@ -26,6 +26,7 @@ class Carrier:
         self.known: dict[int, Carried] = {}
         self.op: Op = self.reading.trace.ops[0]
         self._ids: dict[int, Labels] = {}
+        self._along: dict[int, list[int]] = {}
 
     def ids(self, labels: Labels) -> Labels:
         key = id(labels)
@@ -35,15 +36,16 @@ class Carrier:
 
     def axes(self, layout: Layout) -> set[int]:
         """Axes along which the volume's units lie."""
-        found: set[int] = set()
-        for block in layout:
-            ids = self.ids(block.labels)
-            if (ids < 0).all():
-                continue
-            for position, axis in enumerate(block.axes):
-                if not (ids == ids.take([0], axis=position)).all():
-                    found.add(axis)
-        return found
+        return {block.axes[position] for block in layout for position in self._varying(block.labels)}
+
+    def _varying(self, labels: Labels) -> list[int]:
+        """Axes of an array of labels along which the volume's units lie."""
+        key = id(labels)
+        if key not in self._along:
+            ids = self.ids(labels)
+            here = bool((ids >= 0).any())
+            self._along[key] = [a for a in range(ids.ndim) if here and (ids != ids.take([0], axis=a)).any()]
+        return self._along[key]
 
     def carried(self, value: int, layout: Layout | None = None) -> Carried:
         """What is known of an operand; parameters are where the walk starts."""
