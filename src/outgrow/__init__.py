@@ -15,19 +15,25 @@ if TYPE_CHECKING:
 
 __all__ = [
     "R2R",
+    "Deepen",
     "Fold",
     "Growth",
     "GrowthError",
+    "Kernel",
     "MeanFill",
     "Net2Net",
     "NetMorph",
     "RandomPad",
     "Widen",
+    "deepen",
     "grow",
+    "kernel",
     "load",
+    "places",
     "save",
     "volumes",
     "widen",
+    "zero_init",
 ]
 
 

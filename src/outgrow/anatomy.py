@@ -26,7 +26,7 @@ def dissect(model: nn.Module, example: Example, both_modes: bool = False) -> Ana
             "Pass example= a tensor, a tuple of positional arguments, or a dict of keyword arguments"
         ) from error
     if both_modes or {value.name for value in trace.values if value.kind == "parameter"} - _touched(trace):
-        eval_only = len(trace.ops), len(trace.values), set(trace.outputs)
+        eval_only = len(trace.ops), len(trace.values), dict(trace.outputs)
         try:
             trace = record(model, example, training=True, trace=trace)
         except Exception:  # batch norm on a single value, say; eval has told what there is to know

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -85,11 +86,16 @@ def apply_setting(model: nn.Module, setting: Setting, journal: Journal) -> None:
     module = model.get_submodule(setting.module)
     before = vars(module)[setting.name]
     after: Any = setting.new
-    if isinstance(setting.item, int) and isinstance(before, (tuple, list)):
+    if setting.item is None:
+        pass
+    elif isinstance(setting.item, int) and isinstance(before, (tuple, list)):
         items = list(before)
         items[setting.item] = setting.new
         after = type(before)(items)
-    elif setting.item is not None:
+    elif isinstance(before, dict):
         after = {**before, setting.item: setting.new}
+    elif isinstance(setting.item, str):  # an object of settings, as Transformers' configurations are
+        journal.note(partial(setattr, before, setting.item, getattr(before, setting.item)))
+        return setattr(before, setting.item, setting.new)
     journal.note(lambda: vars(module).__setitem__(setting.name, before))
     vars(module)[setting.name] = after

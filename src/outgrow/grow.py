@@ -9,11 +9,12 @@ planned); from there a journal can put everything back, and does on any failure.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from outgrow import verify
 from outgrow.admit import check_averages, check_model, check_seed
@@ -24,15 +25,19 @@ from outgrow.errors import GrowthError
 from outgrow.flops import count_flops
 from outgrow.graft import apply_grafts
 from outgrow.methods import Method
-from outgrow.plan import Plan
+from outgrow.methods.base import Init
+from outgrow.plan import Plan, joined
 from outgrow.predict import Prediction
 from outgrow.sandbox import random_state, tensors_of
 from outgrow.settle import settle
 from outgrow.trace import Example
 from outgrow.training.history import remember
-from outgrow.training.optimizer import grow_optimizers, watch_for_stale
+from outgrow.training.optimizer import adopt, grow_optimizers, shapes_before, watch_for_stale
+from outgrow.transforms.deepen import Deepen, deepen_step, order
 from outgrow.transforms.fold import fold_residuals
+from outgrow.transforms.kernel import Kernel, kernel_plan
 from outgrow.transforms.widen import Skip, Widen
+from outgrow.volumes import Anatomy
 
 
 @dataclass(eq=False)
@@ -80,7 +85,7 @@ class Growth:
 def grow(
     model: nn.Module,
     example: Example,
-    *transforms: Widen,
+    *transforms: Widen | Deepen | Kernel,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     average: nn.Module | Sequence[nn.Module] | None = None,
     seed: int = 0,
@@ -91,7 +96,8 @@ def grow(
     Args:
         model: any module that runs on the example; it is changed in place.
         example: a tensor, a tuple of arguments, or a dict of keyword arguments.
-        transforms: what to grow, e.g. `outgrow.Widen("layer1.*", factor=1.5)`.
+        transforms: what to grow, e.g. `outgrow.Widen("layer1.*", factor=1.5)`, `outgrow.Deepen(after="layer2.1")` or
+            `outgrow.Kernel("conv1", 9)`; all names are those of the model as it is.
         optimizer: one or several optimizers whose state follows.
         average: averaged copies of the model (EMA, SWA) that grow by the same plan.
         seed: for the free values; the global random state is neither read nor changed.
@@ -105,7 +111,7 @@ def grow(
     """
     if not transforms:
         raise GrowthError("nothing to do: pass at least one transform, e.g. outgrow.Widen('*', factor=1.5)")
-    strangers = [transform for transform in transforms if not isinstance(transform, Widen)]
+    strangers = [transform for transform in transforms if not isinstance(transform, (Widen, Deepen, Kernel))]
     if strangers:
         raise GrowthError(f"{strangers[0]!r} is no transform: write e.g. outgrow.Widen('*', factor=1.5)")
     started = time.perf_counter()
@@ -117,44 +123,89 @@ def grow(
         base, limits = verify.before(model, example) if check else (None, (0.0, 0.0))
         anatomy = dissect(model, example, both_modes=base is not None and base.draws)
         before = _parameters(model)
-        journal = Journal()
+        work = Work(model, [getattr(average, "module", average) for average in averages], optimizers, example, seed)
         try:
-            anatomy, requests, grafts = fold_residuals(model, example, anatomy, transforms, journal)
-            choices, skipped, plan = settle(model, example, anatomy, requests, seed)
-            plan = replace(plan, grafts=grafts)
-            prediction = Prediction(anatomy, choices)
+            for kernel in (transform for transform in transforms if isinstance(transform, Kernel)):
+                work.carry_out(kernel_plan(model, work.anatomy(anatomy), kernel, seed))
+            widenings = [transform for transform in transforms if isinstance(transform, Widen)]
+            if widenings:
+                work.widen(work.anatomy(anatomy), widenings)
+            for deepening in order([transform for transform in transforms if isinstance(transform, Deepen)]):
+                work.deepen(deepening)
             shape = [value.shape for value in anatomy.reading.trace.values]
-            flops = count_flops(anatomy.reading.trace, shape.__getitem__), count_flops(anatomy.reading.trace, prediction.shape)
-            preserving = all(choice.method.exact for choice in choices)
-            inits = inits_of(choices)
-            olds = {id(tensor): tensor.detach() for tensor in tensors_of(model).values()}
-            apply_plan(model, plan, inits, journal)
-            grow_optimizers(optimizers, model, plan, olds, journal)
-            for copy in (getattr(average, "module", average) for average in averages):
-                apply_grafts(copy, plan, journal)
-                apply_plan(copy, plan, inits, journal)
+            flops = count_flops(anatomy.reading.trace, shape.__getitem__), work.flops(anatomy)
+            preserving = all(change.exact for plan in work.plans for change in plan.changes)
             worst, allowed = float("nan"), 0.0
             if base is not None:
                 worst, allowed = verify.check(model, example, base, limits, preserving)
         except BaseException:
-            journal.undo()
+            work.journal.undo()
             raise
-        journal.close()
-    remember(model, plan)
-    watch_for_stale(model, plan, optimizers)
+        work.journal.close()
+    for plan in work.plans:
+        remember(model, plan)
+    watch_for_stale(work.changed)
     dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
     return Growth(
         model,
-        plan,
+        joined(work.plans),
         worst,
         allowed,
-        tuple(skipped),
+        tuple(work.skipped),
         (before, _parameters(model)),
         flops,
         time.perf_counter() - started,
         preserving,
         dropout or (base is not None and base.drops),
     )
+
+
+class Work:
+    """A growth under way: what was done so far to the model and to all that follows it, and how to undo it."""
+
+    def __init__(
+        self, model: nn.Module, copies: Sequence[nn.Module], optimizers: Sequence[Any], example: Example, seed: int
+    ) -> None:
+        self.model, self.copies, self.optimizers, self.example, self.seed = model, copies, optimizers, example, seed
+        self.journal = Journal()
+        self.plans: list[Plan] = []
+        self.skipped: list[Skip] = []
+        self.changed: list[tuple[Tensor, str, tuple[int, ...]]] = []
+        self._after: int | None = None
+
+    def anatomy(self, first: Anatomy) -> Anatomy:
+        """The model as it is now; `first` is how it was before."""
+        return dissect(self.model, self.example, both_modes=len(first.reading.trace.passes) > 1) if self.plans else first
+
+    def flops(self, first: Anatomy) -> int:
+        if self._after is None:
+            trace = self.anatomy(first).reading.trace
+            self._after = count_flops(trace, [value.shape for value in trace.values].__getitem__)
+        return self._after
+
+    def carry_out(self, plan: Plan, inits: Mapping[str, Init] | None = None) -> None:
+        """Grow the tensors of the model, its optimizers and its averaged copies; grafts are in the model already."""
+        olds = {id(tensor): tensor.detach() for tensor in tensors_of(self.model).values()}
+        apply_plan(self.model, plan, inits or {}, self.journal)
+        grow_optimizers(self.optimizers, self.model, plan, olds, self.journal)
+        for copy in self.copies:
+            apply_grafts(copy, plan, self.journal)
+            apply_plan(copy, plan, inits or {}, self.journal)
+        self.changed += shapes_before(self.model, plan)
+        self.plans.append(plan)
+
+    def widen(self, anatomy: Anatomy, requests: Sequence[Widen]) -> None:
+        anatomy, requests, grafts = fold_residuals(self.model, self.example, anatomy, requests, self.journal)
+        choices, skipped, plan = settle(self.model, self.example, anatomy, requests, self.seed)
+        self._after = count_flops(anatomy.reading.trace, Prediction(anatomy, choices).shape)
+        self.carry_out(replace(plan, grafts=grafts), inits_of(choices))
+        self.skipped += skipped
+
+    def deepen(self, request: Deepen) -> None:
+        plan, sources = deepen_step([self.model, *self.copies], self.example, request, self.seed, self.journal)
+        adopt(self.optimizers, self.model, sources, self.journal)
+        self.plans.append(plan)
+        self._after = None
 
 
 def widen(
@@ -189,6 +240,69 @@ def widen(
         0       8 → 12  r2r
     """
     request = Widen(where, factor, by, to, method, residual)
+    return grow(model, example, request, optimizer=optimizer, average=average, seed=seed, check=check)
+
+
+def deepen(
+    model: nn.Module,
+    example: Example,
+    after: str,
+    *,
+    count: int = 1,
+    method: str = "auto",
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    average: nn.Module | Sequence[nn.Module] | None = None,
+    seed: int = 0,
+    check: bool = True,
+) -> Growth:
+    """Put new blocks behind the module `after`, without changing what the model computes.
+
+    Args:
+        after: the path of a block; `outgrow.places(model, example)` lists those behind which there can be another.
+        count: how many.
+        method: "auto" or "r2r" (a copy of a block whose branches are made zero), "r2r-paper" (the same, also where they end
+            in a batch norm), "copy" or "random" (which do not preserve the function).
+
+    Example:
+        >>> class Block(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.f = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+        ...     def forward(self, x):
+        ...         return x + self.f(x)
+        >>> model = nn.Sequential(nn.Linear(3, 4), Block(), nn.Linear(4, 2))
+        >>> growth = deepen(model, torch.zeros(1, 3), "1", count=2)
+        >>> len(model), growth.plan.renamed("2.weight")
+        (5, '4.weight')
+    """
+    request = Deepen(after, count, method)
+    return grow(model, example, request, optimizer=optimizer, average=average, seed=seed, check=check)
+
+
+def kernel(
+    model: nn.Module,
+    example: Example,
+    where: str,
+    *,
+    size: int | Sequence[int],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    average: nn.Module | Sequence[nn.Module] | None = None,
+    seed: int = 0,
+    check: bool = True,
+) -> Growth:
+    """Enlarge the kernel of a convolution, without changing what the model computes: zeros around the old one.
+
+    Args:
+        where: the path of a convolution, of any kind.
+        size: of the new kernel, one number or one an axis.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU())
+        >>> growth = kernel(model, torch.randn(1, 1, 8, 8), "0", size=5)
+        >>> model[0]
+        Conv2d(1, 4, kernel_size=(5, 5), stride=(1, 1), padding=(2, 2))
+    """
+    request = Kernel(where, size)
     return grow(model, example, request, optimizer=optimizer, average=average, seed=seed, check=check)
 
 

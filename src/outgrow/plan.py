@@ -87,6 +87,35 @@ class Graft:
 
 
 @dataclass(frozen=True)
+class Insert:
+    """A new child of a container, a copy of one of the others. Those behind it get the next number, if they have numbers."""
+
+    container: str  # its path; "" is the model itself
+    at: int  # where among the children the new one stands
+    copy_of: int  # which child it is a copy of, counted before
+    key: str  # its name
+    prefix: str | None = None  # children are called by this and consecutive numbers, the first of which is `first`
+    first: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.path}: a new block"
+
+    @property
+    def path(self) -> str:
+        return f"{self.container}.{self.key}" if self.container else self.key
+
+    def renamed(self, name: str) -> str:
+        """What a module or tensor is called afterwards."""
+        outer = f"{self.container}." if self.container else ""
+        child, dot, rest = name.removeprefix(outer).partition(".")
+        number = child.removeprefix(self.prefix or "")
+        if self.prefix is None or not name.startswith(outer) or not child.startswith(self.prefix) or not number.isdecimal():
+            return name
+        moved = int(number) >= self.first + self.at
+        return f"{outer}{self.prefix}{int(number) + moved}{dot}{rest}"
+
+
+@dataclass(frozen=True)
 class Change:
     """One volume's growth, in words and numbers."""
 
@@ -106,10 +135,17 @@ class Plan:
     settings: tuple[Setting, ...] = ()
     seed: int = 0
     grafts: tuple[Graft, ...] = ()
+    inserts: tuple[Insert, ...] = ()
+
+    def renamed(self, name: str) -> str:
+        """What a module or tensor of the model before is called afterwards."""
+        for insert in self.inserts:
+            name = insert.renamed(name)
+        return name
 
     def __str__(self) -> str:
         rows = [(c.volume, f"{c.old} → {c.new}", c.method + ("" if c.exact else " (does not preserve)")) for c in self.changes]
-        return "\n".join([table(("volume", "units", "method"), rows), *map(str, self.grafts)])
+        return "\n".join([table(("volume", "units", "method"), rows), *map(str, (*self.grafts, *self.inserts))])
 
     def shapes(self, before: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors that change, afterwards."""
@@ -129,6 +165,7 @@ class Plan:
                 {**vars(setting), "old": _plain(setting.old), "new": _plain(setting.new)} for setting in self.settings
             ],
             **({"grafts": [asdict(graft) for graft in self.grafts]} if self.grafts else {}),
+            **({"inserts": [asdict(insert) for insert in self.inserts]} if self.inserts else {}),
         }
 
     @staticmethod
@@ -139,7 +176,16 @@ class Plan:
             tuple(Setting(**{**s, "old": _from_plain(s["old"]), "new": _from_plain(s["new"])}) for s in data["settings"]),
             data["seed"],
             tuple(Graft(**graft) for graft in data.get("grafts", ())),
+            tuple(Insert(**insert) for insert in data.get("inserts", ())),
         )
+
+
+def joined(plans: Sequence[Plan]) -> Plan:
+    """Plans that were carried out one after the other, as one to look at."""
+    if len(plans) == 1:
+        return plans[0]
+    parts = ("changes", "edits", "settings", "grafts", "inserts")
+    return Plan(seed=plans[0].seed, **{part: tuple(item for plan in plans for item in getattr(plan, part)) for part in parts})
 
 
 def _pack(edit: Insertion | Rescaling) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class Trace:
 
     ops: list[Op] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
-    outputs: set[int] = field(default_factory=set)
+    outputs: dict[int, None] = field(default_factory=dict)  # in order
     meta: bool = False  # watched on tensors without numbers
     passes: list[bool] = field(default_factory=list)  # for each pass, whether the model was in train mode
 
@@ -116,13 +116,18 @@ def outputs_in(tree: Any) -> list[Tensor]:
     return _searched(tree, set(), caches=False)
 
 
+def is_cache(thing: Any) -> bool:
+    """Whether an object remembers keys and values for later passes, as Transformers' caches do."""
+    return any(kind.__name__.endswith("Cache") for kind in type(thing).__mro__)
+
+
 def _searched(tree: Any, seen: set[int], caches: bool) -> list[Tensor]:
     if isinstance(tree, Tensor):
         return [tree]
     if id(tree) in seen or isinstance(tree, (nn.Module, type, FunctionType, ModuleType)):
         return []
     seen.add(id(tree))
-    if any(kind.__name__.endswith("Cache") for kind in type(tree).__mro__) and not caches:
+    if is_cache(tree) and not caches:
         return []
     if isinstance(tree, Mapping):
         parts = list(tree.values())
@@ -362,6 +367,6 @@ def _record(model: nn.Module, example: Example, training: bool, trace: Trace) ->
         recorder = Recorder(tensors, buffers, tensors_in(example), trace, here)
         with recorder.watching(model):
             output = call(model, example)
-        trace.outputs.update(recorder.value_of(tensor) for tensor in _left(model, recorder, output))
+        trace.outputs.update(dict.fromkeys(recorder.value_of(tensor) for tensor in _left(model, recorder, output)))
     trace.passes.append(training)
     return trace

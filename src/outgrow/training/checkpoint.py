@@ -16,7 +16,7 @@ import json
 import os
 import secrets
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -250,12 +250,21 @@ def _contents(model: nn.Module, histories: Histories) -> dict[str, Tensor]:
     edited = set()
     for place, plans in histories.items():
         tensors = tensors_of(model.get_submodule(place))
-        edited |= {id(tensors[edit.tensor]) for plan in plans for edit in plan.edits}
+        for number, plan in enumerate(plans):
+            names = {renamed(edit.tensor, plans[number + 1 :]) for edit in plan.edits}
+            edited |= {id(tensors[name]) for name in names}
     known = {id(tensor) for tensor in contents.values()}
     for name, buffer in model.named_buffers():
         if id(buffer) in edited - known:
             contents[BUFFER + name] = buffer
     return contents
+
+
+def renamed(name: str, plans: Sequence[Plan]) -> str:
+    """What a tensor is called after further growths."""
+    for plan in plans:
+        name = plan.renamed(name)
+    return name
 
 
 def _unique(contents: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

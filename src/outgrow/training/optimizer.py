@@ -248,19 +248,62 @@ def _has_tensors(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim > 0
 
 
-def watch_for_stale(model: nn.Module, plan: Plan, optimizers: Sequence[Any]) -> None:
-    """From now on, stop any optimizer that steps on a grown parameter with state from before the growth.
+def adopt(optimizers: Sequence[Any], model: nn.Module, sources: Sequence[tuple[str, str]], journal: Journal) -> None:
+    """Give the parameters of new modules to the optimizers that hold those of the modules they are copies of.
 
-    Those that were passed to the growth need no word here: their state fits, and that is what is looked at.
+    They join the same groups, in the order of `named_parameters()`, so that states keyed by position stay right. They have no
+    state yet: an optimizer makes it at its next step, as for any new parameter.
+
+    sources: path of a new module, and of the one it is a copy of.
     """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    place = {key: index for index, key in enumerate(names)}
+    twins: dict[int, list[nn.Parameter]] = {}
+    for new, old in sources:
+        originals = dict(model.get_submodule(old).named_parameters())
+        for name, parameter in model.get_submodule(new).named_parameters():
+            twins.setdefault(id(originals[name]), []).append(parameter)
+    for optimizer in _unwrapped(optimizers):
+        if isinstance(optimizer, LBFGS) and _stepped(optimizer):
+            reason = "LBFGS remembers past steps as flat vectors over all parameters, which can't be grown"
+            problem = Problem("LBFGS", reason, f"leave it out and {ANEW}: torch.optim.LBFGS(model.parameters())")
+            raise OptimizerError("an optimizer can't follow the growth", [problem])
+        for group in optimizer.param_groups:
+            held = group["params"]
+            added = [twin for parameter in held for twin in twins.get(id(parameter), ())]
+            ordered = [place.get(id(parameter), -1) for parameter in held]
+            journal.note(partial(group.__setitem__, "params", held))
+            if ordered == sorted(ordered):
+                group["params"] = sorted([*held, *added], key=lambda parameter: place.get(id(parameter), -1))
+            else:
+                group["params"] = [p for parameter in held for p in (parameter, *twins.get(id(parameter), ()))]
+            if "param_names" in group:
+                known = dict(zip(map(id, held), group["param_names"], strict=True))
+                journal.note(partial(group.__setitem__, "param_names", group["param_names"]))
+                group["param_names"] = [names.get(id(p), known.get(id(p), "")) for p in group["params"]]
+
+
+def shapes_before(model: nn.Module, plan: Plan) -> list[tuple[Tensor, str, tuple[int, ...]]]:
+    """Tensors that a plan, which has just been carried out, has given another shape, and the one they had."""
     tensors = tensors_of(model)
+    result = []
     for name, edits in edits_by_tensor(plan).items():
         shape = list(tensors[name].shape)
         for edit in reversed(edits):
             if isinstance(edit, Insertion):
                 shape[edit.axis] = edit.size
         if tuple(shape) != tuple(tensors[name].shape):
-            _WATCH.remember(tensors[name], name, tuple(shape))
+            result.append((tensors[name], name, tuple(shape)))
+    return result
+
+
+def watch_for_stale(changed: Sequence[tuple[Tensor, str, tuple[int, ...]]]) -> None:
+    """From now on, stop any optimizer that steps on a grown parameter with state from before the growth.
+
+    Those that were passed to the growth need no word here: their state fits, and that is what is looked at.
+    """
+    for tensor, name, shape in changed:
+        _WATCH.remember(tensor, name, shape)
     _WATCH.start()
 
 

@@ -19,6 +19,7 @@ from outgrow.errors import CheckpointError, Problem
 from outgrow.graft import apply_grafts
 from outgrow.plan import Insertion, Plan, Setting
 from outgrow.sandbox import tensors_of
+from outgrow.structure import apply_insert
 from outgrow.training.history import ATTRIBUTE
 
 Shape = tuple[int, ...]
@@ -54,17 +55,17 @@ def replay(model: nn.Module, histories: Histories, final: Mapping[str, Shape], m
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
     made: set[int] = set()
     if all(shapes.get(name) == shape for name, shape in final.items()):
-        order = [(place, plan) for place, plans in left.items() for plan in plans]
-        problems = _make_settings(model, order, journal, check=False)
+        steps = [(place, plan) for place, plans in left.items() for plan in plans]
+        problems = [problem for place, plan in steps for problem in _make_settings(model, place, plan, journal, check=False)]
     else:
-        order, grown, problems = _on_paper(model, left)
+        grown, problems = _on_paper(model, left, journal)
         if problems:
-            refuse(misfit, [*problems, *_strangers(shapes, final, {problem.where for problem in problems})], FRESH)
+            known = {problem.where for problem in problems}
+            refuse(misfit, [*problems, *_strangers(model.state_dict(), final, known)], FRESH)
         for tensor in tensors_of(model).values():
             if tuple(tensor.shape) != grown[id(tensor)]:
                 _make_room(tensor, grown[id(tensor)], journal)
                 made.add(id(tensor))
-        problems = _make_settings(model, order, journal, check=True)
     refuse(misfit, problems, FRESH)
     for place, plans in histories.items():
         attributes = vars(model.get_submodule(place))
@@ -85,26 +86,49 @@ def _strangers(here: Collection[str], there: Collection[str], known: Collection[
     return missing + [Problem(name, "the file has no such tensor") for name in here if name not in there]
 
 
-def _on_paper(model: nn.Module, left: dict[str, list[Plan]]) -> tuple[list[tuple[str, Plan]], dict[int, Shape], list[Problem]]:
-    """The order in which plans fit, shapes afterwards by tensor, and why the next plan does not fit.
+def _on_paper(model: nn.Module, left: dict[str, list[Plan]], journal: Journal) -> tuple[dict[int, Shape], list[Problem]]:
+    """Shapes afterwards, by tensor, and why the next plan does not fit; modules are added and attributes set on the way.
 
     Where a part was grown by itself and the whole too, the sizes tell which came first.
     """
     shapes = {id(tensor): tuple(tensor.shape) for tensor in tensors_of(model).values()}
-    order: list[tuple[str, Plan]] = []
     while any(left.values()):
         problems: list[Problem] = []
         for place, plans in left.items():
             if plans:
-                after, found = _after(model, place, plans[0], shapes)
+                trial = Journal()
+                after, found = _tried(model, place, plans[0], shapes, trial)
+                journal.note(trial.undo)
                 if not found:
                     shapes.update(after)
-                    order.append((place, plans.pop(0)))
+                    plans.pop(0)
                     break
+                trial.undo()
                 problems += found
         else:
-            return order, shapes, problems
-    return order, shapes, []
+            return shapes, problems
+    return shapes, []
+
+
+def _tried(
+    model: nn.Module, place: str, plan: Plan, shapes: Mapping[int, Shape], journal: Journal
+) -> tuple[dict[int, Shape], list[Problem]]:
+    """Shapes that a plan changes, or why it does not fit; its modules and settings are made."""
+    known = dict(shapes)
+    for insert in plan.inserts:
+        where = ".".join(filter(None, (place, insert.container)))
+        try:
+            part = model.get_submodule(place)
+            source = list(part.get_submodule(insert.container).children())[insert.copy_of]
+        except (AttributeError, IndexError):
+            return {}, [Problem(where, "the model has no such module, or not that many blocks in it")]
+        new = apply_insert(part, insert, journal)
+        copied = zip(tensors_of(source).values(), tensors_of(new).values(), strict=True)
+        known.update({id(copy): known[id(original)] for original, copy in copied})
+    after, problems = _after(model, place, plan, known)
+    if not problems:
+        problems = _make_settings(model, place, plan, journal, check=True)
+    return {**known, **after}, problems
 
 
 def _after(model: nn.Module, place: str, plan: Plan, shapes: Mapping[int, Shape]) -> tuple[dict[int, Shape], list[Problem]]:
@@ -149,29 +173,30 @@ def _put(tensor: Tensor, value: Tensor, gradient: Tensor | None) -> None:
     tensor.grad = gradient
 
 
-def _make_settings(model: nn.Module, order: Sequence[tuple[str, Plan]], journal: Journal, check: bool) -> list[Problem]:
-    """Make all settings; with `check`, each attribute must hold what it held before the growth."""
+def _make_settings(model: nn.Module, place: str, plan: Plan, journal: Journal, check: bool) -> list[Problem]:
+    """Make the settings of a plan; with `check`, each attribute must hold what it held before the growth."""
     problems: list[Problem] = []
-    for place, plan in order:
-        part = model.get_submodule(place)
-        apply_grafts(part, plan, journal)
-        for setting in plan.settings:
-            where = ".".join(filter(None, (place, setting.module, setting.name)))
-            found, now = _current(part, setting)
-            if not found:
-                problems.append(Problem(where, "the model has no such attribute"))
-            elif check and _alike(now) != _alike(setting.old):
-                problems.append(Problem(where, f"it is {now!r} in the model and was {setting.old!r} before the growth"))
-            else:
-                apply_setting(part, replace(setting, new=_of_kind(setting.new, now)), journal)
+    part = model.get_submodule(place)
+    apply_grafts(part, plan, journal)
+    for setting in plan.settings:
+        where = ".".join(filter(None, (place, setting.module, setting.name)))
+        found, now = _current(part, setting)
+        if not found:
+            problems.append(Problem(where, "the model has no such attribute"))
+        elif check and _alike(now) != _alike(setting.old):
+            problems.append(Problem(where, f"it is {now!r} in the model and was {setting.old!r} before the growth"))
+        else:
+            apply_setting(part, replace(setting, new=_of_kind(setting.new, now)), journal)
     return problems
 
 
 def _current(model: nn.Module, setting: Setting) -> tuple[bool, Any]:
     """Whether the attribute exists, and what it holds."""
     try:
-        value = vars(model.get_submodule(setting.module))[setting.name]
-        return True, value if setting.item is None else value[setting.item]
+        value: Any = vars(model.get_submodule(setting.module))[setting.name]
+        if setting.item is not None:
+            value = value[setting.item] if hasattr(value, "__getitem__") else getattr(value, str(setting.item))
+        return True, value
     except (AttributeError, LookupError, TypeError):
         return False, None
 

@@ -1,0 +1,113 @@
+"""Blocks that can be the identity: x + f₁(x) + f₂(…) with branches that can be made zero.
+
+The block is traced by itself, on what it was given in the model's forward pass. From its output the skip is followed back to
+its input through sums; what is added on the way are its branches. An activation after a sum must be idempotent, since what
+comes in has passed one already (ReLU; not GELU). A norm on the skip (post-norm transformers) can't be the identity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from outgrow.anatomy import dissect
+from outgrow.effects import Contract, Map, Move, Normalise, PerUnit, Sum
+from outgrow.structure import Call
+from outgrow.trace import Op, Ref, outputs_in
+from outgrow.volumes import Anatomy
+from outgrow.zeroing import NotZero, Search, Zeroing
+
+
+@dataclass(frozen=True, eq=False)
+class Identity:
+    """How to make a block the identity."""
+
+    anatomy: Anatomy
+    zeroing: Zeroing
+
+
+def identity_of(block: nn.Module, given: Call, literal: bool) -> Identity:
+    """How to make a block the identity; raises NotZero with the reason if there is no way."""
+    anatomy = dissect(block, given.example)
+    reading = anatomy.reading
+    shapes = [tuple(tensor.shape) for tensor in outputs_in(given.output)]
+    inputs = [value.index for value in reading.trace.values if value.kind == "input"]
+    if not shapes or not inputs:
+        raise NotZero("it takes or returns no tensor")
+    start, end = inputs[0], next(iter(reading.trace.outputs), None)
+    if end is None or reading.trace.values[start].shape != shapes[0]:
+        raise NotZero(f"it turns {reading.trace.values[start].shape} into {shapes[0]}: a block that keeps the shape is needed")
+    search = Search(anatomy, literal)
+    for branch in Skip(anatomy, start).branches(end):
+        search.zero(branch)
+    return Identity(anatomy, search.found())
+
+
+class Skip:
+    """The way from a block's input to its output that passes no layer."""
+
+    def __init__(self, anatomy: Anatomy, start: int) -> None:
+        self.anatomy, self.start = anatomy, start
+        self.reading = anatomy.reading
+        self._reaches: dict[int, bool] = {start: True}
+
+    def branches(self, value: int) -> list[int]:
+        found: list[int] = []
+        while value != self.start:
+            op = self.anatomy.maker.get(value)
+            effect = None if op is None else self.reading.effects[op.index]
+            if op is None or effect is None:
+                raise NotZero("it has no skip: its output is not made by adding to its input")
+            place = op.module or "the block itself"
+            match effect:
+                case Sum():
+                    skips = [side.value for side in effect.inputs if self.reaches(side.value)]
+                    if len(skips) != 1:
+                        raise NotZero("it has no skip: its output is not made by adding to its input")
+                    if effect.minus and effect.inputs[1].value == skips[0]:
+                        raise NotZero("its input is subtracted")
+                    found += [side.value for side in effect.inputs if side.value != skips[0]]
+                    value = skips[0]
+                case Move(inputs=sources) | Map(inputs=sources) if len(sources) == 1:
+                    if isinstance(effect, Map) and not idempotent(op):
+                        raise NotZero(f"{op.name} after its sum is not idempotent ({place})")
+                    value = sources[0]
+                case Normalise() | PerUnit():
+                    raise NotZero(f"a norm follows its sum (post-norm, {place}): no weights make that the identity")
+                case Contract(contracted=axes) if axes:
+                    raise NotZero(f"a layer stands on its skip or after its sum ({place})")
+                case _:
+                    raise NotZero(f"{op.name} stands on its skip ({place})")
+        if not found:
+            raise NotZero("it adds nothing to its input")
+        return found
+
+    def reaches(self, value: int) -> bool:
+        """Whether the block's input comes through to a value by sums, activations and moves alone."""
+        if value not in self._reaches:
+            self._reaches[value] = False
+            op = self.anatomy.maker.get(value)
+            match None if op is None else self.reading.effects[op.index]:
+                case Sum(inputs=sides):
+                    self._reaches[value] = any(self.reaches(side.value) for side in sides)
+                case Move(inputs=sources) | Map(inputs=sources):
+                    self._reaches[value] = any(self.reaches(source) for source in sources)
+        return self._reaches[value]
+
+
+def idempotent(op: Op) -> bool:
+    """Whether f(f(x)) = f(x), found by asking the operator."""
+    x = torch.linspace(-8, 8, 401, dtype=torch.float64)
+    function = getattr(torch.ops.aten, op.name.removeprefix("aten.").removesuffix("_"))
+
+    def once(x: torch.Tensor) -> torch.Tensor:
+        result = function(*(x if isinstance(arg, Ref) else arg for arg in op.args), **dict(op.kwargs))
+        first: torch.Tensor = result[0] if isinstance(result, (tuple, list)) else result
+        return first
+
+    try:
+        return bool(torch.allclose(once(once(x)), once(x), rtol=1e-12, atol=1e-12))
+    except (RuntimeError, TypeError):
+        return False

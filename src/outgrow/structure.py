@@ -1,0 +1,174 @@
+"""New modules in a model's containers: the part of a plan that is not numbers.
+
+A container (`nn.Sequential`, `nn.ModuleList`) that numbers its children gives those behind the new one the next number; the
+plan tells how every name changes. A history can be replayed on a freshly built model: the new child is a copy of a sibling.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from outgrow.apply import Journal
+from outgrow.plan import Insert, Setting
+from outgrow.sandbox import untouched
+from outgrow.trace import Example, call, is_cache
+from outgrow.training.history import ATTRIBUTE as HISTORY
+
+CONTAINERS = (nn.Sequential, nn.ModuleList)
+DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth", "num_blocks", "encoder_layers", "decoder_layers")
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """What a module was given in a forward pass, and what it returned."""
+
+    example: Example
+    output: Any
+
+
+def numbering(container: nn.Module) -> tuple[str, int] | None:
+    """What children are called by before consecutive numbers, and the first of these; None if they are called otherwise."""
+    found = [re.fullmatch(r"(.*?)(\d+)", key) for key in container._modules]
+    matches = [match for match in found if match is not None]
+    if not matches or len(matches) < len(found):
+        return None
+    prefix, first = matches[0].group(1), int(matches[0].group(2))
+    return (prefix, first) if list(container._modules) == [f"{prefix}{first + i}" for i in range(len(matches))] else None
+
+
+def apply_insert(model: nn.Module, insert: Insert, journal: Journal) -> nn.Module:
+    """Put a copy of a sibling into a container; returns it."""
+    container = model.get_submodule(insert.container)
+    before = dict(container._modules)
+    keys, modules = list(before), list(before.values())
+    source = modules[insert.copy_of]
+    assert source is not None
+    new = copy.deepcopy(source)
+    for module in new.modules():
+        vars(module).pop(HISTORY, None)  # what the source went through is in its shapes
+    modules.insert(insert.at, new)
+    keys.insert(insert.at, insert.key)
+    if insert.prefix is not None:
+        keys = [f"{insert.prefix}{insert.first + index}" for index in range(len(modules))]
+
+    def put(children: Mapping[str, nn.Module | None]) -> None:
+        container._modules.clear()
+        container._modules.update(children)
+
+    journal.note(lambda: put(before))
+    put(dict(zip(keys, modules, strict=True)))
+    return new
+
+
+def calls_of(model: nn.Module, example: Example, paths: Sequence[str]) -> dict[str, list[Call]]:
+    """Every call of some modules in one forward pass in eval mode."""
+    found: dict[str, list[Call]] = {path: [] for path in paths}
+
+    def listen(path: str, module: nn.Module) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            found[path].append(Call(_bound(module, args, kwargs), output))
+
+        return module.register_forward_hook(hook, with_kwargs=True)
+
+    handles = []
+    try:
+        with untouched(model), torch.no_grad():
+            model.eval()
+            handles += [listen(path, model.get_submodule(path)) for path in paths]
+            call(model, example)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _bound(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Example:
+    """Arguments as an example: by position if that suffices, else by name. Caches, which remember this pass, are left out."""
+    args, kwargs = tuple(map(_uncached, args)), {name: _uncached(value) for name, value in kwargs.items()}
+    if not kwargs:
+        return args
+    bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    named: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        named.update(value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
+    return named
+
+
+def _uncached(value: Any) -> Any:
+    return None if is_cache(value) else value
+
+
+def signature(block: nn.Module, counted: Collection[tuple[str, str]]) -> tuple[Any, ...]:
+    """What tells one block of a container from another: classes, shapes, and numbers that its modules keep.
+
+    But for those that only count the blocks.
+    """
+    return tuple(
+        (
+            path,
+            type(module),
+            tuple((name, tuple(p.shape)) for name, p in module.named_parameters(recurse=False)),
+            tuple(
+                (name, value)
+                for name, value in sorted(vars(module).items())
+                if type(value) in (int, tuple, str) and (path, name) not in counted
+            ),
+        )
+        for path, module in block.named_modules()
+    )
+
+
+def counters(container: nn.Module) -> list[tuple[str, str]]:
+    """Attributes in which the children keep their own place in the container: (path within the child, name)."""
+    children = list(container.children())
+    first: list[tuple[str, str]] = []
+    for path, module in children[0].named_modules():
+        first += [(path, name) for name, value in vars(module).items() if type(value) is int and value == 0]
+    return [(path, name) for path, name in first if all(_value(child, path, name) == i for i, child in enumerate(children))]
+
+
+def _value(child: nn.Module, path: str, name: str) -> Any:
+    try:
+        return vars(child.get_submodule(path)).get(name)
+    except AttributeError:
+        return None
+
+
+def renumbering(model: nn.Module, container_path: str, counted: Sequence[tuple[str, str]]) -> list[Setting]:
+    """Settings that give every child its own place again."""
+    settings = []
+    prefix = f"{container_path}." if container_path else ""
+    for index, (key, child) in enumerate(model.get_submodule(container_path).named_children()):
+        for path, name in counted:
+            old = _value(child, path, name)
+            if old != index:
+                settings.append(Setting(".".join(filter(None, (f"{prefix}{key}", path))), name, old, index))
+    return settings
+
+
+def depths(model: nn.Module, container_path: str, at: int, source: int, old: int) -> list[Setting]:
+    """Where a configuration tells how many blocks there are, or lists something for each."""
+    settings: list[Setting] = []
+    seen: set[int] = set()
+    path = container_path
+    while True:
+        config = vars(model.get_submodule(path)).get("config")
+        if config is not None and hasattr(config, "__dict__") and id(config) not in seen:
+            seen.add(id(config))
+            for name, value in vars(config).items():
+                if type(value) is int and value == old and name in DEPTHS:
+                    settings.append(Setting(path, "config", value, old + 1, name))
+                elif type(value) is list and len(value) == old and name.endswith("layer_types"):
+                    settings.append(Setting(path, "config", list(value), [*value[:at], value[source], *value[at:]], name))
+        if not path:
+            return settings
+        path = path.rpartition(".")[0]

@@ -1,0 +1,296 @@
+"""Deepen: a new block of a container's own kind that is, at first, the identity.
+
+    y = x + f(x),   f = 0 with dense weights (see `zeroing`)
+
+The new block is a copy of a sibling, so the model stays one that its own library could have built. Its branches are made zero
+by pairing units ("r2r"; behind a batch norm by γ = β = 0, "r2r-paper" pairs there too). "copy" leaves the copy as it is (layer
+stacking) and "random" draws its weights anew: neither keeps the function, and both say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from outgrow.admit import check_module
+from outgrow.apply import Journal, apply_setting
+from outgrow.errors import MethodError, Problem, SelectionError, SizeError
+from outgrow.plan import Change, Insert, Plan
+from outgrow.residual import Identity, identity_of
+from outgrow.structure import CONTAINERS, Call, apply_insert, calls_of, counters, depths, numbering, renumbering, signature
+from outgrow.trace import Example, outputs_in
+from outgrow.zeroing import NotZero, carry_out
+
+PRESERVING = ("r2r", "r2r-paper")
+METHODS = ("auto", *PRESERVING, "copy", "random")
+
+
+@dataclass(frozen=True)
+class Deepen:
+    """A request to put `count` new blocks behind the module `after`.
+
+    method: "auto" (r2r), "r2r", "r2r-paper", or "copy" and "random", which do not preserve the function.
+
+    Example:
+        >>> Deepen(after="layer2.1", count=2).method
+        'auto'
+    """
+
+    after: str
+    count: int = 1
+    method: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.after, str):
+            raise SelectionError(f"after={self.after!r}: write the path of a module, e.g. after='layer2.1'")
+        if type(self.count) is not int or self.count < 1:
+            raise SizeError(f"count={self.count!r}: write how many blocks to add, a whole number above 0")
+        if self.method not in METHODS:
+            raise MethodError(f"method={self.method!r}: write one of {', '.join(map(repr, METHODS))}")
+
+    @property
+    def exact(self) -> bool:
+        return self.method not in ("copy", "random")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model can be deepened: behind the module `name`.
+
+    `methods` are those that keep the function there; where there are none, `reason` tells why.
+    """
+
+    name: str
+    methods: tuple[str, ...]
+    reason: str = ""
+
+    @property
+    def growable(self) -> bool:
+        return bool(self.methods)
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """A child of a container to copy, and how to make the copy the identity."""
+
+    index: int
+    identity: Identity | None
+
+
+def places(model: nn.Module, example: Example) -> list[Place]:
+    """All children of the model's containers, and whether a block can be put behind each.
+
+    Example:
+        >>> class Block(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.f = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+        ...     def forward(self, x):
+        ...         return x + self.f(x)
+        >>> model = nn.Sequential(nn.Linear(3, 4), Block(), nn.Linear(4, 2))
+        >>> [place.name for place in places(model, torch.zeros(1, 3)) if place.growable]
+        ['1']
+    """
+    check_module(model)
+    paths = [f"{path}.{key}" if path else key for path, module in _containers(model) for key in module._modules]
+    found = calls_of(model, example, paths)
+    known: dict[Any, str] = {}
+    idle: dict[str, str] = {}  # containers whose code does not run what is added, and why we think so
+    result = []
+    for path in (path for path in paths if found[path]):
+        container = path.rpartition(".")[0]
+        try:
+            _template(model, found, Deepen(path), 0, known)
+            if container not in idle:
+                idle[container] = _idle(model, example, path)
+            reason = idle[container]
+        except NotZero as refused:
+            reason = str(refused)
+        result.append(Place(path, () if reason else PRESERVING, reason))
+    return result
+
+
+def _idle(model: nn.Module, example: Example, path: str) -> str:
+    """Try whether a block that is added there is run; why not, if it is not."""
+    journal = Journal()
+    try:
+        deepen_step([model], example, Deepen(path), 0, journal)
+    except MethodError as error:
+        return error.problems[0].reason
+    except Exception as error:
+        return f"the model does not run with a block more there: {str(error).splitlines()[0]}"
+    finally:
+        journal.undo()
+    return ""
+
+
+def _containers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [(path, module) for path, module in model.named_modules() if _holds_blocks(module)]
+
+
+def _holds_blocks(module: nn.Module) -> bool:
+    """A container of torch's, or a module whose children are all of one class (and are run in turn, if we are lucky)."""
+    kinds = {type(child) for child in module.children()}
+    return (isinstance(module, CONTAINERS) and bool(kinds)) or (len(kinds) == 1 and len(module._modules) > 1)
+
+
+def order(requests: Sequence[Deepen]) -> list[Deepen]:
+    """Such that names stay valid: of one container the last place first."""
+    return sorted(requests, key=lambda r: int(key) if (key := r.after.rpartition(".")[2]).isdecimal() else 0, reverse=True)
+
+
+def deepen_step(
+    models: Sequence[nn.Module], example: Example, request: Deepen, seed: int, journal: Journal
+) -> tuple[Plan, list[tuple[str, str]]]:
+    """Put the new blocks into a model and its averaged copies; the plan, and each new block's path with its source's.
+
+    The first of `models` is the one that is grown.
+    """
+    model = models[0]
+    container_path, _, key = request.after.rpartition(".")
+    container = _container(model, request.after, container_path)
+    paths = [f"{container_path}.{name}" if container_path else name for name in container._modules]
+    found = calls_of(model, example, paths)
+    first = list(container._modules).index(key) + 1
+    before = len(container._modules)
+    plan = Plan((), (), seed=seed)
+    origins: list[tuple[str, str]] = []
+    counted = counters(container)
+    try:
+        templates = [_template(model, found, request, step, {}) for step in range(request.count)]
+    except NotZero as reason:
+        instead = "outgrow.places(model, example) lists the places where a block can be the identity; or method='copy'"
+        raise MethodError("the model can't be deepened there", [Problem(request.after, str(reason), instead)]) from None
+    for step, template in enumerate(templates):
+        at, source = first + step, template.index + (step if template.index >= first else 0)
+        prefix, number = numbering(container) or (None, 0)
+        insert = Insert(container_path, at, source, _key(container, at, key), prefix, number)
+        settings = depths(model, container_path, at, source, len(container._modules))
+        for one in models:
+            block = apply_insert(one, insert, journal)
+            if template.identity is not None:
+                carry_out(block, template.identity.anatomy, template.identity.zeroing)
+            elif request.method == "random":
+                _draw_anew(block, seed + step)
+        settings += renumbering(model, container_path, counted)
+        for one in models:
+            for setting in settings:
+                apply_setting(one, setting, journal)
+        plan = replace(plan, inserts=(*plan.inserts, insert), settings=(*plan.settings, *settings))
+        origins.append((insert.path, paths[template.index]))
+    name = "r2r" if request.method == "auto" else request.method
+    change = Change(container_path or "the model", before, len(container._modules), name, request.exact)
+    _check_called(model, example, plan, [path for path in paths if found[path]])
+    return replace(plan, changes=(change,)), origins
+
+
+def _container(model: nn.Module, after: str, path: str) -> nn.Module:
+    try:
+        model.get_submodule(after)
+        container = model.get_submodule(path)
+    except AttributeError:
+        near = [f"{p}.{k}" if p else k for p, m in _containers(model) for k in m._modules]
+        names = ", ".join(near[:8])
+        raise SelectionError(f"the model has no module {after!r}: blocks can be put behind {names} …") from None
+    if not _holds_blocks(container):
+        reason = f"it is no child of an nn.Sequential or nn.ModuleList, but of a {type(container).__name__}"
+        raise MethodError("the model can't be deepened there", [Problem(after, reason, "outgrow.places(model, example)")])
+    return container
+
+
+def _key(container: nn.Module, at: int, after: str) -> str:
+    called = numbering(container)
+    if called is not None:
+        return f"{called[0]}{called[1] + at}"
+    number = 1
+    while f"{after}_{number}" in container._modules:
+        number += 1
+    return f"{after}_{number}"
+
+
+def _template(model: nn.Module, found: dict[str, list[Call]], request: Deepen, step: int, known: dict[Any, str]) -> Template:
+    """The sibling to copy: one that stands where the new block will stand in the order of kinds, the nearest first."""
+    path, _, key = request.after.rpartition(".")
+    container = model.get_submodule(path)
+    children = dict(container._modules)
+    index = list(children).index(key)
+    counted = counters(container)
+    kinds = [None if child is None else signature(child, counted) for child in children.values()]
+    here = found[request.after]
+    if len(here) != 1:
+        raise NotZero("the example does not run it" if not here else f"it runs {len(here)} times in one pass")
+    shape = _shapes(here[0].output)
+    names = [f"{path}.{name}" if path else name for name in children]
+    period = _period([kind if _keeps(found[name], shape) else None for kind, name in zip(kinds, names, strict=True)])
+    reasons: dict[str, str] = {}
+    candidates = sorted(range(len(kinds)), key=lambda i: ((i - index - 1 - step) % period != 0, abs(i - index), i > index))
+    for candidate in candidates:
+        name = names[candidate]
+        block, calls = list(children.values())[candidate], found[name]
+        fits = len(calls) == 1 and _shapes(calls[0].output) == shape
+        same = block is not None and type(block) is type(children[key])
+        if block is None or not fits or not same:
+            continue
+        mark = (kinds[candidate], shape[0] if shape else ())
+        if mark in known:
+            reasons[name] = known[mark]
+            if known[mark]:
+                continue
+            return Template(candidate, None)
+        try:
+            identity = identity_of(block, calls[0], request.method == "r2r-paper")
+        except NotZero as reason:
+            reasons[name] = known[mark] = str(reason)
+            continue
+        known[mark] = ""
+        return Template(candidate, identity if request.exact else None)
+    raise NotZero(reasons.get(request.after) or next(iter(reasons.values()), "no block of its kind keeps its shape"))
+
+
+def _shapes(output: Any) -> list[tuple[int, ...]]:
+    """The shape of the first tensor of an output or example."""
+    return [tuple(tensor.shape) for tensor in outputs_in(output)][:1]
+
+
+def _keeps(calls: Sequence[Call], shape: list[tuple[int, ...]]) -> bool:
+    return len(calls) == 1 and _shapes(calls[0].output) == shape == _shapes(calls[0].example)
+
+
+def _period(kinds: Sequence[Any]) -> int:
+    """After how many blocks their kinds repeat (Swin shifts every other window); None is a block of no account."""
+    for period in range(1, len(kinds)):
+        pairs = zip(kinds, kinds[period:], strict=False)
+        if all(a == b for a, b in pairs if a is not None and b is not None):
+            return period
+    return len(kinds)
+
+
+@torch.no_grad()
+def _draw_anew(block: nn.Module, seed: int) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for module in block.modules():
+            reset: Any = getattr(module, "reset_parameters", None)
+            if callable(reset):
+                reset()
+
+
+def _check_called(model: nn.Module, example: Example, plan: Plan, before: Sequence[str]) -> None:
+    """A list whose code goes by numbers of its own may leave new blocks out, or run them in the place of others."""
+    new = [_final_path(plan, index) for index in range(len(plan.inserts))]
+    called = calls_of(model, example, [*new, *map(plan.renamed, before)])
+    if not all(called.values()):
+        reason = "the model's code does not run a block that is added there"
+        raise MethodError("the model can't be deepened there", [Problem(new[0], reason)])
+
+
+def _final_path(plan: Plan, index: int) -> str:
+    """The path of the plan's new block number `index`, once all are in place."""
+    path = plan.inserts[index].path
+    for later in plan.inserts[index + 1 :]:
+        path = later.renamed(path)
+    return path

@@ -1,0 +1,109 @@
+"""Kernel morphing: a larger kernel with zeros around the old one, and as much more padding (Network Morphism, §3.5).
+
+    w′ = [0 w 0] along each axis,   padding′ = padding + dilation·(k′ − k)/2
+
+A stride stays as it is; a transposed convolution crops by its padding what the zeros add. An odd difference needs padding on
+one side only: that is there with padding="same", and refused elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from outgrow.errors import MethodError, Problem, SelectionError, SizeError
+from outgrow.plan import Change, Insertion, Plan, Setting
+from outgrow.volumes import Anatomy
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A request to enlarge the kernel of the convolution `where` to `size`, one number or one an axis.
+
+    Example:
+        >>> Kernel("conv1", 9)
+        Kernel(where='conv1', size=9)
+    """
+
+    where: str
+    size: int | Sequence[int]
+
+    def __post_init__(self) -> None:
+        sizes = [self.size] if isinstance(self.size, int) else self.size
+        if not isinstance(self.where, str):
+            raise SelectionError(f"where={self.where!r}: write the path of a convolution, e.g. 'conv1'")
+        if not isinstance(sizes, Sequence) or not all(type(size) is int and size > 0 for size in sizes):
+            raise SizeError(f"size={self.size!r}: write a whole number, or one for each axis, e.g. (3, 7)")
+
+
+def kernel_plan(model: nn.Module, anatomy: Anatomy, request: Kernel, seed: int) -> Plan:
+    """The edits that enlarge a kernel."""
+    path = request.where
+    try:
+        layer = model.get_submodule(path)
+    except AttributeError:
+        layer = None
+    if not isinstance(layer, nn.modules.conv._ConvNd):
+        found = [name for name, module in model.named_modules() if isinstance(module, nn.modules.conv._ConvNd)]
+        raise SelectionError(f"{path!r} is no convolution of the model; those are {', '.join(found[:8]) or 'none'}")
+    old = tuple(layer.kernel_size)
+    new = (request.size,) * len(old) if isinstance(request.size, int) else tuple(request.size)
+    if len(new) != len(old) or any(b < a for a, b in zip(old, new, strict=False)) or new == old:
+        raise SizeError(f"{path} has a kernel of {old}: size={request.size!r} is no larger one")
+    weight = _weight(model, anatomy, layer, path)
+    fronts = [_front(layer, path, axis, old[axis], new[axis]) for axis in range(len(old))]
+    edits = []
+    for axis, front in enumerate(fronts):
+        if new[axis] > old[axis]:
+            kept = range(front, front + old[axis])
+            at = tuple(position for position in range(new[axis]) if position not in kept)
+            edits.append(Insertion(weight, 2 + axis, old[axis], at, (0,) * len(at), "zero", runs=1, length=1))
+    settings = [Setting(path, "kernel_size", old, new)]
+    if layer.padding != "same":
+        before: Any = (0,) * len(old) if layer.padding == "valid" else layer.padding
+        padding = tuple(p + d * f for p, d, f in zip(before, layer.dilation, fronts, strict=True))
+        settings.append(Setting(path, "padding", layer.padding, padding))
+    twice = "_reversed_padding_repeated_twice"
+    if twice in vars(layer):
+        settings.append(Setting(path, twice, list(vars(layer)[twice]), _reversed(layer, fronts, old, new)))
+    changes = (Change(f"{path} (kernel)", old[0], new[0], "netmorph"),)
+    return Plan(changes, tuple(edits), tuple(settings), seed)
+
+
+def _reversed(layer: Any, fronts: Sequence[int], old: Sequence[int], new: Sequence[int]) -> list[int]:
+    """What torch pads with outside the kernel, last axis first."""
+    before = list(layer._reversed_padding_repeated_twice)
+    result = []
+    for place, axis in enumerate(reversed(range(len(old)))):
+        back = new[axis] - old[axis] - fronts[axis]
+        result += [before[2 * place] + layer.dilation[axis] * fronts[axis], before[2 * place + 1] + layer.dilation[axis] * back]
+    return result
+
+
+def _front(layer: Any, path: str, axis: int, old: int, new: int) -> int:
+    """How many zeros stand before the old kernel."""
+    if layer.padding == "same":
+        before = layer.dilation[axis] * (new - 1) // 2 - layer.dilation[axis] * (old - 1) // 2
+        if before % layer.dilation[axis]:
+            raise SizeError(f"{path}: with dilation {layer.dilation[axis]}, a kernel of {new} can't be centred on one of {old}")
+        return int(before // layer.dilation[axis])
+    if (new - old) % 2:
+        raise SizeError(
+            f"{path} has a kernel of {old} along axis {axis}: one of {new} would need padding on one side only; "
+            f"the nearest possible sizes are {new - 1} and {new + 1}"
+        )
+    return (new - old) // 2
+
+
+def _weight(model: nn.Module, anatomy: Anatomy, layer: nn.Module, path: str) -> str:
+    """The tensor that the convolution uses as it is stored."""
+    for op in anatomy.reading.trace.ops:
+        if op.name == "aten.convolution" and op.module == path:
+            name: str = anatomy.reading.trace.values[op.args[1].value].name
+            if name == f"{path}.weight":
+                return name
+    reason = "the example does not run it, or its weight is changed before it is used (standardised, normalised, shared)"
+    raise MethodError("the kernel can't grow", [Problem(path, reason)])

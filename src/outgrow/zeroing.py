@@ -1,0 +1,253 @@
+"""Make a network output zero with dense weights: the paper's zero initialisation (§4.3), on any traced module.
+
+    y = V σ(W x),   units l and r of the hidden volume equal (W_l = W_r),   V_r = −V_l   ⇒   y = 0,
+
+and yet both halves get a gradient: ∂y/∂V is σ(W x), and ∂y/∂W goes through ±V. The output is followed back through what keeps
+zero at zero (a sum of zeros, ReLU, a gate, pooling) to the last weights that read a hidden volume, whose units are then paired.
+An odd unit is read by a zero column.
+
+A branch that ends in a norm is another matter. A batch norm behind paired weights blows the first tiny output up to unit
+variance: exact at growth, and the loss explodes one step later. There γ = β = 0 by default, and the layers before it stay as
+they are; `literal` pairs the weights instead, as the paper has it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from outgrow.admit import check_model
+from outgrow.anatomy import dissect
+from outgrow.draft import Irregular, runs, slot_ids
+from outgrow.effects import Contract, Map, Move, Normalise, PerUnit, Reduce, Scale, Sum
+from outgrow.errors import MethodError, Problem
+from outgrow.labels import Labels
+from outgrow.roles import READS, weight_of
+from outgrow.sandbox import random_state, tensors_of
+from outgrow.trace import Example, Op, Ref
+from outgrow.verify import run
+from outgrow.volumes import Anatomy, Volume
+
+ROUNDING = 1e4  # units in the last place of what the module put out before
+
+
+class NotZero(Exception):
+    """Raised inside a search for what to set to zero; becomes the reason of a refusal."""
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Units of a volume made equal two by two, and read with opposite signs by one tensor."""
+
+    volume: Volume = field(repr=False)
+    reader: tuple[str, int]  # tensor, axis
+
+
+@dataclass(frozen=True)
+class Zeroing:
+    """What makes an output zero: pairings, and tensors that become zero as a whole."""
+
+    pairings: tuple[Pairing, ...]
+    zeros: tuple[str, ...]
+
+
+class Search:
+    """Follows an output back to what must be paired or set to zero."""
+
+    def __init__(self, anatomy: Anatomy, literal: bool) -> None:
+        self.anatomy, self.literal = anatomy, literal
+        self.reading = anatomy.reading
+        self.pairings: list[Pairing] = []
+        self.zeros: list[str] = []
+
+    def found(self) -> Zeroing:
+        return Zeroing(tuple(self.pairings), tuple(dict.fromkeys(self.zeros)))
+
+    def zero(self, value: int) -> None:
+        """Make a value zero."""
+        held = self.reading.trace.values[value]
+        if held.name:
+            return self.zeros.append(held.name)
+        if self.reading.uniform[value] and value not in self.anatomy.maker:
+            raise NotZero("it adds a constant")
+        if value not in self.anatomy.maker:
+            raise NotZero("it needs two layers before its output: its input reaches the output through one at most")
+        op = self.anatomy.maker[value]
+        effect = self.reading.effects[op.index]
+        place = op.module or "the model"
+        match effect:
+            case Move():
+                for source in effect.inputs:
+                    self.zero(source)
+            case Scale():
+                self.zero(effect.input)
+            case Map(zero=True, inputs=(source,)):
+                if not slope_at_zero(op):
+                    raise NotZero(f"it ends in {op.name}, whose slope at zero is zero: nothing before it would learn ({place})")
+                self.zero(source)
+            case Sum():
+                for side in effect.inputs:
+                    self.zero(side.value)
+            case Reduce(how="sum" | "mean" | "extreme"):
+                self.zero(effect.input)
+            case Contract():
+                self._product(effect, place)
+            case PerUnit() if effect.shifts:
+                self._batch_norm(effect)
+            case PerUnit():
+                self.zero(effect.input)
+            case Normalise():
+                if effect.gamma is None or effect.beta is None:
+                    raise NotZero(f"it ends in a norm without weights ({place})")
+                self.zero(effect.gamma.value)
+                self.zero(effect.beta.value)
+            case _:
+                raise NotZero(f"it ends in {op.name}, which is not zero at zero ({place})")
+
+    def _batch_norm(self, effect: PerUnit) -> None:
+        names = [self.reading.trace.values[value].name for value in (*effect.scales, *effect.shifts)]
+        parameters = [name for name in names if name and name not in self.anatomy.buffers]
+        if self.literal or len(parameters) < 2:
+            self.zero(effect.input)
+            self.zeros += [
+                name for value, name in zip((*effect.scales, *effect.shifts), names, strict=True) if value in effect.shifts
+            ]
+        else:
+            self.zeros += parameters
+
+    def _product(self, effect: Contract, place: str) -> None:
+        weight = weight_of(self.reading, effect)
+        if weight is None:  # two activations: a gate, or attention without a projection behind it
+            return self._either(effect.left.value, effect.right.value)
+        data = effect.left if weight is effect.right else effect.right
+        columns = [block.labels for block in weight.layout if set(block.axes) & effect.contracted]
+        if not effect.contracted:
+            return self._either(data.value, weight.value)
+        pairing = self._pairing(columns)
+        if pairing is None:
+            raise NotZero(f"it needs two layers before its output: {place} reads nothing that could be paired")
+        self.pairings.append(pairing)
+        if effect.bias is not None:
+            self.zero(effect.bias)
+
+    def _either(self, one: int, other: int) -> None:
+        before = len(self.pairings), len(self.zeros)
+        try:
+            self.zero(one)
+        except NotZero:
+            del self.pairings[before[0] :], self.zeros[before[1] :]
+            self.zero(other)
+
+    def _pairing(self, columns: list[Labels]) -> Pairing | None:
+        """Of the volumes that a weight sums over, the one with the most units that stand in order."""
+        readers = {key for labels in columns for key in self.anatomy.born(labels)}
+        best: Pairing | None = None
+        for volume in self.anatomy.volumes:
+            if volume.pinned or volume.count < 2:
+                continue
+            keys = [(slot.tensor, slot.axis) for slot in volume.slots if (slot.tensor, slot.axis) in readers]
+            if keys and (best is None or volume.count > best.volume.count) and self._orderly(volume):
+                best = Pairing(volume, keys[0])
+        return best
+
+    def _orderly(self, volume: Volume) -> bool:
+        try:
+            for slot in volume.slots:
+                runs(slot_ids(self.anatomy, volume, slot), volume.count)
+        except Irregular:
+            return False
+        return True
+
+
+def slope_at_zero(op: Op) -> float:
+    """The derivative of an activation at zero, as autograd has it."""
+    x = torch.zeros(1, requires_grad=True)
+    function = getattr(torch.ops.aten, op.name.removeprefix("aten.").removesuffix("_"))
+    with torch.enable_grad():
+        result = function(*(x if isinstance(arg, Ref) else arg for arg in op.args), **dict(op.kwargs))
+        (slope,) = torch.autograd.grad((result[0] if isinstance(result, (tuple, list)) else result).sum(), x)
+    return float(slope)
+
+
+@torch.no_grad()
+def carry_out(module: nn.Module, anatomy: Anatomy, zeroing: Zeroing) -> None:
+    """Write the zeros and the pairs into the module's tensors."""
+    tensors = tensors_of(module)
+    for name in zeroing.zeros:
+        tensors[name].zero_()
+    for pairing in zeroing.pairings:
+        volume = pairing.volume
+        for slot in volume.slots:
+            if slot.role == READS and (slot.tensor, slot.axis) != pairing.reader:
+                continue
+            table = runs(slot_ids(anatomy, volume, slot), volume.count)  # (run, unit, offset)
+            even, odd, rest = table[:, 0 : volume.count - 1 : 2], table[:, 1::2], table[:, volume.count - volume.count % 2 :]
+            sign = -1.0 if (slot.tensor, slot.axis) == pairing.reader else 1.0
+            _assign(tensors[slot.tensor], slot.axis, odd, even, sign)
+            if sign < 0 and rest.size:
+                tensors[slot.tensor].index_fill_(slot.axis, _index(rest, tensors[slot.tensor]), 0.0)
+
+
+def _assign(tensor: Tensor, axis: int, to: Labels, source: Labels, sign: float) -> None:
+    tensor.index_copy_(axis, _index(to, tensor), tensor.index_select(axis, _index(source, tensor)) * sign)
+
+
+def _index(positions: Labels, like: Tensor) -> Tensor:
+    return torch.from_numpy(positions.reshape(-1).copy()).to(like.device)
+
+
+def magnitude(module: nn.Module, example: Example) -> Iterator[float]:
+    """The largest output in eval mode and, where it runs, in train mode."""
+    outputs = run(module, example)
+    for tensors in (outputs.evaluated, outputs.trained):
+        yield max((float(t.abs().max()) for t in tensors or () if t.numel()), default=0.0)
+
+
+def zero_init(module: nn.Module, example: Example, *, literal: bool = False) -> nn.Module:
+    """Give a module weights with which it outputs zero, up to rounding, while they stay dense and learn. Returns the module.
+
+    Args:
+        module: any module whose output has two layers or more before it; it is changed in place.
+        example: a tensor, a tuple of arguments, or a dict of keyword arguments.
+        literal: pair the weights before a batch norm at the end too, as the paper does; see `docs/methods.md` for why not.
+
+    Raises MethodError, and leaves the module as it was, if there is no such choice of weights.
+
+    Example:
+        >>> branch = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+        >>> x = torch.randn(3, 4)
+        >>> bool(zero_init(branch, x)(x).abs().max() < 1e-6), int((branch[2].weight == 0).sum())
+        (True, 0)
+    """
+    check_model(module)
+    with random_state():
+        anatomy = dissect(module, example)
+        before = list(magnitude(module, example))
+        saved = copy.deepcopy({name: tensor.detach() for name, tensor in tensors_of(module).items()})
+        try:
+            search = Search(anatomy, literal)
+            for output in anatomy.reading.trace.outputs:
+                search.zero(output)
+            carry_out(module, anatomy, search.found())
+            after = list(magnitude(module, example))
+            eps = max(torch.finfo(t.dtype).eps for t in tensors_of(module).values() if t.is_floating_point())
+            if any(now > ROUNDING * eps * max(was, 1.0) for now, was in zip(after, before, strict=True)):
+                raise NotZero(f"its output stays at {max(after):.1e} (it was {max(before):.1e})")
+        except NotZero as reason:
+            _put_back(module, saved)
+            problem = Problem("", str(reason), "")
+            raise MethodError("the module can't be made to output zero with weights that learn", [problem]) from None
+        except BaseException:
+            _put_back(module, saved)
+            raise
+    return module
+
+
+@torch.no_grad()
+def _put_back(module: nn.Module, saved: dict[str, Tensor]) -> None:
+    for name, tensor in tensors_of(module).items():
+        tensor.copy_(saved[name])

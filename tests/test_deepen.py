@@ -1,0 +1,279 @@
+"""New blocks: exact at growth on models of others and home-made ones, named, trained, saved, undone like anything else."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import transformers
+from torch import Tensor, nn
+
+import outgrow
+from judging import assert_same_function, distance, shake, state_of
+from outgrow.errors import GrowthError, MethodError
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 6, activation: nn.Module | None = None, after: nn.Module | None = None) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(width, 8), nn.Linear(8, width)
+        self.activation, self.after = activation or nn.GELU(), after or nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(x + self.b(self.activation(self.a(x))))
+
+
+class PostNorm(Block):
+    def __init__(self) -> None:
+        super().__init__(after=nn.LayerNorm(6))
+
+
+def chain(*blocks: nn.Module) -> nn.Module:
+    return shake(nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Sequential(*blocks), nn.Linear(6, 3)).double())
+
+
+X = torch.randn(7, 5, dtype=torch.float64)
+IMAGE = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+FAMILIES = {
+    "resnet18": "layer2.1",
+    "resnet26t": "layer2.1",
+    "resnetv2_18": "stages.1.blocks.1",
+    "convnext_atto": "stages.2.blocks.1",
+    "mobilenetv3_small_050": "blocks.2.1",
+    "regnetx_002": "s3.b2",
+    "levit_128s": "stages.1.blocks.1",
+}
+
+
+@pytest.mark.parametrize("method", ["r2r", "r2r-paper"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_blocks_of_the_model_s_own_kind(name: str, method: str) -> None:
+    size = 224 if name == "levit_128s" else 64
+    model = shake(timm.create_model(name, num_classes=5).double())
+    x = torch.randn(2, 3, size, size, dtype=torch.float64)
+    old = copy.deepcopy(model)
+    after = FAMILIES[name]
+    container = after.rpartition(".")[0]
+    growth = outgrow.deepen(model, x, after, count=2, method=method)
+    assert_same_function(old, model, [x])
+    assert growth.parameters[1] > growth.parameters[0]
+    assert len(model.get_submodule(container)) if hasattr(model.get_submodule(container), "__len__") else True
+    names = {growth.plan.renamed(key) for key in old.state_dict()}
+    assert names < set(model.state_dict())
+    for key, value in old.state_dict().items():
+        assert torch.equal(model.state_dict()[growth.plan.renamed(key)], value), key
+
+
+def test_a_vision_transformer_learns_with_its_new_block() -> None:
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=5, depth=3)
+    optimizer = torch.optim.AdamW(model.named_parameters(), lr=1e-3)
+    x, y = torch.randn(8, 3, 32, 32), torch.randint(5, (8,))
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    for _ in range(3):
+        step()
+    before = nn.functional.cross_entropy(model(x), y).item()
+    outgrow.deepen(model, x, "blocks.1", optimizer=optimizer)
+    assert len(model.blocks) == 4
+    assert abs(nn.functional.cross_entropy(model(x), y).item() - before) < 1e-5
+    start = {name: parameter.detach().clone() for name, parameter in model.blocks[2].named_parameters()}
+    losses = [step() for _ in range(5)]
+    assert losses[-1] < before
+    assert max(losses) < 1.1 * before
+    for name, parameter in model.blocks[2].named_parameters():
+        assert not torch.equal(parameter, start[name]), name
+    (group,) = optimizer.param_groups
+    assert group["param_names"] == [name for name, _ in model.named_parameters()]
+    assert [id(p) for p in group["params"]] == [id(p) for p in model.parameters()]
+
+
+def test_windows_keep_their_turn() -> None:
+    """Every other block of a Swin transformer shifts its windows; two new blocks keep it so."""
+    model = timm.create_model("swin_tiny_patch4_window7_224", depths=(2, 2), num_heads=(3, 6), img_size=56, num_classes=4)
+    x = torch.randn(1, 3, 56, 56)
+    old = copy.deepcopy(model.eval())
+    outgrow.deepen(model, x, "layers.0.blocks.1", count=2)
+    shifts = [tuple(block.shift_size) for block in model.layers[0].blocks]
+    assert shifts == shifts[:2] * 2
+    assert distance(old(x).detach(), model.eval()(x).detach()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("block", "grows"),
+    [
+        (lambda: Block(), ""),
+        (lambda: Block(activation=nn.ReLU(), after=nn.ReLU()), ""),
+        (lambda: Block(activation=nn.Sigmoid()), ""),
+        (lambda: Block(after=nn.GELU()), r"aten\.gelu after its sum is not idempotent"),
+        (lambda: Block(after=nn.Tanh()), r"aten\.tanh after its sum is not idempotent"),
+        (lambda: PostNorm(), "post-norm"),
+        (lambda: nn.Linear(6, 6), "a layer stands on its skip"),
+        (lambda: nn.Identity(), "it adds nothing"),
+    ],
+)
+def test_places_and_refusals_agree(block: Any, grows: str) -> None:
+    model = chain(block(), block())
+    places = {place.name: place for place in outgrow.places(model, X)}
+    old, before = copy.deepcopy(model), state_of(model)
+    assert places["2.0"].growable == (not grows)
+    assert state_of(model) == before
+    if grows:
+        with pytest.raises(MethodError, match=grows):
+            outgrow.deepen(model, X, "2.0")
+        assert state_of(model) == before
+    else:
+        outgrow.deepen(model, X, "2.0")
+        assert len(model[2]) == 3
+        assert_same_function(old, model, [X, X[:2]])
+
+
+class Listed(nn.Module):
+    """Runs a list of blocks by numbers of its own, or all there are."""
+
+    def __init__(self, by_number: bool) -> None:
+        super().__init__()
+        self.blocks, self.out, self.by_number = nn.ModuleList([Block(5), Block(5)]), nn.Linear(5, 2), by_number
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in [self.blocks[0], self.blocks[1]] if self.by_number else self.blocks:
+            x = block(x)
+        return self.out(x)
+
+
+def test_a_block_that_nobody_would_run_is_refused() -> None:
+    model = shake(Listed(by_number=True).double())
+    before = state_of(model)
+    with pytest.raises(MethodError, match="does not run a block that is added there"):
+        outgrow.deepen(model, X, "blocks.1")
+    assert state_of(model) == before
+    assert not any(place.growable for place in outgrow.places(model, X))
+    assert [place.name for place in outgrow.places(Listed(by_number=False).double(), X) if place.growable] == [
+        "blocks.0",
+        "blocks.1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"after": "nowhere"}, "has no module 'nowhere'"),
+        ({"after": "2.0.a"}, "is no child of an nn.Sequential"),
+        ({"after": "2.0", "count": 0}, "whole number above 0"),
+        ({"after": "2.0", "method": "magic"}, "write one of"),
+        ({"after": 3}, "path of a module"),
+    ],
+)
+def test_mistakes_are_answered_in_words(arguments: dict[str, Any], words: str) -> None:
+    model = chain(Block(), Block())
+    with pytest.raises(GrowthError, match=words):
+        outgrow.deepen(model, X, **arguments)
+
+
+@pytest.mark.parametrize("method", ["copy", "random"])
+def test_methods_that_do_not_preserve_say_so(method: str) -> None:
+    model = chain(Block(), Block())
+    growth = outgrow.deepen(model, X, "2.1", method=method)
+    assert not growth.preserving
+    assert growth.max_error > 1e-3
+    assert "does NOT preserve" in str(growth)
+    if method == "copy":
+        assert torch.equal(model[2][2].a.weight, model[2][1].a.weight)
+
+
+def test_a_growth_of_everything_at_once_and_ten_in_a_row(path: Path) -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv1d(1, 6, 3, padding=1), nn.Flatten(), nn.Linear(30, 6), nn.ReLU(), nn.Sequential(Block(), Block())
+        )
+
+    torch.manual_seed(0)
+    model = shake(build().double())
+    x = torch.randn(4, 1, 5, dtype=torch.float64)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    average = torch.optim.swa_utils.AveragedModel(model)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        average.update_parameters(model)
+
+    for number in range(10):
+        step()
+        old, averaged = copy.deepcopy(model), average(x).detach()
+        transforms: list[Any] = [outgrow.Deepen(after="4.1")]
+        if number % 3 == 1:
+            transforms = [outgrow.Widen("4.*.a", factor=1.25), outgrow.Kernel("0", 3 + 2 * (number // 3 + 1))]
+        elif number % 3 == 2:
+            transforms = [outgrow.Deepen(after="4.0"), outgrow.Widen("0", by=2), outgrow.Deepen(after="4.1")]
+        growth = outgrow.grow(model, x, *transforms, optimizer=optimizer, average=average)
+        assert growth.preserving
+        assert_same_function(old, model, [x, x[:2]])
+        assert distance(averaged, average(x).detach()) < 1e-12
+        assert {id(p) for p in optimizer.param_groups[0]["params"]} == {id(p) for p in model.parameters()}
+    step()
+    outgrow.save(model, path)
+    again = outgrow.load(build().double(), path)
+    assert list(again.state_dict()) == list(model.state_dict())
+    assert torch.equal(again(x), model(x))
+    old = copy.deepcopy(again)
+    outgrow.deepen(again, x, "4.2")
+    assert_same_function(old, again, [x])
+
+
+def test_a_failure_afterwards_takes_the_blocks_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = chain(Block(), Block())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(X).sum().backward()
+    optimizer.step()
+    before, groups = state_of(model), [list(map(id, group["params"])) for group in optimizer.param_groups]
+
+    def fail(*args: Any) -> None:
+        raise outgrow.GrowthError("as if it were wrong")
+
+    monkeypatch.setattr("outgrow.verify.check", fail)
+    with pytest.raises(GrowthError, match="as if"):
+        outgrow.grow(model, X, outgrow.Deepen(after="2.0", count=2), outgrow.Widen("2.0.a", factor=2), optimizer=optimizer)
+    assert state_of(model) == before
+    assert [list(map(id, group["params"])) for group in optimizer.param_groups] == groups
+
+
+@pytest.mark.parametrize("kind", ["Llama", "GPT2"])
+def test_a_language_model_goes_on_generating(kind: str) -> None:
+    small = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+    older = {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 32}
+    config = getattr(transformers, f"{kind}Config")(**(small if kind == "Llama" else older), bos_token_id=0, eos_token_id=1)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    ids = torch.randint(2, 40, (2, 6))
+    before = model(input_ids=ids).logits.detach()
+    written = model.generate(ids, max_new_tokens=6, do_sample=False)
+    blocks = "model.layers" if kind == "Llama" else "transformer.h"
+    outgrow.deepen(model, {"input_ids": ids}, f"{blocks}.0", count=2)
+    assert len(model.get_submodule(blocks)) == 4
+    assert model.config.num_hidden_layers == 4
+    assert distance(before, model(input_ids=ids).logits.detach()) < 1e-5
+    assert torch.equal(model.generate(ids, max_new_tokens=6, do_sample=False), written)
+    assert torch.equal(model.generate(ids, max_new_tokens=6, do_sample=False, use_cache=False), written)
+    rebuilt = transformers.AutoModelForCausalLM.from_config(model.config).eval()
+    rebuilt.load_state_dict(model.state_dict())
+    assert torch.equal(rebuilt(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+def test_a_post_norm_transformer_is_refused() -> None:
+    config = transformers.BertConfig(
+        vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24
+    )
+    model = transformers.BertModel(config)
+    with pytest.raises(MethodError, match="post-norm"):
+        outgrow.deepen(model, {"input_ids": torch.randint(2, 40, (2, 6))}, "encoder.layer.0")
