@@ -118,20 +118,20 @@ def test_windows_keep_their_turn() -> None:
         (lambda: Block(after=nn.GELU()), r"aten\.gelu after its sum is not idempotent"),
         (lambda: Block(after=nn.Tanh()), r"aten\.tanh after its sum is not idempotent"),
         (lambda: PostNorm(), "post-norm"),
-        (lambda: nn.Linear(6, 6), "a layer stands on its skip"),
-        (lambda: nn.Identity(), "it adds nothing"),
     ],
 )
 def test_places_and_refusals_agree(block: Any, grows: str) -> None:
     model = chain(block(), block())
     places = {place.name: place for place in outgrow.places(model, X)}
     old, before = copy.deepcopy(model), state_of(model)
-    assert places["2.0"].growable == (not grows)
+    assert ("r2r" in places["2.0"].methods) == (not grows)
     assert state_of(model) == before
     if grows:
         with pytest.raises(MethodError, match=grows):
             outgrow.deepen(model, X, "2.0")
         assert state_of(model) == before
+        outgrow.deepen(model, X, "2.0", method="residual")
+        assert_same_function(old, model, [X])
     else:
         outgrow.deepen(model, X, "2.0")
         assert len(model[2]) == 3
@@ -157,18 +157,19 @@ def test_a_block_that_nobody_would_run_is_refused() -> None:
     with pytest.raises(MethodError, match="does not run a block that is added there"):
         outgrow.deepen(model, X, "blocks.1")
     assert state_of(model) == before
-    assert not any(place.growable for place in outgrow.places(model, X))
-    assert [place.name for place in outgrow.places(Listed(by_number=False).double(), X) if place.growable] == [
-        "blocks.0",
-        "blocks.1",
-    ]
+    for by_number in (True, False):
+        places = outgrow.places(Listed(by_number).double(), X)
+        assert [place.name for place in places if "r2r-paper" in place.methods] == (
+            [] if by_number else ["blocks.0", "blocks.1"]
+        )
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ({"after": "nowhere"}, "has no module 'nowhere'"),
-        ({"after": "2.0.a"}, "is no child of an nn.Sequential"),
+        ({"after": "2.0", "method": "netmorph"}, "no linear layer or convolution"),
+        ({"after": "2.0", "method": "net2net"}, "does not end in an activation"),
         ({"after": "2.0", "count": 0}, "whole number above 0"),
         ({"after": "2.0", "method": "magic"}, "write one of"),
         ({"after": 3}, "path of a module"),
@@ -277,3 +278,91 @@ def test_a_post_norm_transformer_is_refused() -> None:
     model = transformers.BertModel(config)
     with pytest.raises(MethodError, match="post-norm"):
         outgrow.deepen(model, {"input_ids": torch.randint(2, 40, (2, 6))}, "encoder.layer.0")
+
+
+class Branching(nn.Module):
+    """No containers anywhere: layers as attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.act = nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU()
+        self.up, self.head = nn.ConvTranspose2d(6, 4, 2, stride=2), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.up(self.act(self.norm(self.conv(x))))).mean((2, 3)))
+
+
+def plain() -> nn.Module:
+    wide = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2))
+    return nn.Sequential(
+        *wide, nn.Conv2d(6, 8, 3, padding=1), nn.GELU(), nn.Flatten(), nn.Linear(8 * 16, 5), nn.ReLU(), nn.Linear(5, 3)
+    )
+
+
+PLAIN = {"sequential": plain, "attributes": Branching}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_every_place_of_a_plain_network_by_every_method(name: str, path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 3, 8, 8, dtype=torch.float64)
+    first = shake(PLAIN[name]().double())
+    seen: set[str] = set()
+    for place in outgrow.places(first, x):
+        for method in place.methods:
+            model = copy.deepcopy(first)
+            optimizer = torch.optim.Adam(model.named_parameters(), lr=1e-3)
+            model(x).square().sum().backward()
+            optimizer.step()
+            old = copy.deepcopy(model)
+            growth = outgrow.deepen(model, x, place.name, count=2, method=method, optimizer=optimizer)
+            assert_same_function(old, model, [x] if method == "net2net" else [x, x[:3]])
+            assert optimizer.param_groups[0]["param_names"] == [name for name, _ in model.named_parameters()]
+            state = model.state_dict()
+            kept = [torch.equal(state[growth.plan.renamed(key)], value) for key, value in old.state_dict().items()]
+            assert all(kept) == (method != "netmorph")
+            outgrow.save(model, path)
+            again = outgrow.load(PLAIN[name]().double(), path)
+            assert torch.equal(again.eval()(x), model.eval()(x))
+            seen.add(method)
+    assert {"r2r", "net2net", "netmorph"} <= seen
+
+
+@pytest.mark.parametrize(("place", "method"), [("2", "r2r"), ("2", "net2net"), ("4", "netmorph"), ("4", "r2r")])
+def test_new_layers_learn(place: str, method: str) -> None:
+    """After fifty steps at least 95% of the new weights have moved."""
+    torch.manual_seed(0)
+    model = plain()
+    x, y = torch.randn(64, 3, 8, 8), torch.randint(3, (64,))
+    growth = outgrow.deepen(model, x, place, method=method)
+    (insert,) = growth.plan.inserts
+    new = dict(model.get_submodule(insert.path).named_parameters())
+    start = {name: parameter.detach().clone() for name, parameter in new.items()}
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    before = nn.functional.cross_entropy(model(x), y).item()
+    for _ in range(50):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    moved = sum(int((parameter != start[name]).sum()) for name, parameter in new.items())
+    assert moved >= 0.95 * sum(parameter.numel() for parameter in new.values())
+    assert nn.functional.cross_entropy(model(x), y).item() < before
+
+
+def test_net2net_needs_an_idempotent_activation() -> None:
+    x = torch.randn(6, 3, 8, 8)
+    with pytest.raises(MethodError, match=r"aten\.gelu is not idempotent"):
+        outgrow.deepen(plain(), x, "5", method="net2net")
+    with pytest.raises(MethodError, match="grouped convolution"):
+        outgrow.deepen(nn.Sequential(nn.Conv2d(3, 6, 3, groups=3)), x, "0", method="netmorph")
+
+
+def test_the_moments_of_a_split_layer_turn_with_it() -> None:
+    """The gradient of the split layer after the growth is what was carried over."""
+    model = shake(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)).double())
+    model(X).square().sum().backward()
+    outgrow.deepen(model, X, "0", method="netmorph")
+    carried = model[0].weight.grad.clone()
+    model.zero_grad()
+    model(X).square().sum().backward()
+    assert distance(model[0].weight.grad, carried) < 1e-10

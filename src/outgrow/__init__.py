@@ -24,6 +24,7 @@ __all__ = [
     "Net2Net",
     "NetMorph",
     "RandomPad",
+    "ResidualBlock",
     "Widen",
     "deepen",
     "grow",

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from outgrow.fill import Init, fill_moment, fill_values, grown
-from outgrow.plan import Insertion, Plan, Rescaling, Setting
+from outgrow.plan import Edit, Plan, Setting
 from outgrow.sandbox import tensors_of
 
-Edits = Sequence[Insertion | Rescaling]
+Edits = Sequence[Edit]
 
 
 class Journal:
@@ -39,8 +39,8 @@ class Journal:
         self._undo.clear()
 
 
-def edits_by_tensor(plan: Plan) -> dict[str, list[Insertion | Rescaling]]:
-    result: dict[str, list[Insertion | Rescaling]] = defaultdict(list)
+def edits_by_tensor(plan: Plan) -> dict[str, list[Edit]]:
+    result: dict[str, list[Edit]] = defaultdict(list)
     for edit in plan.edits:
         result[edit.tensor].append(edit)
     return result

@@ -14,7 +14,7 @@ import numpy as np
 from outgrow.errors import Problem
 from outgrow.labels import Labels
 from outgrow.methods.base import Init, Method, Recipe
-from outgrow.plan import Change, Insertion, Plan, Rescaling
+from outgrow.plan import Change, Edit, Insertion, Plan, Rescaling
 from outgrow.states import Verdict
 from outgrow.volumes import Anatomy, Slot, Volume
 
@@ -70,7 +70,7 @@ def irregular(anatomy: Anatomy, volume: Volume) -> Problem | None:
 
 def make_plan(anatomy: Anatomy, choices: Sequence[Choice], seed: int) -> Plan:
     """Lay out all insertions of all chosen volumes."""
-    edits: list[Insertion | Rescaling] = []
+    edits: list[Edit] = []
     born: dict[tuple[str, int], Labels] = {}  # for each current position, the position it had at first, or −1
     for choice in choices:
         edits.extend(_edits_of(anatomy, choice, seed, born))
@@ -81,14 +81,14 @@ def make_plan(anatomy: Anatomy, choices: Sequence[Choice], seed: int) -> Plan:
     return Plan(changes, tuple(edits), seed=seed)
 
 
-def _edits_of(anatomy: Anatomy, choice: Choice, seed: int, born: dict[tuple[str, int], Labels]) -> list[Insertion | Rescaling]:
+def _edits_of(anatomy: Anatomy, choice: Choice, seed: int, born: dict[tuple[str, int], Labels]) -> list[Edit]:
     volume, method, verdict = choice.volume, choice.method, choice.verdict
     rng = np.random.default_rng(zlib.crc32(f"{seed}/{volume.name}/{volume.count}".encode()))
     drafted = method.draft(volume, verdict, choice.new, rng)
     slots: dict[tuple[str, int], Slot] = {}
     for slot in sorted(volume.slots, key=lambda slot: slot.role == "writes"):
         slots[slot.tensor, slot.axis] = slot  # a tied tensor is filled as a writer
-    edits: list[Insertion | Rescaling] = []
+    edits: list[Edit] = []
     for slot in slots.values():
         if slot.role == "reads" and (slot.tensor, slot.axis) not in verdict.readers:
             slot = replace(slot, role="scales")  # whole groups of a grouped layer: no sum goes over them

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outgrow.errors import MethodError
-from outgrow.plan import Insertion, Rescaling
+from outgrow.plan import Edit, Insertion, Rescaling, Rotation
 
 MANY = 64  # more slices than this are slower than one copy by index
 Positions = NDArray[np.int64]
 Init = str | Callable[[Tensor, tuple[int, ...], torch.Generator], Tensor]
 
 
-def grown(old: Tensor, edits: Sequence[Insertion | Rescaling]) -> Tensor:
+def grown(old: Tensor, edits: Sequence[Edit]) -> Tensor:
     """A tensor of the final shape with the old numbers in place; what is new is not filled yet."""
     shape = list(old.shape)
     where: dict[int, Positions] = {}
@@ -110,12 +110,12 @@ def _along(axis: int, ndim: int) -> list[int]:
     return [-1 if a == axis else 1 for a in range(ndim)]
 
 
-def _places(edits: Sequence[Insertion | Rescaling]) -> list[tuple[Positions, Positions]]:
+def _places(edits: Sequence[Edit]) -> list[tuple[Positions, Positions]]:
     """For each insertion, where the positions that it opens and those that it finds stand in the end, after all later ones."""
     places: list[tuple[Positions, Positions]] = []
     final: dict[int, Positions] = {}  # by axis
     for edit in reversed(edits):
-        if isinstance(edit, Rescaling):
+        if not isinstance(edit, Insertion):
             places.append((np.arange(0), np.arange(0)))
             continue
         at = _ascending(edit.at)
@@ -132,7 +132,7 @@ def _places(edits: Sequence[Insertion | Rescaling]) -> list[tuple[Positions, Pos
 def fill_values(
     new: Tensor,
     old: Tensor,
-    edits: Sequence[Insertion | Rescaling],
+    edits: Sequence[Edit],
     others: Mapping[str, Tensor],
     seed: int,
     inits: Mapping[str, Init],
@@ -143,6 +143,9 @@ def fill_values(
     for edit, (at, kept) in zip(edits, _places(edits), strict=True):
         if isinstance(edit, Rescaling):
             new.mul_(edit.factor).add_(edit.offset * (edit.factor - 1))
+            continue
+        if isinstance(edit, Rotation):
+            _rotate(new, edit, power=1)
             continue
         axis = edit.axis
         if edit.keep:
@@ -199,6 +202,20 @@ def _spread(new: Tensor, edit: Insertion, kept: Positions, seed: int) -> Tensor:
     block = drawn.index_select(edit.axis, _index(np.array(edit.draws), new))
     _multiply(block, edit.axis, np.arange(len(edit.draws)), edit.signs)
     return block + mean
+
+
+def rotation(side: int, draw: int) -> Tensor:
+    """An orthogonal matrix."""
+    generator = torch.Generator().manual_seed(draw)
+    orthogonal: Tensor = torch.linalg.qr(torch.randn(side, side, dtype=torch.float64, generator=generator))[0]
+    return orthogonal
+
+
+def _rotate(new: Tensor, edit: Rotation, power: int) -> None:
+    """Along an axis by the transpose; squares of gradients by its squares, as if their entries were independent."""
+    if power:
+        matrix = rotation(edit.side, edit.draw).T.pow(power).to(new)
+        new.copy_(torch.tensordot(matrix, new.clone(), dims=([1], [edit.axis])).movedim(0, edit.axis))
 
 
 def _draw(
@@ -259,7 +276,7 @@ def _deviation(old: Tensor) -> float:
     return float(old.detach().float().std(correction=0)) if old.dtype != torch.float64 else float(old.std(correction=0))
 
 
-def fill_moment(new: Tensor, old: Tensor, edits: Sequence[Insertion | Rescaling], power: int, fresh: str) -> None:
+def fill_moment(new: Tensor, old: Tensor, edits: Sequence[Edit], power: int, fresh: str) -> None:
     """Like `fill_values`, for something that transforms like the `power`-th power of a gradient.
 
     fresh: what new entries that are not copies start at, "zero" or "mean" (of the entries that are there by then).
@@ -271,6 +288,9 @@ def fill_moment(new: Tensor, old: Tensor, edits: Sequence[Insertion | Rescaling]
         if isinstance(edit, Rescaling):
             new.mul_(edit.factor ** (-power))
             start *= edit.factor ** (-power)
+            continue
+        if isinstance(edit, Rotation):
+            _rotate(new, edit, power)
             continue
         axis = edit.axis
         if edit.gradient:

@@ -204,7 +204,7 @@ class Work:
     def deepen(self, request: Deepen) -> None:
         plan, sources = deepen_step([self.model, *self.copies], self.example, request, self.seed, self.journal)
         adopt(self.optimizers, self.model, sources, self.journal)
-        self.plans.append(plan)
+        self.carry_out(plan)
         self._after = None
 
 
@@ -260,8 +260,10 @@ def deepen(
     Args:
         after: the path of a block; `outgrow.places(model, example)` lists those behind which there can be another.
         count: how many.
-        method: "auto" or "r2r" (a copy of a block whose branches are made zero), "r2r-paper" (the same, also where they end
-            in a batch norm), "copy" or "random" (which do not preserve the function).
+        method: "auto" or "r2r" (a copy of a block whose branches are made zero; behind plain layers an
+            `outgrow.ResidualBlock`), "r2r-paper" (the same, also where branches end in a batch norm), "residual" (an
+            `outgrow.ResidualBlock` behind blocks of any kind), "net2net" (an identity layer behind an idempotent activation),
+            "netmorph" (a layer split in two), "copy" or "random" (which do not preserve the function).
 
     Example:
         >>> class Block(nn.Module):

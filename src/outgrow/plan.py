@@ -57,6 +57,19 @@ class Rescaling:
 
 
 @dataclass(frozen=True)
+class Rotation:
+    """Multiply a tensor along an axis by the transpose of an orthogonal matrix, which a new layer behind it undoes."""
+
+    tensor: str
+    axis: int
+    side: int  # of the matrix
+    draw: int  # the number that it is drawn from
+
+
+Edit = Insertion | Rescaling | Rotation
+
+
+@dataclass(frozen=True)
 class Setting:
     """Set a Python attribute of a module: `module.name`, or an item of it if `item` is given."""
 
@@ -88,17 +101,20 @@ class Graft:
 
 @dataclass(frozen=True)
 class Insert:
-    """A new child of a container, a copy of one of the others. Those behind it get the next number, if they have numbers."""
+    """A new child of a container. Those behind it get the next number, if they have numbers.
+
+    It is a copy of one of the other children, or built from a description. A module that stands alone is put into an
+    nn.Sequential of its own first (`wraps`): it is then called 0 there.
+    """
 
     container: str  # its path; "" is the model itself
     at: int  # where among the children the new one stands
-    copy_of: int  # which child it is a copy of, counted before
+    copy_of: int  # which child it is a copy of, counted before; −1 if it is built
     key: str  # its name
     prefix: str | None = None  # children are called by this and consecutive numbers, the first of which is `first`
     first: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.path}: a new block"
+    made: tuple[tuple[str, Any], ...] = ()
+    wraps: bool = False
 
     @property
     def path(self) -> str:
@@ -107,6 +123,9 @@ class Insert:
     def renamed(self, name: str) -> str:
         """What a module or tensor is called afterwards."""
         outer = f"{self.container}." if self.container else ""
+        if self.wraps:
+            inside = name == self.container or name.startswith(outer)
+            return f"{outer}0{name.removeprefix(self.container)}" if inside else name
         child, dot, rest = name.removeprefix(outer).partition(".")
         number = child.removeprefix(self.prefix or "")
         if self.prefix is None or not name.startswith(outer) or not child.startswith(self.prefix) or not number.isdecimal():
@@ -131,7 +150,7 @@ class Plan:
     """What a growth does, in order."""
 
     changes: tuple[Change, ...]
-    edits: tuple[Insertion | Rescaling, ...]
+    edits: tuple[Edit, ...]
     settings: tuple[Setting, ...] = ()
     seed: int = 0
     grafts: tuple[Graft, ...] = ()
@@ -145,7 +164,17 @@ class Plan:
 
     def __str__(self) -> str:
         rows = [(c.volume, f"{c.old} → {c.new}", c.method + ("" if c.exact else " (does not preserve)")) for c in self.changes]
-        return "\n".join([table(("volume", "units", "method"), rows), *map(str, (*self.grafts, *self.inserts))])
+        return "\n".join([table(("volume", "units", "method"), rows), *map(str, self.grafts), *self._new_blocks()])
+
+    def _new_blocks(self) -> list[str]:
+        """What is new, by the names that it has in the end."""
+        paths = []
+        for index, insert in enumerate(self.inserts):
+            path = insert.path
+            for later in self.inserts[index + 1 :]:
+                path = later.renamed(path)
+            paths.append(path)
+        return [f"{path}: a new block" for path in sorted(paths)]
 
     def shapes(self, before: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors that change, afterwards."""
@@ -176,7 +205,7 @@ class Plan:
             tuple(Setting(**{**s, "old": _from_plain(s["old"]), "new": _from_plain(s["new"])}) for s in data["settings"]),
             data["seed"],
             tuple(Graft(**graft) for graft in data.get("grafts", ())),
-            tuple(Insert(**insert) for insert in data.get("inserts", ())),
+            tuple(Insert(**{**insert, "made": tuple(map(tuple, insert["made"]))}) for insert in data.get("inserts", ())),
         )
 
 
@@ -188,17 +217,18 @@ def joined(plans: Sequence[Plan]) -> Plan:
     return Plan(seed=plans[0].seed, **{part: tuple(item for plan in plans for item in getattr(plan, part)) for part in parts})
 
 
-def _pack(edit: Insertion | Rescaling) -> dict[str, Any]:
+def _pack(edit: Edit) -> dict[str, Any]:
     """Fields as JSON values, without those that are empty by default."""
     values = {field.name: getattr(edit, field.name) for field in fields(edit)}
     usual = {field.name: repr(field.default) for field in fields(edit)}  # repr tells 0 from 0.0 and −0.0
-    packed = {key: value for key, value in values.items() if value or repr(value) != usual[key]}
+    packed = {key: value for key, value in values.items() if value or repr(value) != usual[key] or isinstance(edit, Rotation)}
     return {key: _runs(value) if isinstance(value, tuple) else value for key, value in packed.items()}
 
 
-def _unpack(data: Mapping[str, Any]) -> Insertion | Rescaling:
+def _unpack(data: Mapping[str, Any]) -> Edit:
     values: dict[str, Any] = {key: _expand(value) if isinstance(value, list) else value for key, value in data.items()}
-    return Rescaling(**values) if "factor" in values else Insertion(**values)
+    kind = Rescaling if "factor" in values else Rotation if "draw" in values else Insertion
+    return kind(**values)
 
 
 def _runs(numbers: Sequence[float]) -> list[list[float]]:

@@ -1,6 +1,7 @@
 """The public names: the table of contents of the package."""
 
 from outgrow.anatomy import volumes as volumes
+from outgrow.blocks import ResidualBlock as ResidualBlock
 from outgrow.errors import GrowthError as GrowthError
 from outgrow.folded import Fold as Fold
 from outgrow.grow import Growth as Growth

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from outgrow.apply import Journal
+from outgrow.blocks import build
 from outgrow.plan import Insert, Setting
 from outgrow.sandbox import untouched
 from outgrow.trace import Example, call, is_cache
@@ -45,31 +46,52 @@ def numbering(container: nn.Module) -> tuple[str, int] | None:
 
 
 def apply_insert(model: nn.Module, insert: Insert, journal: Journal) -> nn.Module:
-    """Put a copy of a sibling into a container; returns it."""
+    """Put a copy of a sibling, or a module that is built, into a container; returns it."""
+    if insert.wraps:
+        _wrap(model, insert.container, journal)
     container = model.get_submodule(insert.container)
     before = dict(container._modules)
     keys, modules = list(before), list(before.values())
-    source = modules[insert.copy_of]
-    assert source is not None
-    new = copy.deepcopy(source)
+    if insert.made:
+        like = next(p for p in (*container.parameters(), *model.parameters()) if p.is_floating_point())
+        new = build(dict(insert.made), like)
+    else:
+        source = modules[insert.copy_of]
+        assert source is not None
+        new = copy.deepcopy(source)
     for module in new.modules():
         vars(module).pop(HISTORY, None)  # what the source went through is in its shapes
+    new.train(container.training)
     modules.insert(insert.at, new)
     keys.insert(insert.at, insert.key)
     if insert.prefix is not None:
         keys = [f"{insert.prefix}{insert.first + index}" for index in range(len(modules))]
+    _put_children(container, dict(zip(keys, modules, strict=True)), journal)
+    return new
+
+
+def _wrap(model: nn.Module, path: str, journal: Journal) -> None:
+    """Put a module into an nn.Sequential that takes its place."""
+    parent = model.get_submodule(path.rpartition(".")[0])
+    module = model.get_submodule(path)
+    wrapped = nn.Sequential(module)
+    wrapped.training = module.training
+    _put_children(parent, {**parent._modules, path.rpartition(".")[2]: wrapped}, journal)
+
+
+def _put_children(container: nn.Module, children: Mapping[str, nn.Module | None], journal: Journal) -> None:
+    before = dict(container._modules)
 
     def put(children: Mapping[str, nn.Module | None]) -> None:
         container._modules.clear()
         container._modules.update(children)
 
     journal.note(lambda: put(before))
-    put(dict(zip(keys, modules, strict=True)))
-    return new
+    put(children)
 
 
-def calls_of(model: nn.Module, example: Example, paths: Sequence[str]) -> dict[str, list[Call]]:
-    """Every call of some modules in one forward pass in eval mode."""
+def calls_of(model: nn.Module, example: Example, paths: Sequence[str], training: bool = False) -> dict[str, list[Call]]:
+    """Every call of some modules in one forward pass."""
     found: dict[str, list[Call]] = {path: [] for path in paths}
 
     def listen(path: str, module: nn.Module) -> Any:
@@ -81,7 +103,7 @@ def calls_of(model: nn.Module, example: Example, paths: Sequence[str]) -> dict[s
     handles = []
     try:
         with untouched(model), torch.no_grad():
-            model.eval()
+            model.train(training)
             handles += [listen(path, model.get_submodule(path)) for path in paths]
             call(model, example)
     finally:

@@ -251,8 +251,9 @@ def _has_tensors(value: Any) -> bool:
 def adopt(optimizers: Sequence[Any], model: nn.Module, sources: Sequence[tuple[str, str]], journal: Journal) -> None:
     """Give the parameters of new modules to the optimizers that hold those of the modules they are copies of.
 
-    They join the same groups, in the order of `named_parameters()`, so that states keyed by position stay right. They have no
-    state yet: an optimizer makes it at its next step, as for any new parameter.
+    They join the same groups, in the order of `named_parameters()`, so that states keyed by position stay right; those of a
+    module that is no copy go with the nearest before them of as many axes. They have no state yet: an optimizer makes it at
+    its next step, as for any new parameter.
 
     sources: path of a new module, and of the one it is a copy of.
     """
@@ -262,7 +263,9 @@ def adopt(optimizers: Sequence[Any], model: nn.Module, sources: Sequence[tuple[s
     for new, old in sources:
         originals = dict(model.get_submodule(old).named_parameters())
         for name, parameter in model.get_submodule(new).named_parameters():
-            twins.setdefault(id(originals[name]), []).append(parameter)
+            twin = originals.get(name)
+            like = _nearest(model, parameter, new, [f"{path}." for path, _ in sources]) if twin is None else twin
+            twins.setdefault(id(like), []).append(parameter)
     for optimizer in _unwrapped(optimizers):
         if isinstance(optimizer, LBFGS) and _stepped(optimizer):
             reason = "LBFGS remembers past steps as flat vectors over all parameters, which can't be grown"
@@ -281,6 +284,15 @@ def adopt(optimizers: Sequence[Any], model: nn.Module, sources: Sequence[tuple[s
                 known = dict(zip(map(id, held), group["param_names"], strict=True))
                 journal.note(partial(group.__setitem__, "param_names", group["param_names"]))
                 group["param_names"] = [names.get(id(p), known.get(id(p), "")) for p in group["params"]]
+
+
+def _nearest(model: nn.Module, parameter: nn.Parameter, inside: str, new: Sequence[str]) -> nn.Parameter:
+    """The parameter before a new module that is most like one of its own: of as many axes, or the last there is."""
+    others = list(model.named_parameters())
+    start = next(index for index, (name, _) in enumerate(others) if name.startswith(f"{inside}."))
+    known = [(index, other) for index, (name, other) in enumerate(others) if not name.startswith(tuple(new))]
+    before = [other for index, other in reversed(known) if index < start] or [other for _, other in known]
+    return next((other for other in before if other.ndim == parameter.ndim), before[0])
 
 
 def shapes_before(model: nn.Module, plan: Plan) -> list[tuple[Tensor, str, tuple[int, ...]]]:

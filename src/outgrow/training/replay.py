@@ -119,12 +119,15 @@ def _tried(
         where = ".".join(filter(None, (place, insert.container)))
         try:
             part = model.get_submodule(place)
-            source = list(part.get_submodule(insert.container).children())[insert.copy_of]
+            children = list(part.get_submodule(insert.container).children())
+            source = None if insert.made else children[insert.copy_of]
         except (AttributeError, IndexError):
             return {}, [Problem(where, "the model has no such module, or not that many blocks in it")]
         new = apply_insert(part, insert, journal)
-        copied = zip(tensors_of(source).values(), tensors_of(new).values(), strict=True)
-        known.update({id(copy): known[id(original)] for original, copy in copied})
+        twins = tensors_of(new if source is None else source).values()
+        known.update(
+            {id(t): known.get(id(twin), tuple(t.shape)) for t, twin in zip(tensors_of(new).values(), twins, strict=True)}
+        )
     after, problems = _after(model, place, plan, known)
     if not problems:
         problems = _make_settings(model, place, plan, journal, check=True)

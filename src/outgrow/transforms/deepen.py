@@ -19,21 +19,23 @@ from torch import nn
 from outgrow.admit import check_module
 from outgrow.apply import Journal, apply_setting
 from outgrow.errors import MethodError, Problem, SelectionError, SizeError
-from outgrow.plan import Change, Insert, Plan
+from outgrow.plan import Change, Insert, Plan, joined
 from outgrow.residual import Identity, identity_of
 from outgrow.structure import CONTAINERS, Call, apply_insert, calls_of, counters, depths, numbering, renumbering, signature
 from outgrow.trace import Example, outputs_in
+from outgrow.transforms.plain import LAYERS, is_activation, legal, plain_step
 from outgrow.zeroing import NotZero, carry_out
 
-PRESERVING = ("r2r", "r2r-paper")
-METHODS = ("auto", *PRESERVING, "copy", "random")
+OWN = ("r2r", "r2r-paper")
+METHODS = ("auto", "r2r", "r2r-paper", "residual", "net2net", "netmorph", "copy", "random")
 
 
 @dataclass(frozen=True)
 class Deepen:
     """A request to put `count` new blocks behind the module `after`.
 
-    method: "auto" (r2r), "r2r", "r2r-paper", or "copy" and "random", which do not preserve the function.
+    method: "auto" (r2r), "r2r", "r2r-paper", "residual", "net2net", "netmorph"; or "copy" and "random", which do not preserve
+    the function.
 
     Example:
         >>> Deepen(after="layer2.1", count=2).method
@@ -92,26 +94,36 @@ def places(model: nn.Module, example: Example) -> list[Place]:
         ...     def forward(self, x):
         ...         return x + self.f(x)
         >>> model = nn.Sequential(nn.Linear(3, 4), Block(), nn.Linear(4, 2))
-        >>> [place.name for place in places(model, torch.zeros(1, 3)) if place.growable]
-        ['1']
+        >>> [(place.name, place.methods) for place in places(model, torch.zeros(1, 3)) if "r2r-paper" in place.methods]
+        [('1', ('r2r', 'r2r-paper', 'residual'))]
     """
     check_module(model)
-    paths = [f"{path}.{key}" if path else key for path, module in _containers(model) for key in module._modules]
+    blocks = [_join(path, key) for path, module in _containers(model) for key in module._modules]
+    layers = [path for path, module in model.named_modules() if path and (isinstance(module, LAYERS) or is_activation(module))]
+    paths = list(dict.fromkeys((*blocks, *layers)))
     found = calls_of(model, example, paths)
     known: dict[Any, str] = {}
     idle: dict[str, str] = {}  # containers whose code does not run what is added, and why we think so
     result = []
     for path in (path for path in paths if found[path]):
         container = path.rpartition(".")[0]
-        try:
-            _template(model, found, Deepen(path), 0, known)
-            if container not in idle:
-                idle[container] = _idle(model, example, path)
-            reason = idle[container]
-        except NotZero as refused:
-            reason = str(refused)
-        result.append(Place(path, () if reason else PRESERVING, reason))
+        reason = "it stands in no container of blocks"
+        if path in blocks:
+            try:
+                _template(model, found, Deepen(path), 0, known)
+                if container not in idle:
+                    idle[container] = _idle(model, example, path)
+                reason = idle[container]
+            except NotZero as refused:
+                reason = str(refused)
+        plain = legal(model, path, found[path])
+        methods = dict.fromkeys((*(OWN if not reason else ()), *(name for name, why in plain.items() if not why)))
+        result.append(Place(path, tuple(methods), "" if methods else f"{reason}; {plain['r2r']}"))
     return result
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
 
 
 def _idle(model: nn.Module, example: Example, path: str) -> str:
@@ -146,25 +158,65 @@ def order(requests: Sequence[Deepen]) -> list[Deepen]:
 def deepen_step(
     models: Sequence[nn.Module], example: Example, request: Deepen, seed: int, journal: Journal
 ) -> tuple[Plan, list[tuple[str, str]]]:
-    """Put the new blocks into a model and its averaged copies; the plan, and each new block's path with its source's.
+    """Put the new modules into a model and its averaged copies; the plan, and each new one's path with that of its like.
 
-    The first of `models` is the one that is grown.
+    The first of `models` is the one that is grown. The plan's edits are still to be made.
     """
     model = models[0]
+    try:
+        model.get_submodule(request.after)
+    except AttributeError:
+        names = ", ".join([_join(path, key) for path, module in _containers(model) for key in module._modules][:8])
+        raise SelectionError(f"the model has no module {request.after!r}: blocks can be put behind {names} …") from None
+    container = model.get_submodule(request.after.rpartition(".")[0])
+    reasons = []
+    if request.method not in ("residual", "net2net", "netmorph"):
+        try:
+            if not _holds_blocks(container):
+                raise NotZero(f"it is no child of an nn.Sequential or nn.ModuleList, but of a {type(container).__name__}")
+            return _own_kind(models, example, request, seed, journal)
+        except NotZero as reason:
+            reasons.append(f"no block of the model's own kind can follow it: {reason}")
+    if request.method in ("auto", "r2r", "residual", "net2net", "netmorph"):
+        try:
+            return _plain(models, example, request, seed, journal)
+        except NotZero as reason:
+            reasons.append(str(reason))
+    instead = "outgrow.places(model, example) lists the places, and what is exact there; method='copy' is not"
+    raise MethodError("the model can't be deepened there", [Problem(request.after, "; ".join(reasons), instead)])
+
+
+def _plain(
+    models: Sequence[nn.Module], example: Example, request: Deepen, seed: int, journal: Journal
+) -> tuple[Plan, list[tuple[str, str]]]:
+    """Layers of our own behind a module."""
+    plans: list[Plan] = []
+    sources: list[tuple[str, str]] = []
+    after, method = request.after, "r2r" if request.method == "auto" else request.method
+    for step in range(request.count):
+        plan, new = plain_step(models, example, after, method, seed + step, journal)
+        plans.append(plan)
+        sources = [(plan.renamed(path), plan.renamed(like)) for path, like in sources] + new
+        after = plan.renamed(after)
+    change = Change(f"behind {request.after}", 0, request.count, method)
+    return replace(joined(plans), changes=(change,), seed=seed), sources
+
+
+def _own_kind(
+    models: Sequence[nn.Module], example: Example, request: Deepen, seed: int, journal: Journal
+) -> tuple[Plan, list[tuple[str, str]]]:
+    """Copies of the model's own blocks."""
+    model = models[0]
     container_path, _, key = request.after.rpartition(".")
-    container = _container(model, request.after, container_path)
-    paths = [f"{container_path}.{name}" if container_path else name for name in container._modules]
+    container = model.get_submodule(container_path)
+    paths = [_join(container_path, name) for name in container._modules]
     found = calls_of(model, example, paths)
     first = list(container._modules).index(key) + 1
     before = len(container._modules)
     plan = Plan((), (), seed=seed)
     origins: list[tuple[str, str]] = []
     counted = counters(container)
-    try:
-        templates = [_template(model, found, request, step, {}) for step in range(request.count)]
-    except NotZero as reason:
-        instead = "outgrow.places(model, example) lists the places where a block can be the identity; or method='copy'"
-        raise MethodError("the model can't be deepened there", [Problem(request.after, str(reason), instead)]) from None
+    templates = [_template(model, found, request, step, {}) for step in range(request.count)]
     for step, template in enumerate(templates):
         at, source = first + step, template.index + (step if template.index >= first else 0)
         prefix, number = numbering(container) or (None, 0)
@@ -181,25 +233,12 @@ def deepen_step(
             for setting in settings:
                 apply_setting(one, setting, journal)
         plan = replace(plan, inserts=(*plan.inserts, insert), settings=(*plan.settings, *settings))
-        origins.append((insert.path, paths[template.index]))
+        origins = [(insert.renamed(new), insert.renamed(old)) for new, old in origins]
+        origins.append((insert.path, _join(container_path, list(container._modules)[source + (source >= at)])))
     name = "r2r" if request.method == "auto" else request.method
     change = Change(container_path or "the model", before, len(container._modules), name, request.exact)
     _check_called(model, example, plan, [path for path in paths if found[path]])
     return replace(plan, changes=(change,)), origins
-
-
-def _container(model: nn.Module, after: str, path: str) -> nn.Module:
-    try:
-        model.get_submodule(after)
-        container = model.get_submodule(path)
-    except AttributeError:
-        near = [f"{p}.{k}" if p else k for p, m in _containers(model) for k in m._modules]
-        names = ", ".join(near[:8])
-        raise SelectionError(f"the model has no module {after!r}: blocks can be put behind {names} …") from None
-    if not _holds_blocks(container):
-        reason = f"it is no child of an nn.Sequential or nn.ModuleList, but of a {type(container).__name__}"
-        raise MethodError("the model can't be deepened there", [Problem(after, reason, "outgrow.places(model, example)")])
-    return container
 
 
 def _key(container: nn.Module, at: int, after: str) -> str:
