@@ -23,6 +23,7 @@ __all__ = [
     "MeanFill",
     "Net2Net",
     "NetMorph",
+    "PActivation",
     "RandomPad",
     "ResidualBlock",
     "Widen",

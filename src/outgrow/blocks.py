@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outgrow.training.fade import PActivation
+
 LINEAR = 0
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 NORMS = {LINEAR: nn.BatchNorm1d, 1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -75,18 +77,25 @@ def build(made: Mapping[str, Any], like: Tensor) -> nn.Module:
     return block.to(like.device, like.dtype)
 
 
-def single_layer(channels: int, dims: int, kernel: int, norm: bool, activation: str) -> nn.Module:
-    """A layer, a batch norm if asked, and an activation if one is named."""
+def single_layer(
+    channels: int, dims: int, kernel: int, norm: bool, activation: str, soft: int = 0, leading: bool = False
+) -> nn.Module:
+    """A layer, a batch norm if asked, and an activation if one is named: behind the layer, or before it if `leading`.
+
+    soft: over how many steps the activation sets in; at once if 0.
+    """
     parts: list[nn.Module] = [make_layer(dims, channels, channels, kernel)]
     parts += [NORMS[dims](channels)] if norm else []
-    parts += [getattr(nn, activation)()] if activation else []
+    bent: nn.Module | None = getattr(nn, activation)() if activation else None
+    if bent is not None:
+        parts.insert(0 if leading else len(parts), PActivation(bent, soft) if soft else bent)
     return nn.Sequential(*parts)
 
 
 @torch.no_grad()
 def make_identity(block: nn.Sequential, outputs: Tensor) -> None:
     """Net2DeeperNet: a layer that is the identity, and a batch norm that gives back what it takes on a batch of outputs."""
-    layer: Any = block[0]
+    layer: Any = next(part for part in block if hasattr(part, "weight"))
     nn.init.eye_(layer.weight) if isinstance(layer, nn.Linear) else nn.init.dirac_(layer.weight)
     nn.init.zeros_(layer.bias)
     for norm in (part for part in block if isinstance(part, nn.modules.batchnorm._BatchNorm)):
@@ -103,6 +112,6 @@ def make_identity(block: nn.Sequential, outputs: Tensor) -> None:
 @torch.no_grad()
 def make_rotation(block: nn.Sequential, matrix: Tensor) -> None:
     """NetMorph: a layer that undoes the rotation of the one before it."""
-    layer: Any = block[0]
+    layer: Any = next(part for part in block if hasattr(part, "weight"))
     layer.weight.copy_(matrix.to(layer.weight).view_as(layer.weight))
     nn.init.zeros_(layer.bias)

@@ -250,6 +250,7 @@ def deepen(
     *,
     count: int = 1,
     method: str = "auto",
+    fade: int | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     average: nn.Module | Sequence[nn.Module] | None = None,
     seed: int = 0,
@@ -264,6 +265,8 @@ def deepen(
             `outgrow.ResidualBlock`), "r2r-paper" (the same, also where branches end in a batch norm), "residual" (an
             `outgrow.ResidualBlock` behind blocks of any kind), "net2net" (an identity layer behind an idempotent activation),
             "netmorph" (a layer split in two), "copy" or "random" (which do not preserve the function).
+        fade: over how many optimizer steps a gate opens that is closed at first: behind it the new block is a copy of its
+            neighbour (or what `method` says), and the growth is exact whatever it is.
 
     Example:
         >>> class Block(nn.Module):
@@ -277,7 +280,7 @@ def deepen(
         >>> len(model), growth.plan.renamed("2.weight")
         (5, '4.weight')
     """
-    request = Deepen(after, count, method)
+    request = Deepen(after, count, method, fade)
     return grow(model, example, request, optimizer=optimizer, average=average, seed=seed, check=check)
 
 

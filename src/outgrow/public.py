@@ -16,6 +16,7 @@ from outgrow.methods import NetMorph as NetMorph
 from outgrow.methods import RandomPad as RandomPad
 from outgrow.training.checkpoint import load as load
 from outgrow.training.checkpoint import save as save
+from outgrow.training.fade import PActivation as PActivation
 from outgrow.transforms.deepen import Deepen as Deepen
 from outgrow.transforms.deepen import places as places
 from outgrow.transforms.kernel import Kernel as Kernel

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from outgrow.anatomy import dissect
-from outgrow.effects import Contract, Map, Move, Normalise, PerUnit, Sum
+from outgrow.effects import Contract, Map, Move, Normalise, PerUnit, Scale, Sum
 from outgrow.structure import Call
 from outgrow.trace import Op, Ref, outputs_in
 from outgrow.volumes import Anatomy
@@ -22,13 +22,14 @@ from outgrow.zeroing import NotZero, Search, Zeroing
 
 @dataclass(frozen=True, eq=False)
 class Identity:
-    """How to make a block the identity."""
+    """How to make a block the identity: by its weights, or by gates behind some of its modules."""
 
     anatomy: Anatomy
     zeroing: Zeroing
+    gates: tuple[str, ...] = ()
 
 
-def identity_of(block: nn.Module, given: Call, literal: bool) -> Identity:
+def identity_of(block: nn.Module, given: Call, literal: bool = False, faded: bool = False) -> Identity:
     """How to make a block the identity; raises NotZero with the reason if there is no way."""
     anatomy = dissect(block, given.example)
     reading = anatomy.reading
@@ -40,9 +41,30 @@ def identity_of(block: nn.Module, given: Call, literal: bool) -> Identity:
     if end is None or reading.trace.values[start].shape != shapes[0]:
         raise NotZero(f"it turns {reading.trace.values[start].shape} into {shapes[0]}: a block that keeps the shape is needed")
     search = Search(anatomy, literal)
-    for branch in Skip(anatomy, start).branches(end):
+    branches = Skip(anatomy, start).branches(end)
+    if faded:
+        return Identity(anatomy, search.found(), tuple(dict.fromkeys(_gate_at(anatomy, branch) for branch in branches)))
+    for branch in branches:
         search.zero(branch)
     return Identity(anatomy, search.found())
+
+
+def _gate_at(anatomy: Anatomy, value: int) -> str:
+    """The module whose output, times λ, makes a branch λ times itself: the last one, if only scales come after it."""
+    reading = anatomy.reading
+    while value in anatomy.maker:
+        op = anatomy.maker[value]
+        last = max(o.index for o in reading.trace.ops if o.module == op.module or o.module.startswith(f"{op.module}."))
+        if op.module and op.index == last:
+            return op.module
+        match reading.effects[op.index]:
+            case Move(inputs=(source,)) | Scale(input=source):
+                value = source
+            case Contract(left=left, right=right, contracted=axes) if not axes:
+                value = left.value if reading.constant[right.value] else right.value
+            case _:
+                break
+    raise NotZero("a branch ends in the block's own code, not in a module that a gate could be put behind")
 
 
 class Skip:

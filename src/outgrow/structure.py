@@ -21,6 +21,7 @@ from outgrow.blocks import build
 from outgrow.plan import Insert, Setting
 from outgrow.sandbox import untouched
 from outgrow.trace import Example, call, is_cache
+from outgrow.training.fade import without_gates
 from outgrow.training.history import ATTRIBUTE as HISTORY
 
 CONTAINERS = (nn.Sequential, nn.ModuleList)
@@ -59,6 +60,7 @@ def apply_insert(model: nn.Module, insert: Insert, journal: Journal) -> nn.Modul
         source = modules[insert.copy_of]
         assert source is not None
         new = copy.deepcopy(source)
+        without_gates(new)
     for module in new.modules():
         vars(module).pop(HISTORY, None)  # what the source went through is in its shapes
     new.train(container.training)

@@ -28,6 +28,7 @@ from outgrow.apply import Journal
 from outgrow.errors import CheckpointError, Problem
 from outgrow.plan import Plan
 from outgrow.sandbox import tensors_of
+from outgrow.training.fade import gates_of, restore_gates
 from outgrow.training.replay import FRESH, Histories, histories_of, refuse, replay
 
 VERSION = 1
@@ -46,6 +47,7 @@ class Description:
     histories: Histories  # plans, oldest first, by the path of the module that was grown ("" is the model itself)
     tensors: Mapping[str, tuple[str, tuple[int, ...]]]  # dtype (as safetensors calls it) and shape by name
     aliases: Mapping[str, str] = field(default_factory=dict)  # further names of tied tensors
+    gates: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # fades under way: steps made, and in all, by path
 
 
 def save(model: nn.Module, path: Path) -> None:
@@ -86,6 +88,7 @@ def save(model: nn.Module, path: Path) -> None:
     try:
         plans = {place: [plan.to_json() for plan in plans] for place, plans in histories.items()}
         about = {"model": type(model).__qualname__, "histories": plans, "aliases": aliases}
+        about["gates"] = {place: [gate.done, gate.steps] for place, gate in gates_of(model).items()}
         metadata = {"format": "pt", "outgrow.version": str(VERSION), "outgrow": json.dumps(about, separators=(",", ":"))}
         with open(draft, "xb") as file:  # made here, so that the file gets the usual permissions
             mode = os.fstat(file.fileno()).st_mode
@@ -146,6 +149,7 @@ def load(model: nn.Module, path: Path) -> nn.Module:
         refuse(misfit, _ties(contents, given, about), FRESH)
         refuse(f"{path} holds numbers that are not finite", _not_finite(bare, given), EARLIER)
         _take(bare, contents, given, new, journal)
+        restore_gates(bare, about.gates)
     except CheckpointError:
         journal.undo()
         raise
@@ -223,6 +227,7 @@ def _describe(path: Path, file: Any) -> Description:
             {str(place): tuple(map(Plan.from_json, plans)) for place, plans in about["histories"].items()},
             {name: (slice_.get_dtype(), tuple(slice_.get_shape())) for name, slice_ in slices.items()},
             {alias: name for alias, name in about["aliases"].items() if slices[name]},
+            {str(place): (int(done), int(steps)) for place, (done, steps) in about.get("gates", {}).items()},
         )
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"

@@ -23,6 +23,7 @@ from outgrow.plan import Change, Insert, Plan, joined
 from outgrow.residual import Identity, identity_of
 from outgrow.structure import CONTAINERS, Call, apply_insert, calls_of, counters, depths, numbering, renumbering, signature
 from outgrow.trace import Example, outputs_in
+from outgrow.training.fade import close_gates
 from outgrow.transforms.plain import LAYERS, is_activation, legal, plain_step
 from outgrow.zeroing import NotZero, carry_out
 
@@ -35,7 +36,8 @@ class Deepen:
     """A request to put `count` new blocks behind the module `after`.
 
     method: "auto" (r2r), "r2r", "r2r-paper", "residual", "net2net", "netmorph"; or "copy" and "random", which do not preserve
-    the function.
+    the function. fade: over how many optimizer steps a gate opens behind which the new block may be anything: the default is
+    then a copy of its neighbour, and "copy" and "random" are exact too.
 
     Example:
         >>> Deepen(after="layer2.1", count=2).method
@@ -45,6 +47,7 @@ class Deepen:
     after: str
     count: int = 1
     method: str = "auto"
+    fade: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.after, str):
@@ -53,10 +56,20 @@ class Deepen:
             raise SizeError(f"count={self.count!r}: write how many blocks to add, a whole number above 0")
         if self.method not in METHODS:
             raise MethodError(f"method={self.method!r}: write one of {', '.join(map(repr, METHODS))}")
+        if self.fade is not None and (type(self.fade) is not int or self.fade < 1):
+            raise SizeError(f"fade={self.fade!r}: write over how many optimizer steps, a whole number above 0")
+        if self.fade is not None and self.method in ("r2r", "r2r-paper"):
+            raise MethodError("r2r is exact without a fade: write method='copy' (the default with fade=), or leave fade out")
 
     @property
     def exact(self) -> bool:
-        return self.method not in ("copy", "random")
+        return self.fade is not None or self.method not in ("copy", "random")
+
+    @property
+    def named(self) -> str:
+        """What is done, in a word or two."""
+        usual = "r2r" if self.fade is None else "copy"
+        return (usual if self.method == "auto" else self.method) + (f", faded in over {self.fade} steps" if self.fade else "")
 
 
 @dataclass(frozen=True)
@@ -177,7 +190,7 @@ def deepen_step(
             return _own_kind(models, example, request, seed, journal)
         except NotZero as reason:
             reasons.append(f"no block of the model's own kind can follow it: {reason}")
-    if request.method in ("auto", "r2r", "residual", "net2net", "netmorph"):
+    if request.method in ("auto", "r2r", "residual", "net2net", "netmorph") or request.fade:
         try:
             return _plain(models, example, request, seed, journal)
         except NotZero as reason:
@@ -192,13 +205,14 @@ def _plain(
     """Layers of our own behind a module."""
     plans: list[Plan] = []
     sources: list[tuple[str, str]] = []
-    after, method = request.after, "r2r" if request.method == "auto" else request.method
+    after, method = request.after, "r2r" if request.method in ("auto", "copy", "random") else request.method
     for step in range(request.count):
-        plan, new = plain_step(models, example, after, method, seed + step, journal)
+        plan, new = plain_step(models, example, after, method, seed + step, journal, request.fade)
         plans.append(plan)
         sources = [(plan.renamed(path), plan.renamed(like)) for path, like in sources] + new
         after = plan.renamed(after)
-    change = Change(f"behind {request.after}", 0, request.count, method)
+    name = f"{method}, faded in over {request.fade} steps" if request.fade else method
+    change = Change(f"behind {request.after}", 0, request.count, name)
     return replace(joined(plans), changes=(change,), seed=seed), sources
 
 
@@ -222,12 +236,14 @@ def _own_kind(
         prefix, number = numbering(container) or (None, 0)
         insert = Insert(container_path, at, source, _key(container, at, key), prefix, number)
         settings = depths(model, container_path, at, source, len(container._modules))
-        for one in models:
-            block = apply_insert(one, insert, journal)
+        blocks = [apply_insert(one, insert, journal) for one in models]
+        for block in blocks:
+            if request.method == "random":
+                _draw_anew(block, seed + step)
             if template.identity is not None:
                 carry_out(block, template.identity.anatomy, template.identity.zeroing)
-            elif request.method == "random":
-                _draw_anew(block, seed + step)
+        if template.identity is not None and request.fade:
+            close_gates(blocks, template.identity.gates, request.fade)
         settings += renumbering(model, container_path, counted)
         for one in models:
             for setting in settings:
@@ -235,8 +251,7 @@ def _own_kind(
         plan = replace(plan, inserts=(*plan.inserts, insert), settings=(*plan.settings, *settings))
         origins = [(insert.renamed(new), insert.renamed(old)) for new, old in origins]
         origins.append((insert.path, _join(container_path, list(container._modules)[source + (source >= at)])))
-    name = "r2r" if request.method == "auto" else request.method
-    change = Change(container_path or "the model", before, len(container._modules), name, request.exact)
+    change = Change(container_path or "the model", before, len(container._modules), request.named, request.exact)
     _check_called(model, example, plan, [path for path in paths if found[path]])
     return replace(plan, changes=(change,)), origins
 
@@ -281,7 +296,7 @@ def _template(model: nn.Module, found: dict[str, list[Call]], request: Deepen, s
                 continue
             return Template(candidate, None)
         try:
-            identity = identity_of(block, calls[0], request.method == "r2r-paper")
+            identity = identity_of(block, calls[0], request.method == "r2r-paper", request.fade is not None)
         except NotZero as reason:
             reasons[name] = known[mark] = str(reason)
             continue

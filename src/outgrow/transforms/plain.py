@@ -27,6 +27,7 @@ from outgrow.residual import idempotent, identity_of
 from outgrow.rules.elementwise import UNARY, plain
 from outgrow.structure import Call, apply_insert, calls_of, numbering
 from outgrow.trace import Example, outputs_in
+from outgrow.training.fade import close_gates, link_ramps
 from outgrow.zeroing import NotZero, carry_out
 
 LEAST = 16  # hidden units of a residual block: a few pairs alone may all be dead behind a ReLU
@@ -107,22 +108,27 @@ def _can_be_split(model: nn.Module, module: nn.Module) -> str:
 
 
 def plain_step(
-    models: Sequence[nn.Module], example: Example, after: str, method: str, seed: int, journal: Journal
+    models: Sequence[nn.Module], example: Example, after: str, method: str, seed: int, journal: Journal, fade: int | None
 ) -> tuple[Plan, list[tuple[str, str]]]:
-    """Put one new module behind another, in a model and its averaged copies; raises NotZero with the reason if it can't be."""
+    """Put one new module behind another, in a model and its averaged copies; raises NotZero with the reason if it can't be.
+
+    fade: over how many steps its branch, or its activation, sets in. An activation that does is legal whatever it is.
+    """
     model = models[0]
     calls = calls_of(model, example, [after])[after]
     reason = legal(model, after, calls)[method]
-    if reason:
+    if reason and not (fade and method == "net2net" and calls):
         raise NotZero(reason)
     output, made = behind(model, after, calls)
     module = model.get_submodule(after)
     if method in ("r2r", "residual"):
         made = {"kind": "residual", **made, "hidden": max(made["channels"] + made["channels"] % 2, LEAST), "seed": seed}
     elif method == "net2net":
-        made = {"kind": "layer", **made, "activation": _follows_activation(module, calls[0])[0]}
+        ends_in = _follows_activation(module, calls[0])[0]
+        made = {"kind": "layer", **made, "activation": ends_in or made["activation"], "soft": 0 if ends_in else fade or 0}
     else:
-        made = {"kind": "layer", **made, "kernel": 1, "norm": False, "activation": ""}
+        made = {"kind": "layer", **made, "kernel": 1, "norm": False, "soft": fade or 0, "leading": True}
+        made["activation"] = made["activation"] if fade else ""
     parent, _, key = after.rpartition(".")
     container = model.get_submodule(parent)
     if type(container) is nn.Sequential and numbering(container) is not None:
@@ -133,10 +139,10 @@ def plain_step(
         insert = Insert(after, 1, -1, "1", "", 0, made=tuple(sorted(made.items())), wraps=True)
     seen = _batch(model, example, after, output)
     draw = zlib.crc32(f"{seed}/{after}".encode())
-    for one in models:
-        block = apply_insert(one, insert, journal)
+    blocks = [apply_insert(one, insert, journal) for one in models]
+    for block in blocks:
         if method in ("r2r", "residual"):
-            identity = identity_of(block, Call((output,), output), literal=False)
+            identity = identity_of(block, Call((output,), output), faded=fade is not None)
             carry_out(block, identity.anatomy, identity.zeroing)
         elif method == "net2net":
             assert isinstance(block, nn.Sequential)
@@ -144,6 +150,9 @@ def plain_step(
         else:
             assert isinstance(block, nn.Sequential)
             make_rotation(block, rotation(made["channels"], draw))
+    if fade and method in ("r2r", "residual"):
+        close_gates(blocks, ["branch"], fade)
+    link_ramps(blocks)
     edits: list[Edit] = []
     if method == "netmorph":
         axis = 1 if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)) else 0

@@ -1,0 +1,183 @@
+"""Fade-in: new parts behind a gate that goes from 0 to 1 over some optimizer steps, and is then gone.
+
+    branch:      y → λ·y            a copied block starts as the identity and ends as itself
+    activation:  x → (1 − λ)·x + λ·ψ(x)    NetMorph's P-activation: any ψ is legal where it is inserted
+
+At λ = 0 the growth is exact whatever is behind the gate; there is no jump later, since λ moves by 1/steps at a time. A gate
+advances when an optimizer that holds parameters of its block has made a step. It is no part of the state dict: `outgrow.save`
+writes where each gate stands, and `outgrow.load` puts it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
+
+
+class Gate:
+    """A number λ from 0 to 1 that optimizer steps move. Copies of a model share its gates, and so follow the original."""
+
+    def __init__(self, owner: nn.Module, steps: int, done: int = 0) -> None:
+        self.owner, self.steps, self.done = owner, steps, done
+        self.level = torch.tensor(done / steps)  # a tensor, so that a compiled model need not be compiled again
+        self.handles: list[RemovableHandle] = []
+        _CLOCK.watch(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Gate:
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        _CLOCK.watch(self)
+
+    def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        return output * self.level.to(output)
+
+    def advance(self) -> None:
+        """One step on; at the end the gate goes away."""
+        self.done += 1
+        self.level.fill_(min(self.done / self.steps, 1.0))
+        if self.done >= self.steps:
+            self.open()
+
+    def attach(self, module: nn.Module) -> None:
+        """Hold a module's output back."""
+        self.handles.append(module.register_forward_hook(self))
+
+    def open(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+class PActivation(nn.Module):
+    """(1 − λ)·x + λ·ψ(x), with λ going from 0 to 1 in training; then the plain activation takes its place.
+
+    Example:
+        >>> soft = PActivation(nn.Tanh(), steps=10)
+        >>> bool(torch.equal(soft(torch.ones(3)), torch.ones(3))), soft.level
+        (True, 0.0)
+    """
+
+    def __init__(self, activation: nn.Module, steps: int, done: int = 0) -> None:
+        super().__init__()
+        self.activation = activation
+        self.gate = Ramp(self, steps, done)
+
+    @property
+    def level(self) -> float:
+        return float(self.gate.level)
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = self.gate.level.to(x)
+        result: Tensor = x + level * (self.activation(x) - x)
+        return result
+
+    def extra_repr(self) -> str:
+        return f"level={self.level:g} of 1"
+
+
+class Ramp(Gate):
+    """The gate of a P-activation, which in the end gives way to the activation."""
+
+    def __init__(self, owner: nn.Module, steps: int, done: int = 0) -> None:
+        super().__init__(owner, steps, done)
+        self.places: list[tuple[nn.Module, str]] = []  # modules that hold one, and under which name
+
+    def open(self) -> None:
+        for parent, key in self.places:
+            parent._modules[key] = parent.get_submodule(key).get_submodule("activation")
+
+
+class _Clock:
+    """The gates that are open in part. Like the watch for stale optimizers it lives at module level, since torch calls the hook
+    for every optimizer of the process. It holds nothing alive."""
+
+    def __init__(self) -> None:
+        self.gates: WeakSet[Gate] = WeakSet()
+        self.started = False
+
+    def watch(self, gate: Gate) -> None:
+        if gate.done < gate.steps:
+            self.gates.add(gate)
+            if not self.started:
+                register_optimizer_step_post_hook(_after_step)
+                self.started = True
+
+
+_CLOCK = _Clock()
+
+
+def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]} if _CLOCK.gates else set()
+    for gate in [gate for gate in _CLOCK.gates if any(id(parameter) in held for parameter in gate.owner.parameters())]:
+        gate.advance()
+        if gate.done >= gate.steps:
+            _CLOCK.gates.discard(gate)
+
+
+def close_gates(blocks: Sequence[nn.Module], paths: Sequence[str], steps: int) -> None:
+    """Hold back the outputs of some modules of a block, and of its averaged copies; the first block's optimizer opens them."""
+    for path in paths:
+        gate = Gate(blocks[0], steps)
+        for block in blocks:
+            gate.attach(block.get_submodule(path))
+
+
+def link_ramps(blocks: Sequence[nn.Module]) -> None:
+    """Tell P-activations where they stand; those of averaged copies go with the first block's."""
+    for path, module in list(blocks[0].named_modules()):
+        if isinstance(module, PActivation):
+            parent, _, key = path.rpartition(".")
+            module.gate.owner = blocks[0]
+            for block in blocks:
+                twin = block.get_submodule(path)
+                assert isinstance(twin, PActivation)
+                twin.gate = module.gate
+                module.gate.places.append((block.get_submodule(parent), key))
+
+
+def gates_of(model: nn.Module) -> dict[str, Gate]:
+    """Gates that are not open yet, by the path of the module whose output they hold back."""
+    found: dict[str, Gate] = {}
+    for path, module in model.named_modules():
+        hooks = [hook for hook in module._forward_hooks.values() if isinstance(hook, Gate)]
+        gate = module.gate if isinstance(module, PActivation) else hooks[0] if hooks else None
+        if gate is not None and gate.done < gate.steps:
+            found[path] = gate
+    return found
+
+
+def without_gates(block: nn.Module) -> None:
+    """Take the gates off a copy of a block."""
+    for module in block.modules():
+        for key in [key for key, hook in module._forward_hooks.items() if isinstance(hook, Gate)]:
+            del module._forward_hooks[key]
+
+
+def restore_gates(model: nn.Module, levels: Mapping[str, tuple[int, int]]) -> None:
+    """Put gates where they stood: (steps made, steps in all) by path. P-activations that are not named are done."""
+    for path, module in list(model.named_modules()):
+        if isinstance(module, PActivation):
+            parent, _, key = path.rpartition(".")
+            done, steps = levels.get(path, (1, 1))
+            module.gate.owner, module.gate.places = _owner(model, path), [(model.get_submodule(parent), key)]
+            module.gate.done, module.gate.steps = done, steps
+            module.gate.level.fill_(done / steps)
+            if done >= steps:
+                module.gate.open()
+        elif path in levels:
+            Gate(_owner(model, path), levels[path][1], levels[path][0]).attach(module)
+
+
+def _owner(model: nn.Module, path: str) -> nn.Module:
+    """The innermost module around a place that has parameters, by whose steps a gate goes."""
+    while path and not any(True for _ in model.get_submodule(path).parameters()):
+        path = path.rpartition(".")[0]
+    return model.get_submodule(path)
