@@ -16,6 +16,7 @@ A family counts when, in float64 and with every parameter and buffer randomised 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 import time
@@ -36,6 +37,7 @@ RESULTS = HERE / "results" / "coverage.json"
 PAGE = HERE.parent / "docs" / "coverage.md"
 LARGE = 60_000_000
 FACTOR = 1.5
+PLAIN, PATIENCE = 5, 20.0  # plain places to try, and seconds for all places of a family
 DRAWS = 3
 
 
@@ -193,11 +195,53 @@ def examine(entry: dict[str, Any], device: str) -> dict[str, Any]:
     return result
 
 
+def deepen_everywhere(entry: dict[str, Any], device: str) -> dict[str, Any]:
+    """Deepen a fresh model at every place where a block of its own kind can stand; at a few plain ones if there is none."""
+    import outgrow
+
+    timm = import_timm()
+    torch.manual_seed(0)
+    model = timm.create_model(entry["model"]).double().eval()
+    randomise(model)
+    model.to(device)
+    example = torch.randn(1 if entry["parameters"] > LARGE else 2, *entry["input"], dtype=torch.float64).to(device)
+    with torch.no_grad():
+        before = flat(model(example))
+    allowed = min(max(10 * ulp_sensitivity(model, example, before), 32 * torch.finfo(torch.float64).eps), 1e-9)
+    growable = [place for place in outgrow.places(model, example) if place.growable]
+    own = [place.name for place in growable if "r2r-paper" in place.methods]
+    chosen = own or [place.name for place in growable][:: max(1, len(growable) // PLAIN)][:PLAIN]
+    errors: list[float] = []
+    refused: list[str] = []
+    started = time.perf_counter()
+    for name in chosen:
+        if time.perf_counter() - started > PATIENCE:
+            break
+        grown = copy.deepcopy(model)
+        try:
+            outgrow.deepen(grown, example, name, method="r2r" if own else "residual", check=False)
+            with torch.no_grad():
+                errors.append(compare(before, flat(grown(example))))
+        except outgrow.GrowthError as error:
+            refused.append(f"{name}: {error}")
+    return {
+        "own": len(own),
+        "places": len(growable),
+        "tried": len(errors) + len(refused),
+        "exact": sum(error <= allowed for error in errors),
+        "error": max(errors, default=0.0),
+        "allowed": allowed,
+        "refused": refused[:3],
+    }
+
+
 def job(family: str, entry: dict[str, Any], device: str) -> tuple[str, dict[str, Any]]:
     """One family in a process of its own; whatever goes wrong becomes its result."""
     warnings.filterwarnings("ignore")
     try:
-        return family, examine(entry, device)
+        result = examine(entry, device)
+        torch.cuda.empty_cache()
+        return family, {**result, "deepen": deepen_everywhere(entry, device)}
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno}"
@@ -219,9 +263,19 @@ def is_boundary(reason: str) -> bool:
     )
 
 
+def told(depth: dict[str, Any] | None) -> str:
+    """How a family's deepenings went."""
+    if depth is None:
+        return ""
+    return f"{depth['exact']} of {depth['tried']}" + ("" if depth["own"] else " plain")
+
+
 def write_page(results: dict[str, Any]) -> None:
     families = json.loads(FAMILIES.read_text())
     counted = sum(result.get("counts", False) for result in results["families"].values())
+    depths = [result["deepen"] for result in results["families"].values() if "deepen" in result]
+    deepened = sum(depth["tried"] == depth["exact"] > 0 for depth in depths)
+    places = sum(depth["own"] for depth in depths)
     lines = [
         "# Coverage of timm's model families",
         "",
@@ -232,21 +286,26 @@ def write_page(results: dict[str, Any]) -> None:
         "",
         f"**{counted} of {len(families)} families count** ({len(results['families'])} examined; {results['versions']}).",
         "",
-        "| family | model | counts | parameters × | error | allowed | volumes grown | left out | new weights with gradient |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        f"**{deepened} can be deepened**, exactly at every place that was tried: by a block of their own kind behind "
+        f"{places} places, and where a family has none (“plain”), by an `outgrow.ResidualBlock`.",
+        "",
+        "| family | model | counts | parameters × | error | allowed | volumes grown | left out | new weights with gradient | "
+        "deepened |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for family in families:
         result = results["families"].get(family)
         if result is None:
-            lines.append(f"| {family} | {families[family]['model']} | not examined | | | | | | |")
+            lines.append(f"| {family} | {families[family]['model']} | not examined | | | | | | | |")
         elif "refused" in result:
-            lines.append(f"| {family} | {result['model']} | no | | {result['refused'][:120].replace('|', '/')} | | | | |")
+            lines.append(f"| {family} | {result['model']} | no | | {result['refused'][:120].replace('|', '/')} | | | | | |")
         else:
             mark = "yes" if result["counts"] else "no"
             methods = ", ".join(f"{count} {name}" for name, count in result["methods"].items())
             lines.append(
                 f"| {family} | {result['model']} | {mark} | {result['ratio']:.2f} | {result['error']:.0e} | "
-                f"{result['allowed']:.0e} | {methods} | {result['left_out']} | {result['gradient_new']:.0%} |"
+                f"{result['allowed']:.0e} | {methods} | {result['left_out']} | {result['gradient_new']:.0%} | "
+                f"{told(result.get('deepen'))} |"
             )
     lines += ["", "## What was left out, and why", ""]
     for family, result in results["families"].items():

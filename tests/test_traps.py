@@ -105,6 +105,26 @@ def test_a_norm_whose_weight_is_bent_is_refused(f: Any) -> None:
         outgrow.widen(normed(f), X, "0", factor=1.5)
 
 
+class Scaled(nn.Module):
+    """A sigmoid, which is not zero at zero, scaled unit by unit before a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.norm = nn.Parameter(torch.rand(8) + 0.5), nn.RMSNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(torch.sigmoid(x) * self.scale)
+
+
+def test_a_scale_is_not_taken_for_zero_where_writers_are() -> None:
+    model = shake(nn.Sequential(nn.Linear(5, 8), Scaled(), nn.Linear(8, 3)).double())
+    with pytest.raises(MethodError, match="zeros"):
+        outgrow.widen(model, X, "0", factor=1.5, method=outgrow.NetMorph(zero="writers"))
+    old = copy.deepcopy(model)
+    outgrow.widen(model, X, "0", factor=2)
+    assert_same_function(old, model, [X])
+
+
 def test_shifted_weights_keep_their_moments_where_the_gradient_is() -> None:
     """A gradient after the growth is the carried one: the moments are scaled as gradients are."""
     model = normed(lambda w: 1 + w)

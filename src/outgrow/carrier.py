@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 
 from outgrow.labels import Labels, Layout
+from outgrow.roles import SCALES
 from outgrow.states import STRICTNESS, Carried, Ratio, Refused, State, Verdict, blended
 from outgrow.trace import Op
 from outgrow.volumes import Anatomy, Volume
@@ -56,7 +57,10 @@ class Carrier:
         if self.reading.uniform[value]:
             return Carried(State.CONST)
         if self.reading.constant[value]:
-            return Carried(self.start, writers=self.unscaled(self.reading.layouts[value]))
+            mine = self.reading.layouts[value]
+            scales = all(self.volume.births.roles.get(key) == {SCALES} for key in self.slots_in(mine))
+            state = State.ANY if scales and self.start is State.ZERO else self.start  # scales stay alive where writers are zero
+            return Carried(state, writers=self.unscaled(mine))
         return Carried(State.CONST if not self.reading.layouts[value] else State.ANY)
 
     def origins(self, layout: Layout) -> frozenset[str]:

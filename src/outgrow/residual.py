@@ -14,6 +14,7 @@ from torch import nn
 
 from outgrow.anatomy import dissect
 from outgrow.effects import Contract, Map, Move, Normalise, PerUnit, Scale, Sum
+from outgrow.errors import TraceError
 from outgrow.structure import Call
 from outgrow.trace import Op, Ref, outputs_in
 from outgrow.volumes import Anatomy
@@ -31,7 +32,7 @@ class Identity:
 
 def identity_of(block: nn.Module, given: Call, literal: bool = False, faded: bool = False) -> Identity:
     """How to make a block the identity; raises NotZero with the reason if there is no way."""
-    anatomy = dissect(block, given.example)
+    anatomy = by_itself(block, given)
     reading = anatomy.reading
     shapes = [tuple(tensor.shape) for tensor in outputs_in(given.output)]
     inputs = [value.index for value in reading.trace.values if value.kind == "input"]
@@ -47,6 +48,14 @@ def identity_of(block: nn.Module, given: Call, literal: bool = False, faded: boo
     for branch in branches:
         search.zero(branch)
     return Identity(anatomy, search.found())
+
+
+def by_itself(module: nn.Module, given: Call) -> Anatomy:
+    """A module read on what it was given in the model."""
+    try:
+        return dissect(module, given.example)
+    except TraceError as error:
+        raise NotZero(f"it does not run by itself ({error.__cause__})") from error
 
 
 def _gate_at(anatomy: Anatomy, value: int) -> str:

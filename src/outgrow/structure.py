@@ -128,6 +128,9 @@ def _bound(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _uncached(value: Any) -> Any:
+    """A list or dict as it is now: the model's code may go on filling it."""
+    if type(value) in (list, dict):
+        return type(value)(value)
     return None if is_cache(value) else value
 
 

@@ -18,12 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outgrow.anatomy import dissect
 from outgrow.apply import Journal
 from outgrow.blocks import CONVOLUTIONS, LINEAR, make_identity, make_rotation
 from outgrow.fill import rotation
 from outgrow.plan import Edit, Insert, Plan, Rotation
-from outgrow.residual import idempotent, identity_of
+from outgrow.residual import by_itself, idempotent, identity_of
 from outgrow.rules.elementwise import UNARY, plain
 from outgrow.structure import Call, apply_insert, calls_of, numbering
 from outgrow.trace import Example, outputs_in
@@ -86,7 +85,10 @@ def legal(model: nn.Module, path: str, calls: Sequence[Call]) -> dict[str, str]:
 
 def _follows_activation(module: nn.Module, given: Call) -> tuple[str, str]:
     """The idempotent activation that a module ends in; or why an identity layer with one can't follow it."""
-    anatomy = dissect(module, given.example)
+    try:
+        anatomy = by_itself(module, given)
+    except NotZero as reason:
+        return "", str(reason)
     value = next(iter(anatomy.reading.trace.outputs), -1)
     op = anatomy.maker.get(value)
     if op is None or plain(op) not in UNARY:
