@@ -65,6 +65,9 @@ def assert_same_function(old: nn.Module, new: nn.Module, examples: Sequence[Any]
             if off <= RELATIVE:
                 continue
             moved = max(distance(want, outputs(jiggled(old, seed), x, training)) for seed in range(3))
+            if off > MULTIPLE * moved:  # what cancels leaves rounding behind: the grown network has a sensitivity of its own
+                now = outputs(new, x, training)
+                moved = max(distance(now, outputs(jiggled(new, seed), x, training)) for seed in range(3))
             mode = "train" if training else "eval"
             assert off <= MULTIPLE * moved, f"the outputs moved by {off:.1e} in {mode} mode; one ulp moves them by {moved:.1e}"
 

@@ -318,8 +318,10 @@ def recurrent(width: int, net: Network, hidden: int, cell: str, layers: int, bot
 
 
 def merge(width: int, net: Network, out: int) -> nn.Module:
+    if net.size < 2:
+        return b.keep(nn.Identity(), width)
     net.size //= 2
-    return b.MergePairs(width, out) if net.size else b.keep(nn.Identity(), width)
+    return b.MergePairs(width, out)
 
 
 def position(width: int, net: Network) -> nn.Module:

@@ -68,6 +68,49 @@ def test_blocks_of_the_model_s_own_kind(name: str, method: str) -> None:
         assert torch.equal(model.state_dict()[growth.plan.renamed(key)], value), key
 
 
+class Split(nn.Module):
+    """A branch whose last layer reads several volumes: two paths and a gate, laid side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.last = nn.Linear(6, 5), nn.Linear(6, 4), nn.Linear(6, 9), nn.Linear(9, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = torch.cat([torch.relu(self.a(x)), torch.tanh(self.b(x))], -1)
+        return x + self.last(parts * nn.functional.gelu(self.c(x)))
+
+
+class Two(nn.Module):
+    """Takes and returns two streams."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f, self.g = Block(), Block()
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return self.f(x), self.g(y)
+
+
+class TwoStreams(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.blocks = nn.Linear(5, 6), nn.ModuleList([Two(), Two()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, y = self.stem(x), self.stem(-x)
+        for block in self.blocks:
+            x, y = block(x, y)
+        return x * y
+
+
+@pytest.mark.parametrize("method", ["r2r", "copy"])
+def test_branches_that_read_several_volumes_and_blocks_with_two_streams(method: str) -> None:
+    for model, after in ((chain(Split(), Split()), "2.0"), (shake(TwoStreams().double()), "blocks.0")):
+        old = copy.deepcopy(model)
+        outgrow.deepen(model, X, after, method=method, fade=5 if method == "copy" else None)
+        assert_same_function(old, model, [X, X[:2]])
+
+
 def test_a_vision_transformer_learns_with_its_new_block() -> None:
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=5, depth=3)

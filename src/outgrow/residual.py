@@ -7,6 +7,7 @@ comes in has passed one already (ReLU; not GELU). A norm on the skip (post-norm 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,16 +39,26 @@ def identity_of(block: nn.Module, given: Call, literal: bool = False, faded: boo
     inputs = [value.index for value in reading.trace.values if value.kind == "input"]
     if not shapes or not inputs:
         raise NotZero("it takes or returns no tensor")
-    start, end = inputs[0], next(iter(reading.trace.outputs), None)
-    if end is None or reading.trace.values[start].shape != shapes[0]:
-        raise NotZero(f"it turns {reading.trace.values[start].shape} into {shapes[0]}: a block that keeps the shape is needed")
     search = Search(anatomy, literal)
-    branches = Skip(anatomy, start).branches(end)
-    if faded:
-        return Identity(anatomy, search.found(), tuple(dict.fromkeys(_gate_at(anatomy, branch) for branch in branches)))
-    for branch in branches:
-        search.zero(branch)
-    return Identity(anatomy, search.found())
+    gates: list[str] = []
+    for start, end in _through(anatomy, inputs, shapes):
+        branches = Skip(anatomy, start).branches(end)
+        if faded:
+            gates += [_gate_at(anatomy, branch) for branch in branches]
+        else:
+            for branch in branches:
+                search.zero(branch)
+    return Identity(anatomy, search.found(), tuple(dict.fromkeys(gates)))
+
+
+def _through(anatomy: Anatomy, inputs: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:
+    """Inputs and the outputs that they must come through to: the first, and others that have an input of their shape."""
+    values = anatomy.reading.trace.values
+    outputs = list(anatomy.reading.trace.outputs)
+    if not outputs or values[inputs[0]].shape != shapes[0]:
+        raise NotZero(f"it turns {values[inputs[0]].shape} into {shapes[0]}: a block that keeps the shape is needed")
+    pairs = list(zip(inputs, outputs, strict=False))
+    return [(start, end) for start, end in pairs if values[start].shape == values[end].shape]
 
 
 def by_itself(module: nn.Module, given: Call) -> Anatomy:

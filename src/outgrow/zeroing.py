@@ -17,6 +17,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -49,10 +50,11 @@ class Pairing:
 
 @dataclass(frozen=True)
 class Zeroing:
-    """What makes an output zero: pairings, and tensors that become zero as a whole."""
+    """What makes an output zero: pairings, tensors that become zero as a whole, and columns (tensor, axis, positions)."""
 
     pairings: tuple[Pairing, ...]
     zeros: tuple[str, ...]
+    columns: tuple[tuple[str, int, tuple[int, ...]], ...] = ()
 
 
 class Search:
@@ -63,9 +65,10 @@ class Search:
         self.reading = anatomy.reading
         self.pairings: list[Pairing] = []
         self.zeros: list[str] = []
+        self.columns: list[tuple[str, int, tuple[int, ...]]] = []
 
     def found(self) -> Zeroing:
-        return Zeroing(tuple(self.pairings), tuple(dict.fromkeys(self.zeros)))
+        return Zeroing(tuple(self.pairings), tuple(dict.fromkeys(self.zeros)), tuple(self.columns))
 
     def zero(self, value: int) -> None:
         """Make a value zero."""
@@ -127,32 +130,36 @@ class Search:
         columns = [block.labels for block in weight.layout if set(block.axes) & effect.contracted]
         if not effect.contracted:
             return self._either(data.value, weight.value)
-        pairing = self._pairing(columns)
-        if pairing is None:
-            raise NotZero(f"it needs two layers before its output: {place} reads nothing that could be paired")
-        self.pairings.append(pairing)
+        for key in {key for labels in columns for key in self.anatomy.born(labels)}:
+            self._pair(key, columns, place)
         if effect.bias is not None:
             self.zero(effect.bias)
 
     def _either(self, one: int, other: int) -> None:
-        before = len(self.pairings), len(self.zeros)
+        before = len(self.pairings), len(self.zeros), len(self.columns)
         try:
             self.zero(one)
         except NotZero:
-            del self.pairings[before[0] :], self.zeros[before[1] :]
+            del self.pairings[before[0] :], self.zeros[before[1] :], self.columns[before[2] :]
             self.zero(other)
 
-    def _pairing(self, columns: list[Labels]) -> Pairing | None:
-        """Of the volumes that a weight sums over, the one with the most units that stand in order."""
-        readers = {key for labels in columns for key in self.anatomy.born(labels)}
-        best: Pairing | None = None
-        for volume in self.anatomy.volumes:
+    def _pair(self, key: tuple[str, int], columns: list[Labels], place: str) -> None:
+        """Pair all that a weight reads along an axis: volumes with many units first; columns that are left become zero."""
+        origin = self.anatomy.origin[key]
+        flat = np.concatenate([labels.ravel() for labels in columns])
+        left = set((flat[(flat >= origin.start) & (flat < origin.start + origin.size)] - origin.start).tolist())
+        read = len(left)
+        for volume in sorted(self.anatomy.volumes, key=lambda volume: -volume.count):
             if volume.pinned or volume.count < 2:
                 continue
-            keys = [(slot.tensor, slot.axis) for slot in volume.slots if (slot.tensor, slot.axis) in readers]
-            if keys and (best is None or volume.count > best.volume.count) and self._orderly(volume):
-                best = Pairing(volume, keys[0])
-        return best
+            here = {position for slot in volume.slots if (slot.tensor, slot.axis) == key for position in slot.positions}
+            if here and here <= left and self._orderly(volume):
+                self.pairings.append(Pairing(volume, key))
+                left -= here
+        if 2 * len(left) > read:
+            raise NotZero(f"it needs two layers before its output: {place} reads nothing that could be paired")
+        if left:
+            self.columns.append((*key, tuple(sorted(left))))
 
     def _orderly(self, volume: Volume) -> bool:
         try:
@@ -179,6 +186,8 @@ def carry_out(module: nn.Module, anatomy: Anatomy, zeroing: Zeroing) -> None:
     tensors = tensors_of(module)
     for name in zeroing.zeros:
         tensors[name].zero_()
+    for name, axis, positions in zeroing.columns:
+        tensors[name].index_fill_(axis, _index(np.array(positions), tensors[name]), 0.0)
     for pairing in zeroing.pairings:
         volume = pairing.volume
         for slot in volume.slots:
