@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from outgrow.training.checkpoint import Description
+    from outgrow.transforms.deepen import Place
     from outgrow.volumes import Volume
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "bool")
@@ -63,7 +64,7 @@ def make_parser() -> Parser:
         "inspect",
         help="show the volumes of a model, or what a checkpoint has been through",
         description="Show the volumes of a model: their sizes, who writes and reads them, by which methods each can grow, "
-        "and why not by others. For a checkpoint alone: its growths and tensors.",
+        "and why not by others; and the places where it can be deepened. For a checkpoint alone: its growths and tensors.",
     )
     inspect.add_argument(
         "target",
@@ -165,18 +166,19 @@ def _inspect_model(args: argparse.Namespace) -> str:
         model, example = model.to(_torch_dtype(args.dtype)), _converted(example, _torch_dtype(args.dtype))
     if args.model:
         outgrow.load(model, args.target)
-    volumes = outgrow.volumes(model, example)
+    volumes, places = outgrow.volumes(model, example), outgrow.places(model, example)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if args.json:
         facts = [{"name": v.name, "size": v.size, "writers": _modules(v, "writes"), "readers": _modules(v, "reads"),
                   "growable": v.growable, "methods": list(v.methods), "reason": v.reason} for v in volumes]  # fmt: skip
-        about = {"target": args.target, "model": type(model).__qualname__, "parameters": parameters, "volumes": facts}
+        about = {"target": args.target, "model": type(model).__qualname__, "parameters": parameters, "volumes": facts,
+                 "places": [{"name": p.name, "methods": list(p.methods), "reason": p.reason} for p in places]}  # fmt: skip
         return json.dumps(about, indent=2, ensure_ascii=False)
     title = f"{args.target}: {type(model).__qualname__}, example {_in_words(example)}"
     growable = sum(volume.growable for volume in volumes)
     noun = "volume" if len(volumes) == 1 else "volumes"
     closing = f"{len(volumes)} {noun}, {growable} can grow; {parameters:,} parameters"
-    return "\n\n".join([title, *_volume_tables(volumes, full=args.all), closing])
+    return "\n\n".join([title, *_volume_tables(volumes, full=args.all), *_place_tables(places, full=args.all), closing])
 
 
 @dataclass(frozen=True)
@@ -332,6 +334,19 @@ def _volume_tables(volumes: Sequence[Volume], full: bool) -> list[str]:
             reasons.append((name, _reasons(first)))
     tables = [make_table(("volume", "size", "written by", "read by", "grows by"), rows)] if rows else []
     return [*tables, make_table(("volume", "why not"), reasons)] if reasons else tables
+
+
+def _place_tables(places: Sequence[Place], full: bool) -> list[str]:
+    """Behind which modules a block of the model's own kind can be put; with `full`, behind which layers any other too."""
+    groups: dict[object, list[Place]] = {}
+    for place in places:
+        if full or "r2r-paper" in place.methods:
+            groups.setdefault(place.name if full else (_blockless(place.name), place.methods), []).append(place)
+    rows = [
+        (f"{first.name} + {len(others)} alike" if others else first.name, ", ".join(first.methods) or f"– {first.reason}")
+        for first, *others in groups.values()
+    ]
+    return [make_table(("place", "deepened by"), rows)] if rows else []
 
 
 def _blockless(text: str) -> str:
