@@ -101,7 +101,7 @@ def test_a_function_that_returns_a_model(run: Run) -> None:
     assert "it is an output of the model" in text
     parameters = 5 * 6 + 6 + 4 * (6 * 10 + 10 + 10 * 6 + 6) + 6 * 2 + 2
     assert text.splitlines()[-1] == f"7 volumes, 5 can grow; {parameters} parameters"
-    assert row(text, "1 + 3 alike") == ["1 + 3 alike", "r2r, r2r-paper, residual"]
+    assert row(text, "1")[1].startswith("r2r, r2r-paper, residual")
 
 
 def test_all_shows_every_volume_and_every_module(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
