@@ -276,6 +276,20 @@ def test_a_growth_of_everything_at_once_and_ten_in_a_row(path: Path) -> None:
     assert_same_function(old, again, [x])
 
 
+def test_an_optimizer_that_was_left_out_is_told_once() -> None:
+    model = chain(Block(), Block())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    outgrow.deepen(model, X, "2.1")
+    model(X).sum().backward()
+    with pytest.warns(
+        UserWarning, match=r"SGD trains what 2\.2\.a\.weight and 3 more new parameters stand beside, but not these"
+    ):
+        optimizer.step()
+    optimizer.step()
+    anew = torch.optim.SGD(model.parameters(), lr=0.1)
+    anew.step()
+
+
 def test_a_failure_afterwards_takes_the_blocks_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = chain(Block(), Block())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

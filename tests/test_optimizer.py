@@ -27,7 +27,8 @@ from outgrow.apply import Journal, apply_plan
 from outgrow.errors import OptimizerError, StaleOptimizerError, VerifyError
 from outgrow.fill import fill_moment, grown
 from outgrow.plan import Insertion, Plan, Rescaling
-from outgrow.training.optimizer import _WATCH, check_optimizers
+from outgrow.training.optimizer import check_optimizers
+from outgrow.training.stale import _WATCH
 
 TINY = 1e-30
 CASES: dict[str, dict[str, Any]] = {

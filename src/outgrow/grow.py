@@ -32,7 +32,8 @@ from outgrow.sandbox import random_state, tensors_of
 from outgrow.settle import settle
 from outgrow.trace import Example
 from outgrow.training.history import remember
-from outgrow.training.optimizer import adopt, grow_optimizers, shapes_before, watch_for_stale
+from outgrow.training.optimizer import adopt, grow_optimizers
+from outgrow.training.stale import shapes_before, watch_for_stale
 from outgrow.transforms.deepen import Deepen, deepen_step, order
 from outgrow.transforms.fold import fold_residuals
 from outgrow.transforms.kernel import Kernel, kernel_plan
@@ -144,7 +145,7 @@ def grow(
         work.journal.close()
     for plan in work.plans:
         remember(model, plan)
-    watch_for_stale(work.changed)
+    watch_for_stale(work.changed, work.added)
     dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
     return Growth(
         model,
@@ -171,6 +172,7 @@ class Work:
         self.plans: list[Plan] = []
         self.skipped: list[Skip] = []
         self.changed: list[tuple[Tensor, str, tuple[int, ...]]] = []
+        self.added: list[tuple[nn.Parameter, nn.Parameter, str]] = []
         self._after: int | None = None
 
     def anatomy(self, first: Anatomy) -> Anatomy:
@@ -203,7 +205,7 @@ class Work:
 
     def deepen(self, request: Deepen) -> None:
         plan, sources = deepen_step([self.model, *self.copies], self.example, request, self.seed, self.journal)
-        adopt(self.optimizers, self.model, sources, self.journal)
+        self.added += adopt(self.optimizers, self.model, sources, self.journal)
         self.carry_out(plan)
         self._after = None
 

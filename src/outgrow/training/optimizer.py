@@ -13,9 +13,6 @@ small the gradient. It starts at the mean of the existing entries.
 Adafactor keeps only the row and column means r and c of a second moment, and takes r cᵀ / mean(r) for it. Each grows along its
 own axis, and is multiplied by what the other one's mean has changed by. ASGD's average grows like the parameter. What is not in
 the tables below is refused.
-
-Optimizers that nobody passed to the growth are watched: before any step, state that still has the shape from before is an
-error. Without that, a fused optimizer reads past the end of its state and takes the process down.
 """
 
 from __future__ import annotations
@@ -24,16 +21,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from outgrow.apply import Edits, Journal, edits_by_tensor
-from outgrow.errors import OptimizerError, Problem, StaleOptimizerError
+from outgrow.errors import OptimizerError, Problem
 from outgrow.fill import fill_moment, fill_values, grown
 from outgrow.plan import Insertion, Plan
 from outgrow.sandbox import tensors_of
@@ -86,7 +80,7 @@ def check_optimizers(optimizers: Sequence[Any], model: nn.Module, plan: Plan, ol
     problems: list[Problem] = []
     for optimizer in _unwrapped(optimizers):
         kind = type(optimizer).__name__
-        held = [parameter for parameter in _held(optimizer) if id(parameter) in names]
+        held = [parameter for parameter in held_by(optimizer) if id(parameter) in names]
         if not held:
             reason = "this optimizer belongs to another model: it holds none of this one's parameters"
             problems.append(Problem(kind, reason, f"pass the optimizer that was made from model.parameters(), or {ANEW}"))
@@ -120,7 +114,7 @@ def grow_optimizers(
     edits = edits_by_tensor(plan)
     for optimizer in _unwrapped(optimizers):
         averages = {name: optimizer.state.get(tensor, {}).get("ax", before[name]) for name, tensor in tensors.items()}
-        for parameter in _held(optimizer):
+        for parameter in held_by(optimizer):
             state = optimizer.state.get(parameter)
             if not state or id(parameter) not in names:
                 continue
@@ -207,7 +201,7 @@ def _unwrapped(optimizers: Sequence[Any]) -> list[Optimizer]:
     return list(found.values())
 
 
-def _held(optimizer: Optimizer) -> Iterator[Tensor]:
+def held_by(optimizer: Optimizer) -> Iterator[Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
 
@@ -216,7 +210,7 @@ def _stepped(optimizer: LBFGS) -> bool:
     return bool(optimizer.state) or getattr(optimizer, "_numel_cache", None) is not None
 
 
-def _expected(key: str, value: Tensor, shape: Sequence[int]) -> tuple[int, ...] | None:
+def expected_shape(key: str, value: Tensor, shape: Sequence[int]) -> tuple[int, ...] | None:
     """The shape that a known key's tensor has for a parameter of that shape; None for an unknown key."""
     if key in FACTORS and len(shape) > 1:
         axis = len(shape) + FACTORS[key]
@@ -229,7 +223,7 @@ def _obstacle(key: str, value: Any, shape: Sequence[int]) -> str:
     """Why a piece of state can't grow; empty if it can, or need not."""
     if not isinstance(value, Tensor):
         return "holds tensors inside a container, for which there is no rule" if _has_tensors(value) else ""
-    expected = _expected(key, value, shape)
+    expected = expected_shape(key, value, shape)
     found = tuple(value.shape)
     if expected is None:
         if not found or (value.numel() == 1 and found != tuple(shape)):
@@ -248,7 +242,9 @@ def _has_tensors(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim > 0
 
 
-def adopt(optimizers: Sequence[Any], model: nn.Module, sources: Sequence[tuple[str, str]], journal: Journal) -> None:
+def adopt(
+    optimizers: Sequence[Any], model: nn.Module, sources: Sequence[tuple[str, str]], journal: Journal
+) -> list[tuple[nn.Parameter, nn.Parameter, str]]:
     """Give the parameters of new modules to the optimizers that hold those of the modules they are copies of.
 
     They join the same groups, in the order of `named_parameters()`, so that states keyed by position stay right; those of a
@@ -256,6 +252,7 @@ def adopt(optimizers: Sequence[Any], model: nn.Module, sources: Sequence[tuple[s
     its next step, as for any new parameter.
 
     sources: path of a new module, and of the one it is a copy of.
+    Returns every new parameter with the one it goes with, and its name.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     place = {key: index for index, key in enumerate(names)}
@@ -284,6 +281,8 @@ def adopt(optimizers: Sequence[Any], model: nn.Module, sources: Sequence[tuple[s
                 known = dict(zip(map(id, held), group["param_names"], strict=True))
                 journal.note(partial(group.__setitem__, "param_names", group["param_names"]))
                 group["param_names"] = [names.get(id(p), known.get(id(p), "")) for p in group["params"]]
+    likes = {id(parameter): parameter for parameter in model.parameters()}
+    return [(new, likes[key], names[id(new)]) for key, news in twins.items() for new in news]
 
 
 def _nearest(model: nn.Module, parameter: nn.Parameter, inside: str, new: Sequence[str]) -> nn.Parameter:
@@ -293,107 +292,3 @@ def _nearest(model: nn.Module, parameter: nn.Parameter, inside: str, new: Sequen
     known = [(index, other) for index, (name, other) in enumerate(others) if not name.startswith(tuple(new))]
     before = [other for index, other in reversed(known) if index < start] or [other for _, other in known]
     return next((other for other in before if other.ndim == parameter.ndim), before[0])
-
-
-def shapes_before(model: nn.Module, plan: Plan) -> list[tuple[Tensor, str, tuple[int, ...]]]:
-    """Tensors that a plan, which has just been carried out, has given another shape, and the one they had."""
-    tensors = tensors_of(model)
-    result = []
-    for name, edits in edits_by_tensor(plan).items():
-        shape = list(tensors[name].shape)
-        for edit in reversed(edits):
-            if isinstance(edit, Insertion):
-                shape[edit.axis] = edit.size
-        if tuple(shape) != tuple(tensors[name].shape):
-            result.append((tensors[name], name, tuple(shape)))
-    return result
-
-
-def watch_for_stale(changed: Sequence[tuple[Tensor, str, tuple[int, ...]]]) -> None:
-    """From now on, stop any optimizer that steps on a grown parameter with state from before the growth.
-
-    Those that were passed to the growth need no word here: their state fits, and that is what is looked at.
-    """
-    for tensor, name, shape in changed:
-        _WATCH.remember(tensor, name, shape)
-    _WATCH.start()
-
-
-class _Watch:
-    """Which parameters have grown, and which optimizers have been seen to fit them since.
-
-    The one thing here that lives at module level and changes: torch calls the hook for every optimizer of the process, also for
-    those that nobody passed to us, so there is no caller who could hand it over. It holds nothing alive.
-    """
-
-    def __init__(self) -> None:
-        self.grown: Any = WeakTensorKeyDictionary()  # parameter → (name, shapes that it had before)
-        self.fitting: WeakSet[Optimizer] = WeakSet()
-        self.listening: WeakSet[Optimizer] = WeakSet()
-        self.started = False
-
-    def remember(self, parameter: Tensor, name: str, shape: tuple[int, ...]) -> None:
-        _, shapes = self.grown.get(parameter, (name, frozenset()))
-        self.grown[parameter] = name, shapes | {shape}
-
-    def start(self) -> None:
-        """Look at every optimizer again at its next step; the hook is registered with the first growth, not by an import."""
-        self.fitting.clear()
-        if not self.started:
-            register_optimizer_step_pre_hook(_before_step)
-            self.started = True
-
-    def fits(self, optimizer: Optimizer) -> None:
-        """No need to look again, until the next growth or until other state is loaded."""
-        self.fitting.add(optimizer)
-        if optimizer not in self.listening:
-            self.listening.add(optimizer)
-            optimizer.register_load_state_dict_post_hook(_after_load)
-
-
-_WATCH = _Watch()
-
-
-def _after_load(optimizer: Optimizer) -> None:
-    _WATCH.fitting.discard(optimizer)
-
-
-def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if torch.compiler.is_compiling() or optimizer in _WATCH.fitting:
-        return
-    problems = list(_stale(optimizer))
-    if problems:
-        raise StaleOptimizerError(
-            f"{type(optimizer).__name__} holds state from before its parameters grew; it did not step. Pass it to the growth, "
-            f"outgrow.widen(model, example, …, optimizer=optimizer), so that its state grows too; or {ANEW}",
-            problems,
-        )
-    _WATCH.fits(optimizer)
-
-
-def _stale(optimizer: Optimizer) -> Iterator[Problem]:
-    held = list(_held(optimizer))
-    entries = [(parameter, *_WATCH.grown[parameter]) for parameter in held if parameter in _WATCH.grown]
-    if isinstance(optimizer, LBFGS) and entries:
-        total = sum(parameter.numel() * (2 if parameter.is_complex() else 1) for parameter in held)
-        flat = optimizer.state.get(held[0], {}).get("prev_flat_grad")
-        for found in (getattr(optimizer, "_numel_cache", None), None if flat is None else flat.numel()):
-            if found not in (None, total):
-                yield Problem(entries[0][1], f"the flat history has {found} entries, the parameters have {total}")
-                return
-    for parameter, name, former in entries:
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, Tensor) and _outdated(key, value, tuple(parameter.shape), former):
-                yield Problem(name, f"{key!r} has shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}")
-
-
-def _outdated(key: str, value: Tensor, shape: tuple[int, ...], former: frozenset[tuple[int, ...]]) -> bool:
-    """Of unknown state only this much is known: of the parameter's own former shape, it is from before.
-
-    Square matrices over one of the axes, as preconditioners are, may have that shape by chance.
-    """
-    expected, found = _expected(key, value, shape), tuple(value.shape)
-    if expected is not None:
-        return found != expected
-    square = len(found) == 2 and found[0] == found[1] and found[0] in shape
-    return found in former and found != shape and not square
