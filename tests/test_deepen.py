@@ -36,8 +36,8 @@ def chain(*blocks: nn.Module) -> nn.Module:
     return shake(nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Sequential(*blocks), nn.Linear(6, 3)).double())
 
 
-X = torch.randn(7, 5, dtype=torch.float64)
-IMAGE = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+X = torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
 FAMILIES = {
     "resnet18": "layer2.1",
     "resnet26t": "layer2.1",
@@ -276,6 +276,36 @@ def test_a_growth_of_everything_at_once_and_ten_in_a_row(path: Path) -> None:
     assert_same_function(old, again, [x])
 
 
+def test_names_are_those_of_the_model_before() -> None:
+    model = shake(nn.Sequential(nn.Linear(5, 6), nn.Sequential(*(nn.Sequential(Block(), Block()) for _ in range(3)))).double())
+    old = copy.deepcopy(model)
+    outgrow.grow(model, X, outgrow.Deepen("1.0"), outgrow.Deepen("1.1.0"), outgrow.Deepen("1.0.1", count=2))
+    assert [len(stage) for stage in model[1]] == [4, 2, 3, 2]
+    assert_same_function(old, model, [X])
+
+
+def test_code_that_a_block_more_breaks_is_refused_in_words() -> None:
+    class Counting(Listed):
+        def forward(self, x: Tensor) -> Tensor:
+            rest = [1, 2]
+            for block in self.blocks:
+                x = rest.pop() * block(x)
+            return self.out(x)
+
+    model = Counting(by_number=False).double()
+    before = state_of(model)
+    with pytest.raises(MethodError, match="with a block more there the model does not run"):
+        outgrow.deepen(model, X, "blocks.0")
+    assert state_of(model) == before
+    with pytest.raises(GrowthError, match="does not run on the example"):
+        outgrow.places(model, X[:, :2])
+
+
+def test_an_average_of_another_depth_is_refused() -> None:
+    with pytest.raises(GrowthError, match="of another model"):
+        outgrow.deepen(chain(Block(), Block()), X, "2.0", average=chain(Block(), Block(), Block()))
+
+
 def test_an_optimizer_that_was_left_out_is_told_once() -> None:
     model = chain(Block(), Block())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -308,7 +338,7 @@ def test_a_failure_afterwards_takes_the_blocks_out_again(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("kind", ["Llama", "GPT2"])
-def test_a_language_model_goes_on_generating(kind: str) -> None:
+def test_a_language_model_goes_on_generating(kind: str, path: Path) -> None:
     small = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
     older = {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 32}
     config = getattr(transformers, f"{kind}Config")(**(small if kind == "Llama" else older), bos_token_id=0, eos_token_id=1)
@@ -323,6 +353,10 @@ def test_a_language_model_goes_on_generating(kind: str) -> None:
     assert distance(before, model(input_ids=ids).logits.detach()) < 1e-5
     assert torch.equal(model.generate(ids, max_new_tokens=6, do_sample=False), written)
     assert torch.equal(model.generate(ids, max_new_tokens=6, do_sample=False, use_cache=False), written)
+    outgrow.save(model, path)
+    fresh = getattr(transformers, f"{kind}Config")(**(small if kind == "Llama" else older), bos_token_id=0, eos_token_id=1)
+    again = outgrow.load(transformers.AutoModelForCausalLM.from_config(fresh).eval(), path)
+    assert torch.equal(again.generate(ids, max_new_tokens=6, do_sample=False), written)
     rebuilt = transformers.AutoModelForCausalLM.from_config(model.config).eval()
     rebuilt.load_state_dict(model.state_dict())
     assert torch.equal(rebuilt(input_ids=ids).logits, model(input_ids=ids).logits)

@@ -149,6 +149,18 @@ def test_a_fade_survives_growths_copies_and_pickles() -> None:
     assert gates_of(revived) == {}
 
 
+def test_a_copy_goes_its_own_way_and_two_optimizers_are_one_step() -> None:
+    model = chain(Block(), Block())
+    outgrow.deepen(model, X, "2.1", fade=4)
+    fork = copy.deepcopy(model)
+    steps(fork, torch.optim.SGD(fork.parameters(), lr=0.0), 3)
+    assert (levels(model), levels(fork)) == ([0.0], [0.75])
+    parts = list(model[2][2].parameters())
+    for part in (parts[:1], parts[1:]):
+        steps(model, torch.optim.SGD(part, lr=0.0), 1)
+    assert levels(model) == [0.25]
+
+
 def test_other_optimizers_do_not_move_a_gate() -> None:
     model, other = chain(Block(), Block()), chain(Block())
     outgrow.deepen(model, X, "2.1", fade=3)

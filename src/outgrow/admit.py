@@ -93,6 +93,7 @@ def check_averages(averages: Sequence[Any], model: nn.Module) -> None:
         theirs = tensors_of(copy)
         shared = [name for name, tensor in tensors.items() if theirs.get(name) is tensor]
         other = [name for name, tensor in tensors.items() if name not in theirs or theirs[name].shape != tensor.shape]
+        other += [name for name in theirs if name not in tensors]
         if other:
             raise GrowthError("the averaged copy is of another model", [Problem(other[0], "it is not there in the same shape")])
         if shared:

@@ -34,7 +34,7 @@ from outgrow.trace import Example
 from outgrow.training.history import remember
 from outgrow.training.optimizer import adopt, grow_optimizers
 from outgrow.training.stale import shapes_before, watch_for_stale
-from outgrow.transforms.deepen import Deepen, deepen_step, order
+from outgrow.transforms.deepen import Deepen, deepen_step, renamed
 from outgrow.transforms.fold import fold_residuals
 from outgrow.transforms.kernel import Kernel, kernel_plan
 from outgrow.transforms.widen import Skip, Widen
@@ -131,8 +131,8 @@ def grow(
             widenings = [transform for transform in transforms if isinstance(transform, Widen)]
             if widenings:
                 work.widen(work.anatomy(anatomy), widenings)
-            for deepening in order([transform for transform in transforms if isinstance(transform, Deepen)]):
-                work.deepen(deepening)
+            for deepening in (transform for transform in transforms if isinstance(transform, Deepen)):
+                work.deepen(renamed(deepening, work.plans))
             shape = [value.shape for value in anatomy.reading.trace.values]
             flops = count_flops(anatomy.reading.trace, shape.__getitem__), work.flops(anatomy)
             preserving = all(change.exact for plan in work.plans for change in plan.changes)
@@ -204,9 +204,11 @@ class Work:
         self.skipped += skipped
 
     def deepen(self, request: Deepen) -> None:
-        plan, sources = deepen_step([self.model, *self.copies], self.example, request, self.seed, self.journal)
+        plans, sources = deepen_step([self.model, *self.copies], self.example, request, self.seed, self.journal)
         self.added += adopt(self.optimizers, self.model, sources, self.journal)
-        self.carry_out(plan)
+        for plan in plans:
+            self.carry_out(replace(plan, settings=()))
+            self.plans[-1] = plan  # its settings are made already
         self._after = None
 
 

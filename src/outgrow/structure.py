@@ -18,6 +18,7 @@ from torch import nn
 
 from outgrow.apply import Journal
 from outgrow.blocks import build
+from outgrow.errors import TraceError
 from outgrow.plan import Insert, Setting
 from outgrow.sandbox import untouched
 from outgrow.trace import Example, call, is_cache
@@ -108,6 +109,8 @@ def calls_of(model: nn.Module, example: Example, paths: Sequence[str], training:
             model.train(training)
             handles += [listen(path, model.get_submodule(path)) for path in paths]
             call(model, example)
+    except Exception as error:
+        raise TraceError(f"the model does not run on the example: {type(error).__name__}: {error}") from error
     finally:
         for handle in handles:
             handle.remove()
@@ -191,10 +194,12 @@ def depths(model: nn.Module, container_path: str, at: int, source: int, old: int
         config = vars(model.get_submodule(path)).get("config")
         if config is not None and hasattr(config, "__dict__") and id(config) not in seen:
             seen.add(id(config))
+            side = next((side for side in ("decoder", "encoder") if side in container_path.removeprefix(path).split(".")), "")
+            own = [name for name in vars(config) if side and side in name and name.endswith("layers")]
             for name, value in vars(config).items():
-                if type(value) is int and value == old and name in DEPTHS:
+                if type(value) is int and value == old and name in (own or DEPTHS):
                     settings.append(Setting(path, "config", value, old + 1, name))
-                elif type(value) is list and len(value) == old and name.endswith("layer_types"):
+                elif type(value) is list and len(value) == old and name.endswith(("layer_types", "attention_layers")):
                     settings.append(Setting(path, "config", list(value), [*value[:at], value[source], *value[at:]], name))
         if not path:
             return settings

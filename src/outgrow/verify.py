@@ -230,6 +230,13 @@ def check(
             raise VerifyError(
                 f"the grown model differs from the old one in {mode} mode by {found:.1e} of its largest output, where its own "
                 f"rounding allows {limit:.1e}; everything was put back",
-                [Problem("", "this is a bug in outgrow's analysis of the model", "narrow where= down and report it")],
+                [
+                    Problem(
+                        "",
+                        "the code depends on what grew in a way that was not seen (the number of its blocks, or a layer's "
+                        "attributes, say), or this is a bug in outgrow's analysis of the model",
+                        "grow less, or elsewhere; and report it",
+                    )
+                ],
             )
     return max(errors), max(allowed)

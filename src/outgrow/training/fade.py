@@ -18,20 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.hooks import RemovableHandle
 
 
 class Gate:
-    """A number λ from 0 to 1 that optimizer steps move. Copies of a model share its gates, and so follow the original."""
+    """A number λ from 0 to 1 that optimizer steps move. A copy of a model has gates of its own, which its own steps move."""
 
     def __init__(self, owner: nn.Module, steps: int, done: int = 0) -> None:
         self.owner, self.steps, self.done = owner, steps, done
         self.level = torch.tensor(done / steps)  # a tensor, so that a compiled model need not be compiled again
-        self.handles: list[RemovableHandle] = []
+        self.held: list[nn.Module] = []  # modules whose outputs it holds back
         _CLOCK.watch(self)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Gate:
-        return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -49,11 +45,13 @@ class Gate:
 
     def attach(self, module: nn.Module) -> None:
         """Hold a module's output back."""
-        self.handles.append(module.register_forward_hook(self))
+        module.register_forward_hook(self)
+        self.held.append(module)
 
     def open(self) -> None:
-        for handle in self.handles:
-            handle.remove()
+        for module in self.held:
+            for key in [key for key, hook in module._forward_hooks.items() if hook is self]:
+                del module._forward_hooks[key]
 
 
 class PActivation(nn.Module):
@@ -116,7 +114,7 @@ _CLOCK = _Clock()
 
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]} if _CLOCK.gates else set()
-    for gate in [gate for gate in _CLOCK.gates if any(id(parameter) in held for parameter in gate.owner.parameters())]:
+    for gate in [gate for gate in _CLOCK.gates if id(next(gate.owner.parameters(), None)) in held]:
         gate.advance()
         if gate.done >= gate.steps:
             _CLOCK.gates.discard(gate)
@@ -155,10 +153,13 @@ def gates_of(model: nn.Module) -> dict[str, Gate]:
 
 
 def without_gates(block: nn.Module) -> None:
-    """Take the gates off a copy of a block."""
+    """Take the gates off a copy of a block; activations that are setting in go on by themselves."""
     for module in block.modules():
+        if isinstance(module, PActivation):
+            module.gate = Ramp(block, module.gate.steps, module.gate.done)
         for key in [key for key, hook in module._forward_hooks.items() if isinstance(hook, Gate)]:
             del module._forward_hooks[key]
+    link_ramps([block])
 
 
 def restore_gates(model: nn.Module, levels: Mapping[str, tuple[int, int]]) -> None:

@@ -18,7 +18,7 @@ from torch import nn
 
 from outgrow.admit import check_module
 from outgrow.apply import Journal, apply_setting
-from outgrow.errors import MethodError, Problem, SelectionError, SizeError
+from outgrow.errors import MethodError, Problem, SelectionError, SizeError, TraceError
 from outgrow.plan import Change, Insert, Plan, joined
 from outgrow.residual import Identity, identity_of
 from outgrow.structure import CONTAINERS, Call, apply_insert, calls_of, counters, depths, numbering, renumbering, signature
@@ -163,17 +163,20 @@ def _holds_blocks(module: nn.Module) -> bool:
     return (isinstance(module, CONTAINERS) and bool(kinds)) or (len(kinds) == 1 and len(module._modules) > 1)
 
 
-def order(requests: Sequence[Deepen]) -> list[Deepen]:
-    """Such that names stay valid: of one container the last place first."""
-    return sorted(requests, key=lambda r: int(key) if (key := r.after.rpartition(".")[2]).isdecimal() else 0, reverse=True)
+def renamed(request: Deepen, plans: Sequence[Plan]) -> Deepen:
+    """A request by the name that its place has after other growths."""
+    after = request.after
+    for plan in plans:
+        after = plan.renamed(after)
+    return replace(request, after=after)
 
 
 def deepen_step(
     models: Sequence[nn.Module], example: Example, request: Deepen, seed: int, journal: Journal
-) -> tuple[Plan, list[tuple[str, str]]]:
-    """Put the new modules into a model and its averaged copies; the plan, and each new one's path with that of its like.
+) -> tuple[list[Plan], list[tuple[str, str]]]:
+    """Put the new modules into a model and its averaged copies; plans, and each new one's path with that of its like.
 
-    The first of `models` is the one that is grown. The plan's edits are still to be made.
+    The first of `models` is the one that is grown. Edits of the plans are still to be made, settings are made.
     """
     model = models[0]
     try:
@@ -201,7 +204,7 @@ def deepen_step(
 
 def _plain(
     models: Sequence[nn.Module], example: Example, request: Deepen, seed: int, journal: Journal
-) -> tuple[Plan, list[tuple[str, str]]]:
+) -> tuple[list[Plan], list[tuple[str, str]]]:
     """Layers of our own behind a module."""
     plans: list[Plan] = []
     sources: list[tuple[str, str]] = []
@@ -213,13 +216,13 @@ def _plain(
         after = plan.renamed(after)
     name = f"{method}, faded in over {request.fade} steps" if request.fade else method
     change = Change(f"behind {request.after}", 0, request.count, name)
-    return replace(joined(plans), changes=(change,), seed=seed), sources
+    return [replace(joined(plans), changes=(change,), seed=seed)], sources
 
 
 def _own_kind(
     models: Sequence[nn.Module], example: Example, request: Deepen, seed: int, journal: Journal
-) -> tuple[Plan, list[tuple[str, str]]]:
-    """Copies of the model's own blocks."""
+) -> tuple[list[Plan], list[tuple[str, str]]]:
+    """Copies of the model's own blocks, a plan for each: settings go by the names that there are at the time."""
     model = models[0]
     container_path, _, key = request.after.rpartition(".")
     container = model.get_submodule(container_path)
@@ -227,7 +230,7 @@ def _own_kind(
     found = calls_of(model, example, paths)
     first = list(container._modules).index(key) + 1
     before = len(container._modules)
-    plan = Plan((), (), seed=seed)
+    plans: list[Plan] = []
     origins: list[tuple[str, str]] = []
     counted = counters(container)
     templates = [_template(model, found, request, step, {}) for step in range(request.count)]
@@ -248,12 +251,12 @@ def _own_kind(
         for one in models:
             for setting in settings:
                 apply_setting(one, setting, journal)
-        plan = replace(plan, inserts=(*plan.inserts, insert), settings=(*plan.settings, *settings))
+        plans.append(Plan((), (), tuple(settings), seed, inserts=(insert,)))
         origins = [(insert.renamed(new), insert.renamed(old)) for new, old in origins]
         origins.append((insert.path, _join(container_path, list(container._modules)[source + (source >= at)])))
     change = Change(container_path or "the model", before, len(container._modules), request.named, request.exact)
-    _check_called(model, example, plan, [path for path in paths if found[path]])
-    return replace(plan, changes=(change,)), origins
+    _check_called(model, example, joined(plans), [path for path in paths if found[path]])
+    return [*plans[:-1], replace(plans[-1], changes=(change,))], origins
 
 
 def _key(container: nn.Module, at: int, after: str) -> str:
@@ -281,7 +284,11 @@ def _template(model: nn.Module, found: dict[str, list[Call]], request: Deepen, s
     names = [f"{path}.{name}" if path else name for name in children]
     period = _period([kind if _keeps(found[name], shape) else None for kind, name in zip(kinds, names, strict=True)])
     reasons: dict[str, str] = {}
-    candidates = sorted(range(len(kinds)), key=lambda i: ((i - index - 1 - step) % period != 0, abs(i - index), i > index))
+    usual = {kind: -kinds.count(kind) for kind in kinds}  # a first block may be unlike all others
+    candidates = sorted(
+        range(len(kinds)),
+        key=lambda i: ((i - index - 1 - step) % period != 0, usual[kinds[i]], abs(i - index), i > index),
+    )
     for candidate in candidates:
         name = names[candidate]
         block, calls = list(children.values())[candidate], found[name]
@@ -336,9 +343,12 @@ def _draw_anew(block: nn.Module, seed: int) -> None:
 def _check_called(model: nn.Module, example: Example, plan: Plan, before: Sequence[str]) -> None:
     """A list whose code goes by numbers of its own may leave new blocks out, or run them in the place of others."""
     new = [_final_path(plan, index) for index in range(len(plan.inserts))]
-    called = calls_of(model, example, [*new, *map(plan.renamed, before)])
+    reason = "the model's code does not run a block that is added there"
+    try:
+        called = calls_of(model, example, [*new, *map(plan.renamed, before)])
+    except TraceError as error:
+        called, reason = {"": []}, f"with a block more there {error}"
     if not all(called.values()):
-        reason = "the model's code does not run a block that is added there"
         raise MethodError("the model can't be deepened there", [Problem(new[0], reason)])
 
 

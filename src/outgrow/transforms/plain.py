@@ -93,8 +93,10 @@ def _follows_activation(module: nn.Module, given: Call) -> tuple[str, str]:
     op = anatomy.maker.get(value)
     if op is None or plain(op) not in UNARY:
         return "", "it does not end in an activation: an identity layer behind it would need one that changes nothing there"
-    if plain(op) not in ACTIVATIONS or not idempotent(op):
+    if not idempotent(op):
         return "", f"its activation {op.name} is not idempotent: ψ(ψ(x)) is not ψ(x)"
+    if plain(op) not in ACTIVATIONS:
+        return "", f"an identity layer is followed by a ReLU here, and {op.name} is another activation"
     return ACTIVATIONS[plain(op)], ""
 
 
