@@ -148,18 +148,21 @@ def gradient_shares(model: nn.Module, plan: Any, shape: tuple[int, ...], batch: 
     return new_seen / max(total, 1), old_seen / max(total, 1)
 
 
+def prepare(entry: dict[str, Any], device: str) -> tuple[nn.Module, Tensor]:
+    """A randomised model, and an example for it."""
+    torch.manual_seed(0)
+    model = import_timm().create_model(entry["model"]).double().eval()
+    randomise(model)
+    example = torch.randn(1 if entry["parameters"] > LARGE else 2, *entry["input"], dtype=torch.float64)
+    return model.to(device), example.to(device)
+
+
 def examine(entry: dict[str, Any], device: str) -> dict[str, Any]:
     """Grow one model and measure everything."""
     import outgrow
 
-    timm = import_timm()
-    torch.manual_seed(0)
-    model = timm.create_model(entry["model"]).double().eval()
-    randomise(model)
-    model.to(device)
-    shape = tuple(entry["input"])
-    batch = 1 if entry["parameters"] > LARGE else 2
-    example = torch.randn(batch, *shape, dtype=torch.float64).to(device)
+    model, example = prepare(entry, device)
+    batch, *shape = example.shape
     fresh = torch.randn(batch + 1, *shape, dtype=torch.float64).to(device)
     keys, kind = list(model.state_dict()), type(model)
     with torch.no_grad():
@@ -187,7 +190,7 @@ def examine(entry: dict[str, Any], device: str) -> dict[str, Any]:
         "same_class_and_keys": type(model) is kind and list(model.state_dict()) == keys,
         "seconds": round(seconds, 2),
     }
-    new, old = gradient_shares(model, growth.plan, shape, 2 if entry["parameters"] > LARGE else 8)
+    new, old = gradient_shares(model, growth.plan, tuple(shape), 2 if entry["parameters"] > LARGE else 8)
     result |= {"gradient_new": round(new, 4), "gradient_old": round(old, 4)}
     exact = max(errors) <= allowed
     learns = new >= 0.9 or new >= old - 1e-3
@@ -199,12 +202,7 @@ def deepen_everywhere(entry: dict[str, Any], device: str) -> dict[str, Any]:
     """Deepen a fresh model at every place where a block of its own kind can stand; at a few plain ones if there is none."""
     import outgrow
 
-    timm = import_timm()
-    torch.manual_seed(0)
-    model = timm.create_model(entry["model"]).double().eval()
-    randomise(model)
-    model.to(device)
-    example = torch.randn(1 if entry["parameters"] > LARGE else 2, *entry["input"], dtype=torch.float64).to(device)
+    model, example = prepare(entry, device)
     with torch.no_grad():
         before = flat(model(example))
     allowed = min(max(10 * ulp_sensitivity(model, example, before), 32 * torch.finfo(torch.float64).eps), 1e-9)

@@ -164,17 +164,24 @@ class Plan:
 
     def __str__(self) -> str:
         rows = [(c.volume, f"{c.old} → {c.new}", c.method + ("" if c.exact else " (does not preserve)")) for c in self.changes]
-        return "\n".join([table(("volume", "units", "method"), rows), *map(str, self.grafts), *self._new_blocks()])
+        return "\n".join(
+            [
+                table(("volume", "units", "method"), rows),
+                *map(str, self.grafts),
+                *(f"{path}: a new block" for path in sorted(self.new_blocks)),
+            ]
+        )
 
-    def _new_blocks(self) -> list[str]:
-        """What is new, by the names that it has in the end."""
+    @property
+    def new_blocks(self) -> list[str]:
+        """Paths of the new modules, by the names that they have in the end."""
         paths = []
         for index, insert in enumerate(self.inserts):
             path = insert.path
             for later in self.inserts[index + 1 :]:
                 path = later.renamed(path)
             paths.append(path)
-        return [f"{path}: a new block" for path in sorted(paths)]
+        return paths
 
     def shapes(self, before: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors that change, afterwards."""

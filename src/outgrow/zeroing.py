@@ -23,13 +23,14 @@ from torch import Tensor, nn
 
 from outgrow.admit import check_model
 from outgrow.anatomy import dissect
-from outgrow.draft import Irregular, runs, slot_ids
+from outgrow.draft import irregular, runs, slot_ids
 from outgrow.effects import Contract, Map, Move, Normalise, PerUnit, Reduce, Scale, Sum
 from outgrow.errors import MethodError, Problem
 from outgrow.labels import Labels
 from outgrow.roles import READS, weight_of
+from outgrow.rules.elementwise import asked
 from outgrow.sandbox import random_state, tensors_of
-from outgrow.trace import Example, Op, Ref
+from outgrow.trace import Example, Op
 from outgrow.verify import run
 from outgrow.volumes import Anatomy, Volume
 
@@ -153,7 +154,7 @@ class Search:
             if volume.pinned or volume.count < 2:
                 continue
             here = {position for slot in volume.slots if (slot.tensor, slot.axis) == key for position in slot.positions}
-            if here and here <= left and self._orderly(volume):
+            if here and here <= left and irregular(self.anatomy, volume) is None:
                 self.pairings.append(Pairing(volume, key))
                 left -= here
         if 2 * len(left) > read:
@@ -161,22 +162,12 @@ class Search:
         if left:
             self.columns.append((*key, tuple(sorted(left))))
 
-    def _orderly(self, volume: Volume) -> bool:
-        try:
-            for slot in volume.slots:
-                runs(slot_ids(self.anatomy, volume, slot), volume.count)
-        except Irregular:
-            return False
-        return True
-
 
 def slope_at_zero(op: Op) -> float:
     """The derivative of an activation at zero, as autograd has it."""
     x = torch.zeros(1, requires_grad=True)
-    function = getattr(torch.ops.aten, op.name.removeprefix("aten.").removesuffix("_"))
     with torch.enable_grad():
-        result = function(*(x if isinstance(arg, Ref) else arg for arg in op.args), **dict(op.kwargs))
-        (slope,) = torch.autograd.grad((result[0] if isinstance(result, (tuple, list)) else result).sum(), x)
+        (slope,) = torch.autograd.grad(asked(op, x).sum(), x)
     return float(slope)
 
 

@@ -148,6 +148,14 @@ def prelu(reading: Reading, op: Op) -> Outcome:
     return Outcome((layout,), PerUnit(refs[0].value, (refs[1].value,), ()))
 
 
+def asked(op: Op, x: torch.Tensor) -> torch.Tensor:
+    """What an operator makes of a tensor, in the place of whatever it was given."""
+    function = getattr(torch.ops.aten, plain(op))
+    result = function(*(x if isinstance(arg, Ref) else arg for arg in op.args), **dict(op.kwargs))
+    first: torch.Tensor = result[0] if isinstance(result, (tuple, list)) else result
+    return first
+
+
 def _zero_at_zero(op: Op) -> bool:
     """Ask the operator itself what it makes of zero."""
     try:

@@ -281,7 +281,7 @@ def _template(model: nn.Module, found: dict[str, list[Call]], request: Deepen, s
     if len(here) != 1:
         raise NotZero("the example does not run it" if not here else f"it runs {len(here)} times in one pass")
     shape = _shapes(here[0].output)
-    names = [f"{path}.{name}" if path else name for name in children]
+    names = [_join(path, name) for name in children]
     period = _period([kind if _keeps(found[name], shape) else None for kind, name in zip(kinds, names, strict=True)])
     reasons: dict[str, str] = {}
     usual = {kind: -kinds.count(kind) for kind in kinds}  # a first block may be unlike all others
@@ -342,7 +342,7 @@ def _draw_anew(block: nn.Module, seed: int) -> None:
 
 def _check_called(model: nn.Module, example: Example, plan: Plan, before: Sequence[str]) -> None:
     """A list whose code goes by numbers of its own may leave new blocks out, or run them in the place of others."""
-    new = [_final_path(plan, index) for index in range(len(plan.inserts))]
+    new = plan.new_blocks
     reason = "the model's code does not run a block that is added there"
     try:
         called = calls_of(model, example, [*new, *map(plan.renamed, before)])
@@ -350,11 +350,3 @@ def _check_called(model: nn.Module, example: Example, plan: Plan, before: Sequen
         called, reason = {"": []}, f"with a block more there {error}"
     if not all(called.values()):
         raise MethodError("the model can't be deepened there", [Problem(new[0], reason)])
-
-
-def _final_path(plan: Plan, index: int) -> str:
-    """The path of the plan's new block number `index`, once all are in place."""
-    path = plan.inserts[index].path
-    for later in plan.inserts[index + 1 :]:
-        path = later.renamed(path)
-    return path

@@ -1,0 +1,103 @@
+"""Deepening where a model has no blocks of its own: residual blocks, identity layers, layers split in two."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import outgrow
+from judging import assert_same_function, distance, shake
+from outgrow.errors import MethodError
+from test_deepen import X
+
+
+class Branching(nn.Module):
+    """No containers anywhere: layers as attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.act = nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU()
+        self.up, self.head = nn.ConvTranspose2d(6, 4, 2, stride=2), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.up(self.act(self.norm(self.conv(x))))).mean((2, 3)))
+
+
+def plain() -> nn.Module:
+    wide = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2))
+    return nn.Sequential(
+        *wide, nn.Conv2d(6, 8, 3, padding=1), nn.GELU(), nn.Flatten(), nn.Linear(8 * 16, 5), nn.ReLU(), nn.Linear(5, 3)
+    )
+
+
+PLAIN = {"sequential": plain, "attributes": Branching}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_every_place_of_a_plain_network_by_every_method(name: str, path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 3, 8, 8, dtype=torch.float64)
+    first = shake(PLAIN[name]().double())
+    seen: set[str] = set()
+    for place in outgrow.places(first, x):
+        for method in place.methods:
+            model = copy.deepcopy(first)
+            optimizer = torch.optim.Adam(model.named_parameters(), lr=1e-3)
+            model(x).square().sum().backward()
+            optimizer.step()
+            old = copy.deepcopy(model)
+            growth = outgrow.deepen(model, x, place.name, count=2, method=method, optimizer=optimizer)
+            assert_same_function(old, model, [x] if method == "net2net" else [x, x[:3]])
+            assert optimizer.param_groups[0]["param_names"] == [name for name, _ in model.named_parameters()]
+            state = model.state_dict()
+            kept = [torch.equal(state[growth.plan.renamed(key)], value) for key, value in old.state_dict().items()]
+            assert all(kept) == (method != "netmorph")
+            outgrow.save(model, path)
+            again = outgrow.load(PLAIN[name]().double(), path)
+            assert torch.equal(again.eval()(x), model.eval()(x))
+            seen.add(method)
+    assert {"r2r", "net2net", "netmorph"} <= seen
+
+
+@pytest.mark.parametrize(("place", "method"), [("2", "r2r"), ("2", "net2net"), ("4", "netmorph"), ("4", "r2r")])
+def test_new_layers_learn(place: str, method: str) -> None:
+    """After fifty steps at least 95% of the new weights have moved."""
+    torch.manual_seed(0)
+    model = plain()
+    x, y = torch.randn(64, 3, 8, 8), torch.randint(3, (64,))
+    growth = outgrow.deepen(model, x, place, method=method)
+    (insert,) = growth.plan.inserts
+    new = dict(model.get_submodule(insert.path).named_parameters())
+    start = {name: parameter.detach().clone() for name, parameter in new.items()}
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    before = nn.functional.cross_entropy(model(x), y).item()
+    for _ in range(50):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    moved = sum(int((parameter != start[name]).sum()) for name, parameter in new.items())
+    assert moved >= 0.95 * sum(parameter.numel() for parameter in new.values())
+    assert nn.functional.cross_entropy(model(x), y).item() < before
+
+
+def test_net2net_needs_an_idempotent_activation() -> None:
+    x = torch.randn(6, 3, 8, 8)
+    with pytest.raises(MethodError, match=r"aten\.gelu is not idempotent"):
+        outgrow.deepen(plain(), x, "5", method="net2net")
+    with pytest.raises(MethodError, match="grouped convolution"):
+        outgrow.deepen(nn.Sequential(nn.Conv2d(3, 6, 3, groups=3)), x, "0", method="netmorph")
+
+
+def test_the_moments_of_a_split_layer_turn_with_it() -> None:
+    """The gradient of the split layer after the growth is what was carried over."""
+    model = shake(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)).double())
+    model(X).square().sum().backward()
+    outgrow.deepen(model, X, "0", method="netmorph")
+    carried = model[0].weight.grad.clone()
+    model.zero_grad()
+    model(X).square().sum().backward()
+    assert distance(model[0].weight.grad, carried) < 1e-10
