@@ -42,6 +42,7 @@ class Request:
     by: int | None
     method: str
     seed: int
+    fade: int | None = None
 
     def carry_out(self, model: nn.Module, example: Tensor) -> tuple[outgrow.Growth | None, outgrow.GrowthError | None]:
         """The growth, or its refusal; any other exception is a failure."""
@@ -50,7 +51,7 @@ class Request:
         for volume in self.volumes:
             where = "*" if volume is None else names[volume % len(names)]
             size = {"factor": self.factor} if volume is None or self.by is None else {"by": self.by}
-            transforms.append(outgrow.Widen(where, **size, method=METHODS[self.method]))
+            transforms.append(outgrow.Widen(where, **size, method=METHODS[self.method], fade=self.fade))
         try:
             return outgrow.grow(model, example, *transforms, seed=self.seed), None
         except outgrow.GrowthError as refusal:
@@ -125,6 +126,12 @@ def test_any_growth_is_refused_without_a_trace_or_exact(program: Program, asked:
 @any_case
 def test_any_growth_of_many_more(program: Program, asked: list[Request], training: bool) -> None:
     check(program, asked, training)
+
+
+@run(ORDINARY // 4)
+@given(programs(), some, one_of(1.5, 2.0), st.booleans())
+def test_any_faded_growth(program: Program, volumes: tuple[int | None, ...], factor: float, training: bool) -> None:
+    check(program, [Request(volumes, factor, None, "auto", 0, fade=3), PLAIN_REQUEST], training)
 
 
 @pytest.mark.parametrize("family", PLAIN)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from outgrow.errors import GrowthError, Problem, TraceError
+from outgrow.errors import GrowthError, Problem, SizeError, TraceError
 from outgrow.sandbox import forget_caches, tensors_of
 from outgrow.trace import apart
 
@@ -98,6 +98,11 @@ def check_averages(averages: Sequence[Any], model: nn.Module) -> None:
             raise GrowthError("the averaged copy is of another model", [Problem(other[0], "it is not there in the same shape")])
         if shared:
             raise GrowthError("the averaged copy shares tensors with the model", [Problem(shared[0], "both grow it")])
+
+
+def check_fade(fade: int | None) -> None:
+    if fade is not None and (type(fade) is not int or fade < 1):
+        raise SizeError(f"fade={fade!r}: write over how many optimizer steps, a whole number above 0")
 
 
 def check_seed(seed: Any) -> None:

@@ -148,6 +148,7 @@ def _insertion(slot: Slot, ids: Labels, size: int, recipe: Recipe, choice: Choic
         gradient_keep=spread(recipe.gradient_keep) if recipe.gradient_keep else (),
         init=init if choice.method.scale == 1.0 else f"{init}*{choice.method.scale!r}",
         noise=choice.method.noise,
+        fade=recipe.fade,
     )
     return edit, after
 

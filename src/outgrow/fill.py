@@ -150,7 +150,7 @@ def fill_values(
         axis = edit.axis
         if edit.keep:
             _multiply(new, axis, kept[_ascending(edit.members)], edit.keep)
-        if edit.fill == "zero":
+        if edit.fill == "zero" or edit.fade:
             _fill(new, axis, at, 0.0)
         elif edit.fill == "one":
             _fill(new, axis, at, 1.0)

@@ -31,6 +31,7 @@ from outgrow.predict import Prediction
 from outgrow.sandbox import random_state, tensors_of
 from outgrow.settle import settle
 from outgrow.trace import Example
+from outgrow.training.drift import grow_drifts
 from outgrow.training.history import remember
 from outgrow.training.optimizer import adopt, grow_optimizers
 from outgrow.training.stale import shapes_before, watch_for_stale
@@ -187,12 +188,15 @@ class Work:
 
     def carry_out(self, plan: Plan, inits: Mapping[str, Init] | None = None) -> None:
         """Grow the tensors of the model, its optimizers and its averaged copies; grafts are in the model already."""
-        olds = {id(tensor): tensor.detach() for tensor in tensors_of(self.model).values()}
-        apply_plan(self.model, plan, inits or {}, self.journal)
-        grow_optimizers(self.optimizers, self.model, plan, olds, self.journal)
-        for copy in self.copies:
-            apply_grafts(copy, plan, self.journal)
-            apply_plan(copy, plan, inits or {}, self.journal)
+        inits = inits or {}
+        before = {id(tensor): tensor.detach() for tensor in tensors_of(self.model).values()}
+        for one in (self.model, *self.copies):
+            olds = {name: tensor.detach() for name, tensor in tensors_of(one).items()}
+            if one is not self.model:
+                apply_grafts(one, plan, self.journal)
+            apply_plan(one, plan, inits, self.journal)
+            grow_drifts(one, plan, olds, inits, self.journal, start=one is self.model)
+        grow_optimizers(self.optimizers, self.model, plan, before, self.journal)
         self.changed += shapes_before(self.model, plan)
         self.plans.append(plan)
 
@@ -222,6 +226,7 @@ def widen(
     to: int | None = None,
     method: str | Method = "auto",
     residual: str = "stream",
+    fade: int | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     average: nn.Module | Sequence[nn.Module] | None = None,
     seed: int = 0,
@@ -235,6 +240,8 @@ def widen(
         method: "auto", "r2r", "net2net", "netmorph", "mean", "random", or an instance such as `outgrow.R2R(init="he")`.
         residual: "stream" widens whole residual streams; "fold" is the paper's folded residual: `where` names a module
             that writes a stream, and only the volume it writes is widened, by R2R; its skips go through an `outgrow.Fold`.
+        fade: over how many optimizer steps new units come in: they are drawn, and what reads them goes from zero to drawn
+            values. Where that would not be exact, `method="auto"` takes a method that needs no fade.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -243,7 +250,7 @@ def widen(
         ──────  ──────  ──────
         0       8 → 12  r2r
     """
-    request = Widen(where, factor, by, to, method, residual)
+    request = Widen(where, factor, by, to, method, residual, fade)
     return grow(model, example, request, optimizer=optimizer, average=average, seed=seed, check=check)
 
 
@@ -294,6 +301,7 @@ def kernel(
     where: str,
     *,
     size: int | Sequence[int],
+    fade: int | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     average: nn.Module | Sequence[nn.Module] | None = None,
     seed: int = 0,
@@ -304,6 +312,8 @@ def kernel(
     Args:
         where: the path of a convolution, of any kind.
         size: of the new kernel, one number or one an axis.
+        fade: over how many optimizer steps what is new comes in, from zero to drawn values; without, it stays at zero until
+            it has learned.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU())
@@ -311,7 +321,7 @@ def kernel(
         >>> model[0]
         Conv2d(1, 4, kernel_size=(5, 5), stride=(1, 1), padding=(2, 2))
     """
-    request = Kernel(where, size)
+    request = Kernel(where, size, fade)
     return grow(model, example, request, optimizer=optimizer, average=average, seed=seed, check=check)
 
 

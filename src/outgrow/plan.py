@@ -41,6 +41,7 @@ class Insertion:
     gradient_keep: tuple[float, ...] = ()  # factor for the gradient of each member
     init: str = "std"
     noise: float = 0.0
+    fade: int = 0  # over how many optimizer steps the values come in; they start at zero
 
     @property
     def new_size(self) -> int:

@@ -22,6 +22,7 @@ from outgrow.errors import TraceError
 from outgrow.plan import Insert, Setting
 from outgrow.sandbox import untouched
 from outgrow.trace import Example, call, is_cache
+from outgrow.training.drift import without_drifts
 from outgrow.training.fade import without_gates
 from outgrow.training.history import ATTRIBUTE as HISTORY
 
@@ -62,6 +63,7 @@ def apply_insert(model: nn.Module, insert: Insert, journal: Journal) -> nn.Modul
         assert source is not None
         new = copy.deepcopy(source)
         without_gates(new)
+        without_drifts(new)
     for module in new.modules():
         vars(module).pop(HISTORY, None)  # what the source went through is in its shapes
     new.train(container.training)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from outgrow.errors import MethodError
 from outgrow.methods.base import Method
+from outgrow.methods.faded import Faded
 from outgrow.methods.meanfill import MeanFill
 from outgrow.methods.net2net import Net2Net
 from outgrow.methods.netmorph import NetMorph, RandomPad
@@ -20,14 +21,30 @@ BY_NAME: dict[str, tuple[Method, ...]] = {
 }
 
 
-def candidates(method: str | Method) -> tuple[Method, ...]:
+def candidates(method: str | Method, fade: int | None = None) -> tuple[Method, ...]:
     """The methods to try, in order, for what a user asked for."""
+    if fade is not None:
+        return _faded(method, fade)
     if isinstance(method, Method):
         return (method,)
     if isinstance(method, str) and method in BY_NAME:
         return BY_NAME[method]
     names = ", ".join(repr(name) for name in BY_NAME)
     raise MethodError(f"there is no method {method!r}: write one of {names}, or an instance such as outgrow.R2R(init='he')")
+
+
+def _faded(method: str | Method, steps: int) -> tuple[Method, ...]:
+    """What is exact only because it fades in, or, where that is illegal, what is exact without."""
+    if method == "auto":
+        return (Faded(steps=steps), MeanFill(), NetMorph(zero="writers"), Net2Net())
+    if method in ("random", "netmorph"):
+        return (Faded(steps=steps),)
+    if isinstance(method, RandomPad) or (isinstance(method, NetMorph) and method.zero == "readers"):
+        return (Faded(steps=steps, init=method.init, scale=method.scale, noise=method.noise),)
+    (first, *_) = candidates(method)
+    raise MethodError(
+        f"{first.name} is exact without a fade: leave fade= out, or write method='random' (the default with fade=)"
+    )
 
 
 __all__ = ["AUTO", "BY_NAME", "R2R", "MeanFill", "Method", "Net2Net", "NetMorph", "RandomPad", "candidates"]

@@ -36,6 +36,7 @@ class Recipe:
     keep: tuple[float, ...] = ()  # one entry an old unit
     gradient: tuple[float, ...] = ()
     gradient_keep: tuple[float, ...] = ()
+    fade: int = 0  # over how many steps the values come in
 
 
 @dataclass(frozen=True)

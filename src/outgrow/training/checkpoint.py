@@ -3,7 +3,7 @@
 The file is plain safetensors, which any reader opens: the tensors under their `state_dict` names, and in the metadata the
 history of growths as JSON. A tied tensor is stored once, under its first name; the metadata maps its other names to it. Buffers
 that `state_dict` leaves out (persistent=False) but that a growth has changed can't be rebuilt by the small model's constructor:
-they are stored too, under the prefix `outgrow.buffer/`.
+they are stored too, under the prefix `outgrow.buffer/`. What a faded widening has still to bring in is under `outgrow.fade/`.
 
 Loading replays the history's shapes and settings, draws no random number, and takes every number from the file. Everything is
 checked; on any failure the model is as it was, bit for bit. Nothing here reads or writes pickle.
@@ -28,6 +28,7 @@ from outgrow.apply import Journal
 from outgrow.errors import CheckpointError, Problem
 from outgrow.plan import Plan
 from outgrow.sandbox import tensors_of
+from outgrow.training.drift import STORED, pack_drifts, restore_drifts
 from outgrow.training.fade import gates_of, restore_gates
 from outgrow.training.replay import FRESH, Histories, histories_of, refuse, replay
 
@@ -48,6 +49,7 @@ class Description:
     tensors: Mapping[str, tuple[str, tuple[int, ...]]]  # dtype (as safetensors calls it) and shape by name
     aliases: Mapping[str, str] = field(default_factory=dict)  # further names of tied tensors
     gates: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # fades under way: steps made, and in all, by path
+    drifts: Sequence[Mapping[str, Any]] = ()  # faded widenings under way; see `drift.pack_drifts`
 
 
 def save(model: nn.Module, path: Path) -> None:
@@ -82,17 +84,20 @@ def save(model: nn.Module, path: Path) -> None:
         raise CheckpointError(f"{path}: there is no folder {os.path.dirname(target)}: create it first")
     histories = histories_of(model)
     contents = _contents(model, histories)
-    refuse(f"{path} was not written: the model holds numbers that are not finite", _not_finite(model, contents))
+    facts, amounts = pack_drifts(model)
+    bad = _not_finite(model, {**contents, **amounts})
+    refuse(f"{path} was not written: the model holds numbers that are not finite", bad)
     tensors, aliases = _unique(contents)
     draft = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.{secrets.token_hex(8)}.tmp")
     try:
         plans = {place: [plan.to_json() for plan in plans] for place, plans in histories.items()}
-        about = {"model": type(model).__qualname__, "histories": plans, "aliases": aliases}
+        about: dict[str, Any] = {"model": type(model).__qualname__, "histories": plans, "aliases": aliases}
+        about["drifts"] = facts
         about["gates"] = {place: [gate.done, gate.steps] for place, gate in gates_of(model).items()}
         metadata = {"format": "pt", "outgrow.version": str(VERSION), "outgrow": json.dumps(about, separators=(",", ":"))}
         with open(draft, "xb") as file:  # made here, so that the file gets the usual permissions
             mode = os.fstat(file.fileno()).st_mode
-        save_file(tensors, draft, metadata)
+        save_file({**tensors, **amounts}, draft, metadata)
         os.chmod(draft, mode)
         _sync(draft)
         describe(draft)
@@ -139,6 +144,7 @@ def load(model: nn.Module, path: Path) -> nn.Module:
         about = _describe(path, file)
         stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     misfit = f"{path} does not fit this model ({type(bare).__qualname__}; the file was written for {about.model})"
+    amounts = {name: stored.pop(name) for name in tuple(stored) if name.startswith(STORED)}
     given = {name: stored[about.aliases.get(name, name)] for name in (*stored, *about.aliases)}
     final = {name: tuple(tensor.shape) for name, tensor in given.items() if not name.startswith(BUFFER)}
     journal = Journal()
@@ -147,8 +153,9 @@ def load(model: nn.Module, path: Path) -> nn.Module:
         contents = _contents(bare, about.histories)
         refuse(misfit, _differences(contents, given), FRESH)
         refuse(misfit, _ties(contents, given, about), FRESH)
-        refuse(f"{path} holds numbers that are not finite", _not_finite(bare, given), EARLIER)
+        refuse(f"{path} holds numbers that are not finite", _not_finite(bare, {**given, **amounts}), EARLIER)
         _take(bare, contents, given, new, journal)
+        restore_drifts(bare, about.drifts, amounts, journal)
         restore_gates(bare, about.gates)
     except CheckpointError:
         journal.undo()
@@ -228,6 +235,7 @@ def _describe(path: Path, file: Any) -> Description:
             {name: (slice_.get_dtype(), tuple(slice_.get_shape())) for name, slice_ in slices.items()},
             {alias: name for alias, name in about["aliases"].items() if slices[name]},
             {str(place): (int(done), int(steps)) for place, (done, steps) in about.get("gates", {}).items()},
+            tuple(dict(fact) for fact in about.get("drifts", ())),
         )
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"

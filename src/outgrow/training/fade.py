@@ -1,4 +1,4 @@
-"""Fade-in: new parts behind a gate that goes from 0 to 1 over some optimizer steps, and is then gone.
+"""Fade-in of blocks: new ones behind a gate that goes from 0 to 1 over some optimizer steps, and is then gone.
 
     branch:      y → λ·y            a copied block starts as the identity and ends as itself
     activation:  x → (1 − λ)·x + λ·ψ(x)    NetMorph's P-activation: any ψ is legal where it is inserted
@@ -11,7 +11,8 @@ writes where each gate stands, and `outgrow.load` puts it back.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Set as AbstractSet
+from typing import Any, Protocol
 from weakref import WeakSet
 
 import torch
@@ -27,14 +28,18 @@ class Gate:
         self.owner, self.steps, self.done = owner, steps, done
         self.level = torch.tensor(done / steps)  # a tensor, so that a compiled model need not be compiled again
         self.held: list[nn.Module] = []  # modules whose outputs it holds back
-        _CLOCK.watch(self)
+        CLOCK.watch(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        _CLOCK.watch(self)
+        CLOCK.watch(self)
 
     def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         return output * self.level.to(output)
+
+    def moves_with(self, held: AbstractSet[int]) -> bool:
+        """Whether it goes on when an optimizer that holds these parameters makes a step."""
+        return id(next(self.owner.parameters(), None)) in held
 
     def advance(self) -> None:
         """One step on; at the end the gate goes away."""
@@ -93,31 +98,42 @@ class Ramp(Gate):
             parent._modules[key] = parent.get_submodule(key).get_submodule("activation")
 
 
-class _Clock:
-    """The gates that are open in part. Like the watch for stale optimizers it lives at module level, since torch calls the hook
+class Moving(Protocol):
+    """What optimizer steps move until it is done."""
+
+    steps: int
+    done: int
+
+    def moves_with(self, held: AbstractSet[int]) -> bool: ...
+
+    def advance(self) -> None: ...
+
+
+class Clock:
+    """What is under way. Like the watch for stale optimizers it lives at module level, since torch calls the hook
     for every optimizer of the process. It holds nothing alive."""
 
     def __init__(self) -> None:
-        self.gates: WeakSet[Gate] = WeakSet()
+        self.moving: WeakSet[Moving] = WeakSet()
         self.started = False
 
-    def watch(self, gate: Gate) -> None:
-        if gate.done < gate.steps:
-            self.gates.add(gate)
+    def watch(self, one: Moving) -> None:
+        if one.done < one.steps:
+            self.moving.add(one)
             if not self.started:
                 register_optimizer_step_post_hook(_after_step)
                 self.started = True
 
 
-_CLOCK = _Clock()
+CLOCK = Clock()
 
 
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]} if _CLOCK.gates else set()
-    for gate in [gate for gate in _CLOCK.gates if id(next(gate.owner.parameters(), None)) in held]:
-        gate.advance()
-        if gate.done >= gate.steps:
-            _CLOCK.gates.discard(gate)
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]} if CLOCK.moving else set()
+    for one in [one for one in CLOCK.moving if one.moves_with(held)]:
+        one.advance()
+        if one.done >= one.steps:
+            CLOCK.moving.discard(one)
 
 
 def close_gates(blocks: Sequence[nn.Module], paths: Sequence[str], steps: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from outgrow.admit import check_module
+from outgrow.admit import check_fade, check_module
 from outgrow.apply import Journal, apply_setting
 from outgrow.errors import MethodError, Problem, SelectionError, SizeError, TraceError
 from outgrow.plan import Change, Insert, Plan, joined
@@ -56,8 +56,7 @@ class Deepen:
             raise SizeError(f"count={self.count!r}: write how many blocks to add, a whole number above 0")
         if self.method not in METHODS:
             raise MethodError(f"method={self.method!r}: write one of {', '.join(map(repr, METHODS))}")
-        if self.fade is not None and (type(self.fade) is not int or self.fade < 1):
-            raise SizeError(f"fade={self.fade!r}: write over how many optimizer steps, a whole number above 0")
+        check_fade(self.fade)
         if self.fade is not None and self.method in ("r2r", "r2r-paper"):
             raise MethodError("r2r is exact without a fade: write method='copy' (the default with fade=), or leave fade out")
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from outgrow.admit import check_fade
 from outgrow.errors import MethodError, Problem, SelectionError, SizeError
 from outgrow.plan import Change, Insertion, Plan, Setting
 from outgrow.volumes import Anatomy
@@ -23,13 +24,16 @@ from outgrow.volumes import Anatomy
 class Kernel:
     """A request to enlarge the kernel of the convolution `where` to `size`, one number or one an axis.
 
+    fade: over how many optimizer steps what is new comes in, to drawn values; it starts at zero.
+
     Example:
         >>> Kernel("conv1", 9)
-        Kernel(where='conv1', size=9)
+        Kernel(where='conv1', size=9, fade=None)
     """
 
     where: str
     size: int | Sequence[int]
+    fade: int | None = None
 
     def __post_init__(self) -> None:
         sizes = [self.size] if isinstance(self.size, int) else self.size
@@ -37,6 +41,7 @@ class Kernel:
             raise SelectionError(f"where={self.where!r}: write the path of a convolution, e.g. 'conv1'")
         if not isinstance(sizes, Sequence) or not all(type(size) is int and size > 0 for size in sizes):
             raise SizeError(f"size={self.size!r}: write a whole number, or one for each axis, e.g. (3, 7)")
+        check_fade(self.fade)
 
 
 def kernel_plan(model: nn.Module, anatomy: Anatomy, request: Kernel, seed: int) -> Plan:
@@ -60,7 +65,7 @@ def kernel_plan(model: nn.Module, anatomy: Anatomy, request: Kernel, seed: int) 
         if new[axis] > old[axis]:
             kept = range(front, front + old[axis])
             at = tuple(position for position in range(new[axis]) if position not in kept)
-            edits.append(Insertion(weight, 2 + axis, old[axis], at, (0,) * len(at), "zero", runs=1, length=1))
+            edits.append(_ring(weight, 2 + axis, old[axis], at, request.fade))
     settings = [Setting(path, "kernel_size", old, new)]
     if layer.padding != "same":
         before: Any = (0,) * len(old) if layer.padding == "valid" else layer.padding
@@ -69,8 +74,18 @@ def kernel_plan(model: nn.Module, anatomy: Anatomy, request: Kernel, seed: int) 
     twice = "_reversed_padding_repeated_twice"
     if twice in vars(layer):
         settings.append(Setting(path, twice, list(vars(layer)[twice]), _reversed(layer, fronts, old, new)))
-    changes = (Change(f"{path} (kernel)", old[0], new[0], "netmorph"),)
+    method = f"random, faded in over {request.fade} steps" if request.fade else "netmorph"
+    changes = (Change(f"{path} (kernel)", old[0], new[0], method),)
     return Plan(changes, tuple(edits), tuple(settings), seed)
+
+
+def _ring(weight: str, axis: int, size: int, at: tuple[int, ...], fade: int | None) -> Insertion:
+    """What is around the old kernel along an axis: zeros, or what comes from zero to drawn values."""
+    if fade is None:
+        return Insertion(weight, axis, size, at, (0,) * len(at), "zero")
+    return Insertion(
+        weight, axis, size, at, (0,) * len(at), "free", draws=tuple(range(len(at))), signs=(1.0,) * len(at), fade=fade
+    )
 
 
 def _reversed(layer: Any, fronts: Sequence[int], old: Sequence[int], new: Sequence[int]) -> list[int]:

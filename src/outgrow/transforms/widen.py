@@ -9,6 +9,7 @@ from numbers import Integral, Real
 
 import numpy as np
 
+from outgrow.admit import check_fade
 from outgrow.draft import Choice, irregular
 from outgrow.errors import MethodError, Problem, SelectionError, SizeError
 from outgrow.methods import Method, candidates
@@ -23,9 +24,11 @@ MOST = 2**20  # units that a volume can gain at once: a slip of the finger, rath
 class Widen:
     """More units for the volumes that `where` selects; exactly one of `factor`, `by` and `to` says how many.
 
+    fade: over how many optimizer steps new units come in: they are drawn, and what reads them starts at zero.
+
     Example:
         >>> Widen("layer1.*", factor=1.5)
-        Widen(where='layer1.*', factor=1.5, by=None, to=None, method='auto', residual='stream')
+        Widen(where='layer1.*', factor=1.5, by=None, to=None, method='auto', residual='stream', fade=None)
     """
 
     where: str | Sequence[str] = "*"
@@ -34,6 +37,7 @@ class Widen:
     to: int | None = None
     method: str | Method = "auto"
     residual: str = "stream"
+    fade: int | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in ("factor", "by", "to") if getattr(self, name) is not None]
@@ -55,6 +59,10 @@ class Widen:
             raise SizeError(f"to={self.to!r} is no size: write a whole number of units")
         if not isinstance(self.where, Collection) or not all(isinstance(pattern, str) for pattern in self.where):
             raise SelectionError(f"where={self.where!r}: write a name or a glob such as 'layer1.*', or a list of them")
+        check_fade(self.fade)
+        candidates(self.method, self.fade)
+        if self.residual == "fold" and self.fade is not None:
+            raise MethodError("a folded residual goes on from pairs, which are exact without a fade: leave fade= out")
         if self.residual not in ("stream", "fold"):
             raise MethodError(
                 f"residual={self.residual!r}: write 'stream' (widen whole streams) or 'fold' (the paper's folded residual)"
@@ -172,7 +180,7 @@ def _choice(anatomy: Anatomy, volume: Volume, request: Widen, exact: bool) -> tu
         return None, problem.reason
     reasons: list[str] = []
     misfits: list[SizeError] = []
-    for method in candidates(request.method):
+    for method in candidates(request.method, request.fade):
         verdict = judge(anatomy, volume, method.state)
         if verdict.refusal and method.exact:
             reasons.append(f"{method.name}: {verdict.refusal}")
