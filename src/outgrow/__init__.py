@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "R2R",
+    "Branch",
     "Deepen",
     "Fold",
     "Growth",
@@ -24,9 +25,11 @@ __all__ = [
     "Net2Net",
     "NetMorph",
     "PActivation",
+    "Parallel",
     "RandomPad",
     "ResidualBlock",
     "Widen",
+    "branch",
     "deepen",
     "grow",
     "kernel",

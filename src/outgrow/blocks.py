@@ -1,11 +1,11 @@
-"""Modules that a deepening builds where a model has no blocks of its own: a residual block, and a single layer.
+"""Modules that a growth builds where a model has none of its own: a residual block, a single layer, a branch.
 
 Each is described by plain data, so that a history can build it again on a fresh model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from outgrow.training.fade import PActivation
 
 LINEAR = 0
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+LAYERS: dict[str, Any] = {kind.__name__: kind for kind in (nn.Linear, *CONVOLUTIONS.values(), *TRANSPOSED.values())}
 NORMS = {LINEAR: nn.BatchNorm1d, 1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
 
@@ -68,12 +70,48 @@ class ResidualBlock(nn.Module):
         return result
 
 
+class Parallel(nn.Module):
+    """The sum of what its children make of one input: a module of the model, and the branches that were put beside it.
+
+    Further arguments go to the module, and to branches that are copies of it.
+
+    Example:
+        >>> Parallel(nn.Identity(), nn.Identity())(torch.ones(2)).tolist()
+        [2.0, 2.0]
+    """
+
+    def __init__(self, *children: nn.Module) -> None:
+        super().__init__()
+        for index, child in enumerate(children):
+            self.add_module(str(index), child)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        main, *branches = self.children()
+        x = args[0] if args else next(iter(kwargs.values()))
+        result: Tensor = main(*args, **kwargs)
+        for branch in branches:
+            result = result + (branch(*args, **kwargs) if type(branch) is type(main) else branch(x))
+        return result
+
+
+def branch(first: Mapping[str, Any], channels: int, layers: int, dims: int, norm: bool, activation: str) -> nn.Sequential:
+    """A first layer that is described in full, and further ones that keep the size of what it puts out."""
+    options = dict(first)
+    layer = LAYERS[options.pop("type")](**options)
+    hidden = layer.out_features if dims == LINEAR else layer.out_channels
+    parts: list[nn.Module] = [layer]
+    for index in range(1, layers):
+        parts += [NORMS[dims](hidden)] if norm else []
+        parts += [getattr(nn, activation)(), make_layer(dims, hidden, channels if index == layers - 1 else hidden, 1)]
+    return nn.Sequential(*parts)
+
+
 def build(made: Mapping[str, Any], like: Tensor) -> nn.Module:
     """A module from its description, on the device and in the type of a tensor."""
     options = {key: value for key, value in made.items() if key not in ("kind", "seed")}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(made.get("seed", 0))
-        block: nn.Module = ResidualBlock(**options) if made["kind"] == "residual" else single_layer(**options)
+        block: nn.Module = KINDS[made["kind"]](**options)
     return block.to(like.device, like.dtype)
 
 
@@ -90,6 +128,9 @@ def single_layer(
     if bent is not None:
         parts.insert(0 if leading else len(parts), PActivation(bent, soft) if soft else bent)
     return nn.Sequential(*parts)
+
+
+KINDS: dict[str, Callable[..., nn.Module]] = {"residual": ResidualBlock, "layer": single_layer, "branch": branch}
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from outgrow.flops import count_flops
 from outgrow.graft import apply_grafts
 from outgrow.methods import Method
 from outgrow.methods.base import Init
-from outgrow.plan import Plan, joined
+from outgrow.plan import Plan, joined, renamed
 from outgrow.predict import Prediction
 from outgrow.sandbox import random_state, tensors_of
 from outgrow.settle import settle
@@ -35,7 +35,8 @@ from outgrow.training.drift import grow_drifts
 from outgrow.training.history import remember
 from outgrow.training.optimizer import adopt, grow_optimizers
 from outgrow.training.stale import shapes_before, watch_for_stale
-from outgrow.transforms.deepen import Deepen, deepen_step, renamed
+from outgrow.transforms.branch import Branch, branch_step
+from outgrow.transforms.deepen import Deepen, deepen_step
 from outgrow.transforms.fold import fold_residuals
 from outgrow.transforms.kernel import Kernel, kernel_plan
 from outgrow.transforms.widen import Skip, Widen
@@ -87,7 +88,7 @@ class Growth:
 def grow(
     model: nn.Module,
     example: Example,
-    *transforms: Widen | Deepen | Kernel,
+    *transforms: Widen | Deepen | Kernel | Branch,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     average: nn.Module | Sequence[nn.Module] | None = None,
     seed: int = 0,
@@ -98,8 +99,8 @@ def grow(
     Args:
         model: any module that runs on the example; it is changed in place.
         example: a tensor, a tuple of arguments, or a dict of keyword arguments.
-        transforms: what to grow, e.g. `outgrow.Widen("layer1.*", factor=1.5)`, `outgrow.Deepen(after="layer2.1")` or
-            `outgrow.Kernel("conv1", 9)`; all names are those of the model as it is.
+        transforms: what to grow, e.g. `outgrow.Widen("layer1.*", factor=1.5)`, `outgrow.Deepen(after="layer2.1")`,
+            `outgrow.Kernel("conv1", 9)` or `outgrow.Branch(beside="layer3")`; all names are those of the model as it is.
         optimizer: one or several optimizers whose state follows.
         average: averaged copies of the model (EMA, SWA) that grow by the same plan.
         seed: for the free values; the global random state is neither read nor changed.
@@ -113,7 +114,7 @@ def grow(
     """
     if not transforms:
         raise GrowthError("nothing to do: pass at least one transform, e.g. outgrow.Widen('*', factor=1.5)")
-    strangers = [transform for transform in transforms if not isinstance(transform, (Widen, Deepen, Kernel))]
+    strangers = [transform for transform in transforms if not isinstance(transform, (Widen, Deepen, Kernel, Branch))]
     if strangers:
         raise GrowthError(f"{strangers[0]!r} is no transform: write e.g. outgrow.Widen('*', factor=1.5)")
     started = time.perf_counter()
@@ -133,7 +134,9 @@ def grow(
             if widenings:
                 work.widen(work.anatomy(anatomy), widenings)
             for deepening in (transform for transform in transforms if isinstance(transform, Deepen)):
-                work.deepen(renamed(deepening, work.plans))
+                work.deepen(replace(deepening, after=renamed(deepening.after, work.plans)))
+            for branch in (transform for transform in transforms if isinstance(transform, Branch)):
+                work.branch(replace(branch, beside=renamed(branch.beside, work.plans)))
             shape = [value.shape for value in anatomy.reading.trace.values]
             flops = count_flops(anatomy.reading.trace, shape.__getitem__), work.flops(anatomy)
             preserving = all(change.exact for plan in work.plans for change in plan.changes)
@@ -213,6 +216,12 @@ class Work:
         for plan in plans:
             self.carry_out(replace(plan, settings=()))
             self.plans[-1] = plan  # its settings are made already
+        self._after = None
+
+    def branch(self, request: Branch) -> None:
+        plan, sources = branch_step([self.model, *self.copies], self.example, request, self.seed, self.journal)
+        self.added += adopt(self.optimizers, self.model, sources, self.journal)
+        self.plans.append(plan)
         self._after = None
 
 
@@ -322,6 +331,40 @@ def kernel(
         Conv2d(1, 4, kernel_size=(5, 5), stride=(1, 1), padding=(2, 2))
     """
     request = Kernel(where, size, fade)
+    return grow(model, example, request, optimizer=optimizer, average=average, seed=seed, check=check)
+
+
+def branch(
+    model: nn.Module,
+    example: Example,
+    beside: str,
+    *,
+    method: str = "auto",
+    layers: int | None = None,
+    hidden: int | None = None,
+    fade: int | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    average: nn.Module | Sequence[nn.Module] | None = None,
+    seed: int = 0,
+    check: bool = True,
+) -> Growth:
+    """Put a branch beside a module, m(x) → m(x) + b(x), without changing what the model computes: b is zero at first.
+
+    Args:
+        beside: the path of a layer or a stage that turns one tensor into another.
+        method: "auto" or "r2r" (zero by pairs), "netmorph" (zero by its last layer); "copy" (of the module) and "random", which
+            preserve the function only with `fade`.
+        layers, hidden: build a branch of so many layers and hidden units; without, a copy of the module is made zero, or
+            beside a single layer a branch of two is built.
+        fade: over how many optimizer steps the branch sets in.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        >>> growth = branch(model, torch.zeros(1, 3), "0", hidden=6)
+        >>> growth.plan.renamed("0.weight"), sorted(model[0].state_dict())
+        ('0.0.weight', ['0.bias', '0.weight', '1.0.bias', '1.0.weight', '1.2.bias', '1.2.weight'])
+    """
+    request = Branch(beside, method, layers, hidden, fade)
     return grow(model, example, request, optimizer=optimizer, average=average, seed=seed, check=check)
 
 

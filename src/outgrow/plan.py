@@ -105,7 +105,7 @@ class Insert:
     """A new child of a container. Those behind it get the next number, if they have numbers.
 
     It is a copy of one of the other children, or built from a description. A module that stands alone is put into an
-    nn.Sequential of its own first (`wraps`): it is then called 0 there.
+    nn.Sequential of its own first (`wraps`), or into an `outgrow.Parallel` (`beside` too): it is then called 0 there.
     """
 
     container: str  # its path; "" is the model itself
@@ -116,6 +116,7 @@ class Insert:
     first: int = 0
     made: tuple[tuple[str, Any], ...] = ()
     wraps: bool = False
+    beside: bool = False
 
     @property
     def path(self) -> str:
@@ -223,6 +224,13 @@ def joined(plans: Sequence[Plan]) -> Plan:
         return plans[0]
     parts = ("changes", "edits", "settings", "grafts", "inserts")
     return Plan(seed=plans[0].seed, **{part: tuple(item for plan in plans for item in getattr(plan, part)) for part in parts})
+
+
+def renamed(name: str, plans: Sequence[Plan]) -> str:
+    """What a module or tensor is called after further growths."""
+    for plan in plans:
+        name = plan.renamed(name)
+    return name
 
 
 def _pack(edit: Edit) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """The public names: the table of contents of the package."""
 
 from outgrow.anatomy import volumes as volumes
+from outgrow.blocks import Parallel as Parallel
 from outgrow.blocks import ResidualBlock as ResidualBlock
 from outgrow.errors import GrowthError as GrowthError
 from outgrow.folded import Fold as Fold
 from outgrow.grow import Growth as Growth
+from outgrow.grow import branch as branch
 from outgrow.grow import deepen as deepen
 from outgrow.grow import grow as grow
 from outgrow.grow import kernel as kernel
@@ -17,6 +19,7 @@ from outgrow.methods import RandomPad as RandomPad
 from outgrow.training.checkpoint import load as load
 from outgrow.training.checkpoint import save as save
 from outgrow.training.fade import PActivation as PActivation
+from outgrow.transforms.branch import Branch as Branch
 from outgrow.transforms.deepen import Deepen as Deepen
 from outgrow.transforms.deepen import places as places
 from outgrow.transforms.kernel import Kernel as Kernel

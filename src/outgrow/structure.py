@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from outgrow.apply import Journal
-from outgrow.blocks import build
+from outgrow.blocks import Parallel, build
 from outgrow.errors import TraceError
 from outgrow.plan import Insert, Setting
 from outgrow.sandbox import untouched
@@ -51,7 +51,7 @@ def numbering(container: nn.Module) -> tuple[str, int] | None:
 def apply_insert(model: nn.Module, insert: Insert, journal: Journal) -> nn.Module:
     """Put a copy of a sibling, or a module that is built, into a container; returns it."""
     if insert.wraps:
-        _wrap(model, insert.container, journal)
+        _wrap(model, insert, journal)
     container = model.get_submodule(insert.container)
     before = dict(container._modules)
     keys, modules = list(before), list(before.values())
@@ -75,11 +75,12 @@ def apply_insert(model: nn.Module, insert: Insert, journal: Journal) -> nn.Modul
     return new
 
 
-def _wrap(model: nn.Module, path: str, journal: Journal) -> None:
-    """Put a module into an nn.Sequential that takes its place."""
+def _wrap(model: nn.Module, insert: Insert, journal: Journal) -> None:
+    """Put a module into an nn.Sequential, or a Parallel, that takes its place."""
+    path = insert.container
     parent = model.get_submodule(path.rpartition(".")[0])
     module = model.get_submodule(path)
-    wrapped = nn.Sequential(module)
+    wrapped = Parallel(module) if insert.beside else nn.Sequential(module)
     wrapped.training = module.training
     _put_children(parent, {**parent._modules, path.rpartition(".")[2]: wrapped}, journal)
 
@@ -206,3 +207,14 @@ def depths(model: nn.Module, container_path: str, at: int, source: int, old: int
         if not path:
             return settings
         path = path.rpartition(".")[0]
+
+
+@torch.no_grad()
+def draw_anew(block: nn.Module, seed: int) -> None:
+    """Give all layers of a block that know how to start new numbers."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for module in block.modules():
+            reset: Any = getattr(module, "reset_parameters", None)
+            if callable(reset):
+                reset()

@@ -59,10 +59,13 @@ class Zeroing:
 
 
 class Search:
-    """Follows an output back to what must be paired or set to zero."""
+    """Follows an output back to what must be paired or set to zero.
 
-    def __init__(self, anatomy: Anatomy, literal: bool) -> None:
-        self.anatomy, self.literal = anatomy, literal
+    literal: pair weights before a batch norm too. pairs: or else the last weights become zero (NetMorph's rule).
+    """
+
+    def __init__(self, anatomy: Anatomy, literal: bool = False, pairs: bool = True) -> None:
+        self.anatomy, self.literal, self.pairs = anatomy, literal, pairs
         self.reading = anatomy.reading
         self.pairings: list[Pairing] = []
         self.zeros: list[str] = []
@@ -132,7 +135,10 @@ class Search:
         if not effect.contracted:
             return self._either(data.value, weight.value)
         for key in {key for labels in columns for key in self.anatomy.born(labels)}:
-            self._pair(key, columns, place)
+            if self.pairs:
+                self._pair(key, columns, place)
+            else:
+                self.zeros.append(key[0])
         if effect.bias is not None:
             self.zero(effect.bias)
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from outgrow.apply import Journal
 from outgrow.errors import CheckpointError, Problem
-from outgrow.plan import Plan
+from outgrow.plan import Plan, renamed
 from outgrow.sandbox import tensors_of
 from outgrow.training.drift import STORED, pack_drifts, restore_drifts
 from outgrow.training.fade import gates_of, restore_gates
@@ -271,13 +271,6 @@ def _contents(model: nn.Module, histories: Histories) -> dict[str, Tensor]:
         if id(buffer) in edited - known:
             contents[BUFFER + name] = buffer
     return contents
-
-
-def renamed(name: str, plans: Sequence[Plan]) -> str:
-    """What a tensor is called after further growths."""
-    for plan in plans:
-        name = plan.renamed(name)
-    return name
 
 
 def _unique(contents: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

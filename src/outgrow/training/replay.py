@@ -119,7 +119,8 @@ def _tried(
         where = ".".join(filter(None, (place, insert.container)))
         try:
             part = model.get_submodule(place)
-            children = list(part.get_submodule(insert.container).children())
+            container = part.get_submodule(insert.container)
+            children = [container] if insert.wraps else list(container.children())
             source = None if insert.made else children[insert.copy_of]
         except (AttributeError, IndexError):
             return {}, [Problem(where, "the model has no such module, or not that many blocks in it")]

@@ -13,15 +13,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from outgrow.admit import check_fade, check_module
 from outgrow.apply import Journal, apply_setting
+from outgrow.blocks import Parallel
 from outgrow.errors import MethodError, Problem, SelectionError, SizeError, TraceError
 from outgrow.plan import Change, Insert, Plan, joined
 from outgrow.residual import Identity, identity_of
-from outgrow.structure import CONTAINERS, Call, apply_insert, calls_of, counters, depths, numbering, renumbering, signature
+from outgrow.structure import (
+    CONTAINERS,
+    Call,
+    apply_insert,
+    calls_of,
+    counters,
+    depths,
+    draw_anew,
+    numbering,
+    renumbering,
+    signature,
+)
 from outgrow.trace import Example, outputs_in
 from outgrow.training.fade import close_gates
 from outgrow.transforms.plain import LAYERS, is_activation, legal, plain_step
@@ -159,15 +170,9 @@ def _containers(model: nn.Module) -> list[tuple[str, nn.Module]]:
 def _holds_blocks(module: nn.Module) -> bool:
     """A container of torch's, or a module whose children are all of one class (and are run in turn, if we are lucky)."""
     kinds = {type(child) for child in module.children()}
+    if isinstance(module, Parallel):
+        return False
     return (isinstance(module, CONTAINERS) and bool(kinds)) or (len(kinds) == 1 and len(module._modules) > 1)
-
-
-def renamed(request: Deepen, plans: Sequence[Plan]) -> Deepen:
-    """A request by the name that its place has after other growths."""
-    after = request.after
-    for plan in plans:
-        after = plan.renamed(after)
-    return replace(request, after=after)
 
 
 def deepen_step(
@@ -241,7 +246,7 @@ def _own_kind(
         blocks = [apply_insert(one, insert, journal) for one in models]
         for block in blocks:
             if request.method == "random":
-                _draw_anew(block, seed + step)
+                draw_anew(block, seed + step)
             if template.identity is not None:
                 carry_out(block, template.identity.anatomy, template.identity.zeroing)
         if template.identity is not None and request.fade:
@@ -327,16 +332,6 @@ def _period(kinds: Sequence[Any]) -> int:
         if all(a == b for a, b in pairs if a is not None and b is not None):
             return period
     return len(kinds)
-
-
-@torch.no_grad()
-def _draw_anew(block: nn.Module, seed: int) -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        for module in block.modules():
-            reset: Any = getattr(module, "reset_parameters", None)
-            if callable(reset):
-                reset()
 
 
 def _check_called(model: nn.Module, example: Example, plan: Plan, before: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from outgrow.apply import Journal
-from outgrow.blocks import CONVOLUTIONS, LINEAR, make_identity, make_rotation
+from outgrow.blocks import CONVOLUTIONS, LINEAR, TRANSPOSED, make_identity, make_rotation
 from outgrow.fill import rotation
 from outgrow.plan import Edit, Insert, Plan, Rotation
 from outgrow.residual import by_itself, idempotent, identity_of
@@ -31,7 +31,7 @@ from outgrow.zeroing import NotZero, carry_out
 
 LEAST = 16  # hidden units of a residual block: a few pairs alone may all be dead behind a ReLU
 METHODS = ("r2r", "residual", "net2net", "netmorph")
-LAYERS = (nn.Linear, *CONVOLUTIONS.values(), nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+LAYERS = (nn.Linear, *CONVOLUTIONS.values(), *TRANSPOSED.values())
 SIMPLE = "ReLU GELU SiLU Tanh Sigmoid Hardswish Hardsigmoid ELU SELU CELU LeakyReLU Softplus Mish ReLU6 Softsign".split()
 ACTIVATIONS = {"relu": "ReLU"}  # idempotent ones, by the class that computes them
 
@@ -45,21 +45,30 @@ def behind(model: nn.Module, path: str, calls: Sequence[Call]) -> tuple[Tensor, 
         raise NotZero("it is called with more than one argument")
     if not isinstance(output, Tensor) or not output.is_floating_point() or output.ndim < 2:
         raise NotZero("it puts out no tensor of features")
-    modules = list(model.named_modules())
-    last = max(index for index, (name, _) in enumerate(modules) if name == path or name.startswith(f"{path}."))
-    before = [module for _, module in reversed(modules[: last + 1])]
-    layer: Any = next((module for module in before if isinstance(module, LAYERS)), None)
+    layer: Any = next((module for module in _up_to(model, path) if isinstance(module, LAYERS)), None)
     if layer is None:
         raise NotZero("no layer comes before it")
     dims = LINEAR if isinstance(layer, nn.Linear) else len(layer.kernel_size)
     if dims and (output.ndim != dims + 2 or output.shape[1] != layer.out_channels):
         dims = LINEAR
-    activation = next((type(module).__name__ for module in before if is_activation(module)), "ReLU")
-    beside = model.get_submodule(path.rpartition(".")[0]).modules()
-    norm = dims > 0 and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in beside)
+    activation, norm = surroundings(model, path, dims)
     kernel = 3 if dims and min(output.shape[2:]) > 1 else 1
     channels = output.shape[1] if dims else output.shape[-1]
     return output, {"channels": channels, "dims": dims, "kernel": kernel, "norm": norm, "activation": activation}
+
+
+def _up_to(model: nn.Module, path: str) -> list[nn.Module]:
+    """Modules from the last part of one back to the model's first."""
+    modules = list(model.named_modules())
+    last = max(index for index, (name, _) in enumerate(modules) if name == path or name.startswith(f"{path}."))
+    return [module for _, module in reversed(modules[: last + 1])]
+
+
+def surroundings(model: nn.Module, path: str, dims: int) -> tuple[str, bool]:
+    """The activation that is usual before a module's end, and whether batch norms are usual beside it."""
+    activation = next((type(module).__name__ for module in _up_to(model, path) if is_activation(module)), "ReLU")
+    beside = model.get_submodule(path.rpartition(".")[0]).modules()
+    return activation, dims > 0 and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in beside)
 
 
 def is_activation(module: nn.Module) -> bool:
@@ -159,7 +168,7 @@ def plain_step(
     link_ramps(blocks)
     edits: list[Edit] = []
     if method == "netmorph":
-        axis = 1 if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)) else 0
+        axis = 1 if isinstance(module, tuple(TRANSPOSED.values())) else 0
         name = insert.renamed(after)
         edits.append(Rotation(f"{name}.weight", axis, made["channels"], draw))
         if module.bias is not None:

@@ -1,0 +1,193 @@
+"""Sub-net morphing: a branch beside a layer or a stage, which adds nothing at first (Network Morphism, §3.6).
+
+    m(x)  →  m(x) + b(x),   b zero by pairs, with dense weights (r2r), or by a last layer of zeros (netmorph)
+
+Beside a module with layers of its own, b is a copy of it, if that can be made zero; beside a single layer, or where layers= or
+hidden= ask for it, b is built: a layer like m, or one that halves as m does, then activations and layers of size one. Both
+stand in an `outgrow.Parallel`, which takes the place of m.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from outgrow.admit import check_fade
+from outgrow.apply import Journal
+from outgrow.blocks import CONVOLUTIONS, LAYERS, LINEAR, Parallel
+from outgrow.errors import MethodError, Problem, SelectionError, SizeError
+from outgrow.plan import Change, Insert, Plan
+from outgrow.residual import by_itself
+from outgrow.structure import Call, apply_insert, calls_of, draw_anew
+from outgrow.trace import Example
+from outgrow.training.fade import close_gates
+from outgrow.transforms.plain import LEAST, surroundings
+from outgrow.zeroing import NotZero, Search, Zeroing, carry_out
+
+METHODS = ("auto", "r2r", "netmorph", "copy", "random")
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A request to put a branch beside the module `beside`.
+
+    method: "auto" or "r2r" (zero by pairs), "netmorph" (zero by its last layer); "copy" (of the module) and "random", which
+    preserve the function only with `fade`: over how many optimizer steps the branch sets in.
+    layers, hidden: build a branch of so many layers (2 by default) and hidden units, rather than to copy the module.
+
+    Example:
+        >>> Branch(beside="layer2", method="netmorph").fade is None
+        True
+    """
+
+    beside: str
+    method: str = "auto"
+    layers: int | None = None
+    hidden: int | None = None
+    fade: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.beside, str) or not self.beside:
+            raise SelectionError(f"beside={self.beside!r}: write the path of a module, e.g. beside='layer2'")
+        if self.method not in METHODS:
+            raise MethodError(f"method={self.method!r}: write one of {', '.join(map(repr, METHODS))}")
+        if self.layers is not None and (type(self.layers) is not int or self.layers < 2):
+            raise SizeError(f"layers={self.layers!r}: a branch that can be zero and learn has two layers or more")
+        if self.hidden is not None and (type(self.hidden) is not int or self.hidden < 2):
+            raise SizeError(f"hidden={self.hidden!r}: write how many hidden units, two or more")
+        check_fade(self.fade)
+        if self.fade is not None and self.method in ("r2r", "netmorph"):
+            raise MethodError(f"{self.method} is exact without a fade: write method='copy' or 'random', or leave fade= out")
+        if self.method == "copy" and (self.layers or self.hidden):
+            raise MethodError("a copy has the layers that it has: leave layers= and hidden= out, or write method='random'")
+
+    @property
+    def exact(self) -> bool:
+        return self.fade is not None or self.method not in ("copy", "random")
+
+    @property
+    def kind(self) -> str:
+        """The method, by its name."""
+        usual = "r2r" if self.fade is None else "copy"
+        return usual if self.method == "auto" else self.method
+
+
+def branch_step(
+    models: Sequence[nn.Module], example: Example, request: Branch, seed: int, journal: Journal
+) -> tuple[Plan, list[tuple[str, str]]]:
+    """Put the branch into a model and its averaged copies; the plan, and the branch's path with that of its like."""
+    model, path = models[0], request.beside
+    try:
+        module = model.get_submodule(path)
+    except AttributeError:
+        names = ", ".join([name for name, _ in model.named_modules() if name][:8])
+        raise SelectionError(f"the model has no module {path!r}: those are {names} …") from None
+    try:
+        call = _only(calls_of(model, example, [path])[path])
+        given, output = _tensors(call)
+        there = list(module.children()) if isinstance(module, Parallel) else []
+        main = there[0] if there else module
+        made, zeroing = _branch(model, main, path, call, request, seed)
+    except NotZero as reason:
+        raise MethodError("no branch can be put there", [Problem(path, str(reason))]) from None
+    insert = Insert(
+        path,
+        max(len(there), 1),
+        -1 if made else 0,
+        str(max(len(there), 1)),
+        "",
+        0,
+        tuple(sorted(made.items())),
+        not there,
+        True,
+    )
+    blocks = [apply_insert(one, insert, journal) for one in models]
+    for block in blocks:
+        if request.kind == "random" and not made:
+            draw_anew(block, seed)
+        if zeroing is None and request.exact and request.fade is None:
+            zeroing = _zeroing(block, Call((given,), output), request)
+        if zeroing is not None:
+            carry_out(block, *zeroing)
+    if request.fade is not None:
+        close_gates(blocks, [""], request.fade)
+    name = request.kind + (f", faded in over {request.fade} steps" if request.fade else "")
+    change = Change(f"beside {path}", max(len(there), 1), max(len(there), 1) + 1, name, request.exact)
+    return Plan((change,), (), seed=seed, inserts=(insert,)), [(insert.path, f"{path}.0")]
+
+
+def _only(calls: Sequence[Call]) -> Call:
+    if len(calls) != 1:
+        raise NotZero("the example does not run it" if not calls else f"it runs {len(calls)} times in one pass")
+    return calls[0]
+
+
+def _tensors(call: Call) -> tuple[Tensor, Tensor]:
+    """What a module was given first, and what it made of it."""
+    example, output = call.example, call.output
+    given = next(iter(example.values() if isinstance(example, dict) else example), None)
+    if not isinstance(given, Tensor) or not isinstance(output, Tensor):
+        raise NotZero("it does not turn a tensor into another tensor")
+    if not given.is_floating_point() or min(given.ndim, output.ndim) < 2:
+        raise NotZero("it does not turn features into features")
+    return given, output
+
+
+def _branch(model: nn.Module, main: nn.Module, path: str, call: Call, request: Branch, seed: int) -> tuple[dict[str, Any], Any]:
+    """The description of a branch to build, or none where a copy is to be made zero as is told."""
+    wanted = request.layers or request.hidden or type(main).__name__ in LAYERS or not len(main._modules)
+    reason = ""
+    if request.kind == "copy" or not wanted:
+        if request.kind in ("copy", "random"):
+            return {}, None
+        try:
+            return {}, _zeroing(main, call, request)
+        except NotZero as no:
+            reason = f"a copy of it can't be made zero ({no}), and "
+    first, dims, channels = _first(main, *_tensors(call), request.hidden, reason)
+    activation, norm = surroundings(model, path, dims)
+    made = {"kind": "branch", "first": first, "channels": channels, "layers": request.layers or 2, "dims": dims}
+    return {**made, "norm": norm, "activation": activation, "seed": seed}, None
+
+
+def _zeroing(block: nn.Module, given: Call, request: Branch) -> Any:
+    """How to make what a module puts out zero."""
+    anatomy = by_itself(block, given)
+    search = Search(anatomy, pairs=request.kind != "netmorph")
+    for output in anatomy.reading.trace.outputs:
+        search.zero(output)
+    zeroing: Zeroing = search.found()
+    return anatomy, zeroing
+
+
+def _first(main: nn.Module, given: Tensor, output: Tensor, hidden: int | None, reason: str) -> tuple[dict[str, Any], int, int]:
+    """The first layer of a branch: like the layer it stands beside, or one that makes the same shape; dims, and channels."""
+    kind = type(main).__name__
+    if kind == "Linear" or (kind not in LAYERS and given.shape[:-1] == output.shape[:-1] and given.ndim < 4):
+        channels = output.shape[-1]
+        units = hidden or max(channels + channels % 2, LEAST)
+        return {"type": "Linear", "in_features": given.shape[-1], "out_features": units}, LINEAR, channels
+    dims, channels = given.ndim - 2, output.shape[1]
+    units = hidden or max(channels + channels % 2, LEAST)
+    ends = {"in_channels": given.shape[1], "out_channels": units}
+    if kind in LAYERS:
+        names = (
+            "kernel_size",
+            "stride",
+            "padding",
+            "dilation",
+            "padding_mode",
+            *(("output_padding",) if "Transpose" in kind else ()),
+        )
+        like = {name: getattr(main, name) for name in names}
+        return {"type": kind, **ends, **{n: list(v) if isinstance(v, tuple) else v for n, v in like.items()}}, dims, channels
+    if dims not in CONVOLUTIONS or output.ndim != given.ndim:
+        raise NotZero(f"{reason}no layer turns {tuple(given.shape)} into {tuple(output.shape)}")
+    strides = [max(1, -(-a // b)) for a, b in zip(given.shape[2:], output.shape[2:], strict=True)]
+    made = tuple((size - 1) // stride + 1 for size, stride in zip(given.shape[2:], strides, strict=True))
+    if made != tuple(output.shape[2:]):
+        raise NotZero(f"{reason}no convolution with a stride turns {tuple(given.shape)} into {tuple(output.shape)}")
+    return {"type": CONVOLUTIONS[dims].__name__, **ends, "kernel_size": 3, "stride": strides, "padding": 1}, dims, channels
