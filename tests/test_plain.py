@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -101,3 +102,33 @@ def test_the_moments_of_a_split_layer_turn_with_it() -> None:
     model.zero_grad()
     model(X).square().sum().backward()
     assert distance(model[0].weight.grad, carried) < 1e-10
+
+
+@pytest.mark.parametrize("layers", [2, 3, 5])
+@pytest.mark.parametrize("fade", [None, 3])
+def test_a_residual_block_has_as_many_layers_as_asked(layers: int, fade: int | None) -> None:
+    model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+    old, x = copy.deepcopy(model), torch.randn(5, 3, dtype=torch.float64)
+    growth = outgrow.deepen(model, x, "1", layers=layers, count=2, fade=fade)
+    assert growth.preserving
+    assert_same_function(old, model, [x])
+    for new in (model[2], model[3]):
+        assert isinstance(new, outgrow.ResidualBlock)
+        assert sum(isinstance(part, nn.Linear) for part in new.branch) == layers
+
+
+def test_a_random_block_in_a_plain_network_says_that_it_does_not_preserve() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2)).double(), torch.randn(5, 3, dtype=torch.float64)
+    old = copy.deepcopy(model)
+    growth = outgrow.deepen(model, x, "1", method="random")
+    assert not growth.preserving
+    assert "does not preserve" in str(growth)
+    assert isinstance(model[2], outgrow.ResidualBlock)
+    assert growth.max_error > 1e-3
+    assert (model(x) - old(x)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(("wrong", "match"), [({"layers": 1}, "two layers"), ({"layers": 3, "method": "net2net"}, "none")])
+def test_layers_that_make_no_sense_are_refused(wrong: dict[str, Any], match: str) -> None:
+    with pytest.raises(outgrow.GrowthError, match=match):
+        outgrow.Deepen("1", **wrong)

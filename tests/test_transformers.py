@@ -197,3 +197,27 @@ def test_what_is_named_and_can_not_grow_is_refused_with_its_reason(index: int, v
     with pytest.raises(outgrow.GrowthError, match=case.refused[volume]):
         outgrow.widen(model, case.example(2, 6, seed=1), volume, factor=1.5)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("after", ["encoder.block.0", "encoder.block.1", "decoder.block.0", "decoder.block.1"])
+def test_only_the_first_block_of_t5_has_a_position_bias_of_its_own(after: str) -> None:
+    case = next(case for case in CASES if case.kind.startswith("T5"))
+    model, example = case.build("eager"), case.example(2, 6, seed=1)
+    before = logits(model, example)
+    outgrow.deepen(model, example, after)
+    again = transformers.T5ForConditionalGeneration(model.config)
+    again.load_state_dict(model.state_dict())
+    assert distance(before, logits(again.eval(), example)) < 1e-5
+
+
+def test_both_lists_of_gpt_neo_follow_its_depth() -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_layers": 4, "num_heads": 4, "max_position_embeddings": 32}
+    config = transformers.GPTNeoConfig(**sizes, **TOKENS, attention_types=[[["global", "local"], 2]], window_size=4)
+    model, ids = shake(transformers.GPTNeoForCausalLM(config)).eval(), torch.randint(2, VOCABULARY, (2, 9))
+    before = logits(model, {"input_ids": ids})
+    outgrow.deepen(model, {"input_ids": ids}, "transformer.h.1")
+    again = transformers.GPTNeoForCausalLM(type(config).from_dict(model.config.to_dict()))
+    assert again.config.attention_layers == ["global", "local", "global", "global", "local"]
+    again.load_state_dict(model.state_dict())
+    assert distance(before, logits(again.eval(), {"input_ids": ids})) < 1e-5

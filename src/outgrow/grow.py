@@ -271,6 +271,7 @@ def deepen(
     count: int = 1,
     method: str = "auto",
     fade: int | None = None,
+    layers: int | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     average: nn.Module | Sequence[nn.Module] | None = None,
     seed: int = 0,
@@ -287,6 +288,7 @@ def deepen(
             "netmorph" (a layer split in two), "copy" or "random" (which do not preserve the function).
         fade: over how many optimizer steps a gate opens that is closed at first: behind it the new block is a copy of its
             neighbour (or what `method` says), and the growth is exact whatever it is.
+        layers: put an `outgrow.ResidualBlock` of so many layers there, two or more, rather than a block of the model's own.
 
     Example:
         >>> class Block(nn.Module):
@@ -300,7 +302,7 @@ def deepen(
         >>> len(model), growth.plan.renamed("2.weight")
         (5, '4.weight')
     """
-    request = Deepen(after, count, method, fade)
+    request = Deepen(after, count, method, fade, layers)
     return grow(model, example, request, optimizer=optimizer, average=average, seed=seed, check=check)
 
 

@@ -42,8 +42,10 @@ def identity_of(block: nn.Module, given: Call, literal: bool = False, faded: boo
         raise NotZero("it takes or returns no tensor")
     search = Search(anatomy, literal)
     gates: list[str] = []
-    for start, end in _through(anatomy, inputs, shapes):
-        branches = Skip(anatomy, start).branches(end)
+    found = [Skip(anatomy, start).branches(end) for start, end in _through(anatomy, inputs, shapes)]
+    if not any(found):
+        raise NotZero("it adds nothing to its input")
+    for branches in found:
         if faded:
             gates += [_gate_at(anatomy, branch) for branch in branches]
         else:
@@ -123,8 +125,6 @@ class Skip:
                     raise NotZero(f"a layer stands on its skip or after its sum ({place})")
                 case _:
                     raise NotZero(f"{op.name} stands on its skip ({place})")
-        if not found:
-            raise NotZero("it adds nothing to its input")
         return found
 
     def reaches(self, value: int) -> bool:

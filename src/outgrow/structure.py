@@ -203,7 +203,10 @@ def depths(model: nn.Module, container_path: str, at: int, source: int, old: int
                 if type(value) is int and value == old and name in (own or DEPTHS):
                     settings.append(Setting(path, "config", value, old + 1, name))
                 elif type(value) is list and len(value) == old and name.endswith(("layer_types", "attention_layers")):
-                    settings.append(Setting(path, "config", list(value), [*value[:at], value[source], *value[at:]], name))
+                    longer = [*value[:at], value[source], *value[at:]]
+                    settings.append(Setting(path, "config", list(value), longer, name))
+                    if name == "attention_layers" and "attention_types" in vars(config):  # GPT-Neo's short form of it
+                        settings.append(Setting(path, "config", config.attention_types, [[longer, 1]], "attention_types"))
         if not path:
             return settings
         path = path.rpartition(".")[0]

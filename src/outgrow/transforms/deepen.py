@@ -48,7 +48,8 @@ class Deepen:
 
     method: "auto" (r2r), "r2r", "r2r-paper", "residual", "net2net", "netmorph"; or "copy" and "random", which do not preserve
     the function. fade: over how many optimizer steps a gate opens behind which the new block may be anything: the default is
-    then a copy of its neighbour, and "copy" and "random" are exact too.
+    then a copy of its neighbour, and "copy" and "random" are exact too. layers: put an `outgrow.ResidualBlock` of so many
+    layers there (it has two by default, where the model has no blocks of its own).
 
     Example:
         >>> Deepen(after="layer2.1", count=2).method
@@ -59,6 +60,7 @@ class Deepen:
     count: int = 1
     method: str = "auto"
     fade: int | None = None
+    layers: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.after, str):
@@ -67,6 +69,10 @@ class Deepen:
             raise SizeError(f"count={self.count!r}: write how many blocks to add, a whole number above 0")
         if self.method not in METHODS:
             raise MethodError(f"method={self.method!r}: write one of {', '.join(map(repr, METHODS))}")
+        if self.layers is not None and (type(self.layers) is not int or self.layers < 2):
+            raise SizeError(f"layers={self.layers!r}: a residual block has two layers or more")
+        if self.layers is not None and self.method not in ("auto", "r2r", "residual", "random"):
+            raise MethodError(f"layers= is for residual blocks, and {self.method!r} makes none: leave one of them out")
         check_fade(self.fade)
         if self.fade is not None and self.method in ("r2r", "r2r-paper"):
             raise MethodError("r2r is exact without a fade: write method='copy' (the default with fade=), or leave fade out")
@@ -110,6 +116,7 @@ def places(model: nn.Module, example: Example) -> list[Place]:
     """All children of the model's containers, and whether a block can be put behind each.
 
     Example:
+        >>> import torch
         >>> class Block(nn.Module):
         ...     def __init__(self):
         ...         super().__init__()
@@ -190,14 +197,14 @@ def deepen_step(
         raise SelectionError(f"the model has no module {request.after!r}: blocks can be put behind {names} …") from None
     container = model.get_submodule(request.after.rpartition(".")[0])
     reasons = []
-    if request.method not in ("residual", "net2net", "netmorph"):
+    if request.method not in ("residual", "net2net", "netmorph") and request.layers is None:
         try:
             if not _holds_blocks(container):
                 raise NotZero(f"it is no child of an nn.Sequential or nn.ModuleList, but of a {type(container).__name__}")
             return _own_kind(models, example, request, seed, journal)
         except NotZero as reason:
             reasons.append(f"no block of the model's own kind can follow it: {reason}")
-    if request.method in ("auto", "r2r", "residual", "net2net", "netmorph") or request.fade:
+    if request.method in ("auto", "r2r", "residual", "net2net", "netmorph", "random") or request.fade:
         try:
             return _plain(models, example, request, seed, journal)
         except NotZero as reason:
@@ -212,14 +219,16 @@ def _plain(
     """Layers of our own behind a module."""
     plans: list[Plan] = []
     sources: list[tuple[str, str]] = []
-    after, method = request.after, "r2r" if request.method in ("auto", "copy", "random") else request.method
+    after, method = request.after, {"auto": "r2r", "copy": "r2r"}.get(request.method, request.method)
+    if request.layers is not None and method == "r2r":
+        method = "residual"
     for step in range(request.count):
-        plan, new = plain_step(models, example, after, method, seed + step, journal, request.fade)
+        plan, new = plain_step(models, example, after, method, seed + step, journal, request.fade, request.layers or 2)
         plans.append(plan)
         sources = [(plan.renamed(path), plan.renamed(like)) for path, like in sources] + new
         after = plan.renamed(after)
     name = f"{method}, faded in over {request.fade} steps" if request.fade else method
-    change = Change(f"behind {request.after}", 0, request.count, name)
+    change = Change(f"behind {request.after}", 0, request.count, name, request.exact)
     return [replace(joined(plans), changes=(change,), seed=seed)], sources
 
 
@@ -289,10 +298,9 @@ def _template(model: nn.Module, found: dict[str, list[Call]], request: Deepen, s
     period = _period([kind if _keeps(found[name], shape) else None for kind, name in zip(kinds, names, strict=True)])
     reasons: dict[str, str] = {}
     usual = {kind: -kinds.count(kind) for kind in kinds}  # a first block may be unlike all others
-    candidates = sorted(
-        range(len(kinds)),
-        key=lambda i: ((i - index - 1 - step) % period != 0, usual[kinds[i]], abs(i - index), i > index),
-    )
+    off = [period is not None and (i - index - 1 - step) % period != 0 for i in range(len(kinds))]
+    place = index if period is not None else index + 1
+    candidates = sorted(range(len(kinds)), key=lambda i: (off[i], usual[kinds[i]], abs(i - place), i > index))
     for candidate in candidates:
         name = names[candidate]
         block, calls = list(children.values())[candidate], found[name]
@@ -325,13 +333,17 @@ def _keeps(calls: Sequence[Call], shape: list[tuple[int, ...]]) -> bool:
     return len(calls) == 1 and _shapes(calls[0].output) == shape == _shapes(calls[0].example)
 
 
-def _period(kinds: Sequence[Any]) -> int:
-    """After how many blocks their kinds repeat (Swin shifts every other window); None is a block of no account."""
+def _period(kinds: Sequence[Any]) -> int | None:
+    """After how many blocks their kinds repeat (Swin shifts every other window), if they do; None is a block of no account.
+
+    A few that differ in settings alone are taken for one turn; not if one has other tensors (T5's first block).
+    """
     for period in range(1, len(kinds)):
         pairs = zip(kinds, kinds[period:], strict=False)
         if all(a == b for a, b in pairs if a is not None and b is not None):
             return period
-    return len(kinds)
+    tensors = {tuple((path, held) for path, _, held, _ in kind if held) for kind in kinds if kind is not None}
+    return len(kinds) if len(tensors) <= 1 else None
 
 
 def _check_called(model: nn.Module, example: Example, plan: Plan, before: Sequence[str]) -> None:

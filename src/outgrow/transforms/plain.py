@@ -31,6 +31,7 @@ from outgrow.zeroing import NotZero, carry_out
 
 LEAST = 16  # hidden units of a residual block: a few pairs alone may all be dead behind a ReLU
 METHODS = ("r2r", "residual", "net2net", "netmorph")
+RESIDUAL = ("r2r", "residual", "random")  # the last does not preserve the function, if it does not fade in
 LAYERS = (nn.Linear, *CONVOLUTIONS.values(), *TRANSPOSED.values())
 SIMPLE = "ReLU GELU SiLU Tanh Sigmoid Hardswish Hardsigmoid ELU SELU CELU LeakyReLU Softplus Mish ReLU6 Softsign".split()
 ACTIVATIONS = {"relu": "ReLU"}  # idempotent ones, by the class that computes them
@@ -121,21 +122,30 @@ def _can_be_split(model: nn.Module, module: nn.Module) -> str:
 
 
 def plain_step(
-    models: Sequence[nn.Module], example: Example, after: str, method: str, seed: int, journal: Journal, fade: int | None
+    models: Sequence[nn.Module],
+    example: Example,
+    after: str,
+    method: str,
+    seed: int,
+    journal: Journal,
+    fade: int | None,
+    layers: int = 2,
 ) -> tuple[Plan, list[tuple[str, str]]]:
     """Put one new module behind another, in a model and its averaged copies; raises NotZero with the reason if it can't be.
 
     fade: over how many steps its branch, or its activation, sets in. An activation that does is legal whatever it is.
+    layers: of a residual block.
     """
     model = models[0]
     calls = calls_of(model, example, [after])[after]
-    reason = legal(model, after, calls)[method]
+    reason = legal(model, after, calls)["residual" if method == "random" else method]
     if reason and not (fade and method == "net2net" and calls):
         raise NotZero(reason)
     output, made = behind(model, after, calls)
     module = model.get_submodule(after)
-    if method in ("r2r", "residual"):
-        made = {"kind": "residual", **made, "hidden": max(made["channels"] + made["channels"] % 2, LEAST), "seed": seed}
+    if method in RESIDUAL:
+        hidden = max(made["channels"] + made["channels"] % 2, LEAST)
+        made = {"kind": "residual", **made, "hidden": hidden, "layers": layers, "seed": seed}
     elif method == "net2net":
         ends_in = _follows_activation(module, calls[0])[0]
         made = {"kind": "layer", **made, "activation": ends_in or made["activation"], "soft": 0 if ends_in else fade or 0}
@@ -154,7 +164,9 @@ def plain_step(
     draw = zlib.crc32(f"{seed}/{after}".encode())
     blocks = [apply_insert(one, insert, journal) for one in models]
     for block in blocks:
-        if method in ("r2r", "residual"):
+        if method == "random":
+            continue
+        if method in RESIDUAL:
             identity = identity_of(block, Call((output,), output), faded=fade is not None)
             carry_out(block, identity.anatomy, identity.zeroing)
         elif method == "net2net":
@@ -163,7 +175,7 @@ def plain_step(
         else:
             assert isinstance(block, nn.Sequential)
             make_rotation(block, rotation(made["channels"], draw))
-    if fade and method in ("r2r", "residual"):
+    if fade and method in RESIDUAL:
         close_gates(blocks, ["branch"], fade)
     link_ramps(blocks)
     edits: list[Edit] = []
