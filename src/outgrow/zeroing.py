@@ -219,7 +219,7 @@ def zero_init(module: nn.Module, example: Example, *, literal: bool = False) -> 
     Args:
         module: any module whose output has two layers or more before it; it is changed in place.
         example: a tensor, a tuple of arguments, or a dict of keyword arguments.
-        literal: pair the weights before a batch norm at the end too, as the paper does; see `docs/methods.md` for why not.
+        literal: pair the weights before a batch norm at the end too, as the paper does; see `docs/transforms.md` for why not.
 
     Raises MethodError, and leaves the module as it was, if there is no such choice of weights.
 
