@@ -29,12 +29,6 @@ def test_importing_loads_no_optional_package() -> None:
     assert not {name.partition(".")[0] for name in loaded} & set(OPTIONAL)
 
 
-def test_importing_costs_little_beside_torch() -> None:
-    code = "import torch, time; start = time.perf_counter(); import outgrow; outgrow.grow; print(time.perf_counter() - start)"
-    best = min(float(python(code)) for _ in range(2))
-    assert best < 0.6, best  # the promise is 0.2 s; busy machines get three times that
-
-
 def test_importing_changes_no_setting_of_torch() -> None:
     facts = "(torch.get_rng_state().sum().item(), torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled())"
     assert python(f"import torch; before = {facts}; import outgrow; print(before == {facts})").strip() == "True"

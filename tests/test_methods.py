@@ -179,6 +179,41 @@ def test_netmorph_with_zero_writers_reads_by_zeros_where_zero_does_not_stay_zero
         assert not new[3].weight[:, OLD:].any(), "units that become 1/2 or log 2 must be read by zeros"
 
 
+class Flat(nn.Module):
+    """A stream that a norm over its units follows, so that zero writers are exact, and an activation before it."""
+
+    def __init__(self, activation: nn.Module, direct: bool = False) -> None:
+        super().__init__()
+        self.a, self.activation, self.norm = nn.Linear(3, 4), activation, nn.RMSNorm(4, eps=1e-6)
+        self.b, self.c, self.direct = nn.Linear(4, 2), nn.Linear(4, 2), direct
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        y = self.b(self.norm(self.activation(h)))
+        return y + self.c(h) if self.direct else y
+
+
+@pytest.mark.parametrize(
+    ("activation", "direct", "learns"), [(nn.ReLU(), False, False), (nn.GELU(), False, True), (nn.ReLU(), True, True)]
+)
+def test_zero_units_behind_an_activation_that_is_flat_at_zero_are_not_taken(
+    activation: nn.Module, direct: bool, learns: bool
+) -> None:
+    model, x = Flat(activation, direct), torch.randn(8, 3)
+    assert ("netmorph" in next(v for v in outgrow.volumes(model, x) if v.name == "a").methods) == learns
+    if not learns:
+        with pytest.raises(outgrow.GrowthError, match="never learn"):
+            outgrow.widen(model, x, "a", by=2, method="netmorph")
+    growth = outgrow.widen(model, x, "a", by=2, method=outgrow.NetMorph(zero="writers"))  # who names it gets it
+    assert ("never learn" in str(growth)) != learns
+    optimizer, rows = torch.optim.Adam(model.parameters()), model.a.weight.detach()[4:].clone()
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    assert bool((model.a.weight.detach()[4:] != rows).any()) == learns
+
+
 def test_random_padding_moves_the_function_and_says_so() -> None:
     old, new, growth = grow("random")
     assert_old_part_untouched(old, new)

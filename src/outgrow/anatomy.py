@@ -69,8 +69,9 @@ def explain(anatomy: Anatomy, volume: Volume) -> None:
         if name in ("auto", "random"):
             continue
         verdicts = [judge(anatomy, volume, method.state) for method in methods]
-        if any(not verdict.refusal for verdict in verdicts):
-            legal.append(name)
+        refusals = [verdict.refusal or (verdict.dead if len(methods) > 1 else "") for verdict in verdicts]
+        if all(refusals):
+            reasons.append(f"{name}: {refusals[0]}")
         else:
-            reasons.append(f"{name}: {verdicts[0].refusal}")
+            legal.append(name)
     volume.methods, volume.reason = tuple(legal), "; ".join(reasons)

@@ -75,7 +75,9 @@ def make_plan(anatomy: Anatomy, choices: Sequence[Choice], seed: int) -> Plan:
     for choice in choices:
         edits.extend(_edits_of(anatomy, choice, seed, born))
     changes = tuple(
-        Change(c.volume.name, c.volume.size, c.volume.size + c.new * c.volume.grain, c.method.name, c.method.exact)
+        Change(
+            c.volume.name, c.volume.size, c.volume.size + c.new * c.volume.grain, c.method.name, c.method.exact, c.verdict.dead
+        )
         for c in choices
     )
     return Plan(changes, tuple(edits), seed=seed)

@@ -145,6 +145,7 @@ class Change:
     new: int
     method: str
     exact: bool = True
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,7 @@ class Plan:
         return "\n".join(
             [
                 table(("volume", "units", "method"), rows),
+                *(f"{change.volume}: {change.note}" for change in self.changes if change.note),
                 *map(str, self.grafts),
                 *(f"{path}: a new block" for path in sorted(self.new_blocks)),
             ]

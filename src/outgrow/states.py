@@ -70,6 +70,7 @@ class Verdict:
     eps: list[MoveEps] = field(default_factory=list)
     weights: dict[str, str] = field(default_factory=dict)  # writer → the scale that its rows pass before they are averaged
     multiples: bool = False  # only whole copies of all units
+    dead: str = ""  # why new units, though exact, could never learn
 
 
 @dataclass(frozen=True)

@@ -179,11 +179,16 @@ def _choice(anatomy: Anatomy, volume: Volume, request: Widen, exact: bool) -> tu
     if problem is not None:
         return None, problem.reason
     reasons: list[str] = []
+    dead: list[str] = []
     misfits: list[SizeError] = []
-    for method in candidates(request.method, request.fade):
+    methods = candidates(request.method, request.fade)
+    for method in methods:
         verdict = judge(anatomy, volume, method.state)
         if verdict.refusal and method.exact:
             reasons.append(f"{method.name}: {verdict.refusal}")
+            continue
+        if verdict.dead and len(methods) > 1:  # who names just one gets it
+            dead.append(f"{method.name}: {verdict.dead}")
             continue
         step = volume.count if verdict.multiples else method.step
         automatic = request.method == "auto" and isinstance(method, Net2Net)
@@ -202,7 +207,7 @@ def _choice(anatomy: Anatomy, volume: Volume, request: Widen, exact: bool) -> tu
         raise misfits[0]
     if reasons and all(reason.endswith(SAME) for reason in reasons):
         return None, f"{SAME}: write a larger factor, or by={volume.grain} or more"
-    return None, "; ".join(dict.fromkeys(reasons))
+    return None, "; ".join(dict.fromkeys(reasons + dead))
 
 
 def _new_units(volume: Volume, request: Widen, step: int, method: Method, rounding: bool) -> int:
