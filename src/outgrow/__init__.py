@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "R2R",
+    "Comparison",
     "Deepen",
     "Fold",
     "Growth",
@@ -27,6 +28,7 @@ __all__ = [
     "RandomPad",
     "ResidualBlock",
     "Widen",
+    "compare",
     "deepen",
     "grow",
     "kernel",
