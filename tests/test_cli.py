@@ -227,6 +227,29 @@ def test_a_mistake_is_told_in_one_line(case: str, run: Run, checkpoint: Path) ->
         assert word in errors, errors
 
 
+def test_compare_tells_what_the_library_does(run: Run) -> None:
+    code, text, _ = run("compare", "given_models:ready", "0", "--input", "4")
+    assert code == 0
+    assert row(text, "new channels") == ["new channels", "even", "any", "any", "any"]
+    code, text, _ = run("compare", "given_models:ready", "0", "--input", "4", "--json")
+    facts = json.loads(text)
+    assert facts["widen"]["r2r"]["free"] == 8  # one pair: four inputs, a bias, three outputs
+    assert facts["deepen"]["r2r"]["preserving"] == "yes"
+
+
+def test_compare_tells_the_names_that_come_near_and_compares_grown_checkpoints(run: Run, checkpoint: Path) -> None:
+    code, _, errors = run("compare", "given_models:chain", "1.upp", "--input", "5")
+    assert code == 2
+    assert "no volume and no module is called '1.upp'" in errors
+    assert "1.up," in errors
+    code, text, _ = run("compare", str(checkpoint), "0", "--model", "given_models:ready", "--input", "4", "--json")
+    assert code == 0
+    assert json.loads(text)["widen"]["r2r"]["tried"] == "13 → 15"
+    code, _, errors = run("compare", str(checkpoint), "0")
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "--model" in errors
+
+
 def lean(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a process of its own, without the tests' stand-ins for torchvision."""
     environment = {**os.environ, "COLUMNS": "110", "PYTHONWARNINGS": "", **environment}

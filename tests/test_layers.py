@@ -290,3 +290,14 @@ def test_auto_reaches_an_odd_size_by_another_exact_method() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(DTYPE)
     growth = outgrow.widen(model, torch.randn(2, 3, dtype=DTYPE), "0", to=7)
     assert (model[0].out_features, growth.plan.changes[0].method) == (7, "netmorph")
+
+
+@pytest.mark.parametrize("by", [1, 2, 3])
+def test_an_rms_norm_in_single_precision_moves_its_epsilon(by: int) -> None:
+    """Kernels see ε rounded to the type that they compute in."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.RMSNorm(4, eps=1e-5), nn.Linear(4, 2))
+    randomise(model, torch.Generator().manual_seed(7))
+    old = copy.deepcopy(model)
+    outgrow.widen(model, torch.randn(5, 3), "0", by=by)
+    assert model[1].eps == pytest.approx(1e-5 * 4 / (4 + by))
+    assert_same_function(old, model, [torch.randn(6, 3)])

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "R2R",
     "Branch",
+    "Comparison",
     "Deepen",
     "Fold",
     "Growth",
@@ -30,6 +31,7 @@ __all__ = [
     "ResidualBlock",
     "Widen",
     "branch",
+    "compare",
     "deepen",
     "grow",
     "kernel",

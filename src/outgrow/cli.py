@@ -1,8 +1,9 @@
-"""The command line: `outgrow inspect` shows what can grow in a model, or what a checkpoint has been through.
+"""The command line: what can grow in a model, what a checkpoint has been through, and how methods compare at a place.
 
     outgrow inspect timm:resnet18
     outgrow inspect mycode.models:build --input 3,32,32
     outgrow inspect grown.safetensors [--model timm:resnet18]
+    outgrow compare timm:resnet18 layer1.0.conv1
 
 torch, timm and rich are imported only where they are needed; rich makes the tables prettier on a terminal and may be missing.
 """
@@ -10,21 +11,18 @@ torch, timm and rich are imported only where they are needed; rich makes the tab
 from __future__ import annotations
 
 import argparse
-import functools
-import importlib
 import json
 import math
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from outgrow.tables import make_table
+from outgrow.targets import CommandError, named_model
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from outgrow.training.checkpoint import Description
@@ -34,15 +32,11 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "bool")
 
 
-class CommandError(Exception):
-    """A command that can't be carried out, in one line for the user."""
-
-
 class Parser(argparse.ArgumentParser):
     """Tells a mistake in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"outgrow: {message} (outgrow inspect --help shows how to write it)\n")
+        self.exit(2, f"outgrow: {message} ({self.prog} --help shows how to write it)\n")
 
 
 class ShowVersion(argparse.Action):
@@ -66,13 +60,29 @@ def make_parser() -> Parser:
         description="Show the volumes of a model: their sizes, who writes and reads them, by which methods each can grow, "
         "and why not by others; and the places where it can be deepened. For a checkpoint alone: its growths and tensors.",
     )
-    inspect.add_argument(
+    _add_target(inspect)
+    inspect.add_argument("--all", action="store_true", help="one row for every volume, with nothing shortened")
+    inspect.set_defaults(run=run_inspect)
+    compare = commands.add_parser(
+        "compare",
+        help="show what R2R, Net2Net and NetMorph need and do at one place of a model",
+        description="Show, for one volume or module of a model, what R2R, Net2Net and NetMorph need and do there: found by "
+        "testing the operators there, and by growing copies of the model.",
+    )
+    _add_target(compare)
+    compare.add_argument("where", metavar="WHERE", help="a volume or a module, as outgrow inspect names them")
+    compare.set_defaults(run=run_compare)
+    return parser
+
+
+def _add_target(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
         "target",
         metavar="TARGET",
         help="timm:NAME, MODULE:CALLABLE (or a module's attribute), or a file that outgrow.save wrote",
     )
-    inspect.add_argument("--model", metavar="TARGET", help="with a checkpoint: the small model to load it into (timm:NAME, …)")
-    inspect.add_argument(
+    command.add_argument("--model", metavar="TARGET", help="with a checkpoint: the small model to load it into (timm:NAME, …)")
+    command.add_argument(
         "--input",
         "--shape",
         dest="shapes",
@@ -81,12 +91,9 @@ def make_parser() -> Parser:
         metavar="N,N,…",
         help="shape of an input without the batch, e.g. 3,224,224; once for each input",
     )
-    inspect.add_argument("--batch", type=_positive, default=2, metavar="N", help="batch size of the inputs (2)")
-    inspect.add_argument("--dtype", choices=DTYPES, help="of the inputs, and of the model if it is a floating one (float32)")
-    inspect.add_argument("--all", action="store_true", help="one row for every volume, with nothing shortened")
-    inspect.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    inspect.set_defaults(run=run_inspect)
-    return parser
+    command.add_argument("--batch", type=_positive, default=2, metavar="N", help="batch size of the inputs (2)")
+    command.add_argument("--dtype", choices=DTYPES, help="of the inputs, and of the model if it is a floating one (float32)")
+    command.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -146,6 +153,24 @@ def run_inspect(args: argparse.Namespace) -> str:
     return _inspect_model(args)
 
 
+def run_compare(args: argparse.Namespace) -> str:
+    """What `outgrow compare` prints."""
+    import outgrow
+
+    if _is_file(args.target) != (args.model is not None):
+        raise CommandError("--model goes with a checkpoint, a .safetensors file, and the other way round")
+    comparison = outgrow.compare(*_model_of(args), args.where)
+    return json.dumps(comparison.to_json(), indent=2, ensure_ascii=False) if args.json else str(comparison)
+
+
+def _model_of(args: argparse.Namespace) -> tuple[nn.Module, Any]:
+    """The model that a command names, loaded if it names a checkpoint too, and an example for it."""
+    import outgrow
+
+    model, example = named_model(args.model or args.target, args.shapes, args.batch, args.dtype)
+    return (outgrow.load(model, args.target) if args.model else model), example
+
+
 def _is_file(target: str) -> bool:
     return target.endswith(".safetensors") or os.path.exists(target)
 
@@ -153,19 +178,7 @@ def _is_file(target: str) -> bool:
 def _inspect_model(args: argparse.Namespace) -> str:
     import outgrow
 
-    source = args.model or args.target
-    model, example = build(source)
-    if args.shapes:
-        example = make_example(args.shapes, args.batch, args.dtype)
-    elif isinstance(example, Shape):
-        example = make_example([example.sizes], args.batch, args.dtype)
-    elif example is None:
-        raise CommandError(f"{source} comes without an example: add --input 3,224,224 (a shape without the batch), "
-                           "or let it return (model, example)")  # fmt: skip
-    if args.dtype and _torch_dtype(args.dtype).is_floating_point:
-        model, example = model.to(_torch_dtype(args.dtype)), _converted(example, _torch_dtype(args.dtype))
-    if args.model:
-        outgrow.load(model, args.target)
+    model, example = _model_of(args)
     volumes, places = outgrow.volumes(model, example), outgrow.places(model, example)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if args.json:
@@ -179,126 +192,6 @@ def _inspect_model(args: argparse.Namespace) -> str:
     noun = "volume" if len(volumes) == 1 else "volumes"
     closing = f"{len(volumes)} {noun}, {growable} can grow; {parameters:,} parameters"
     return "\n\n".join([title, *_volume_tables(volumes, full=args.all), *_place_tables(places, full=args.all), closing])
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The shape of a model's usual input, without the batch."""
-
-    sizes: tuple[int, ...]
-
-
-def build(source: str) -> tuple[nn.Module, Any]:
-    """A model, and its example if there is one: data, a `Shape`, or None."""
-    from torch import nn
-
-    library, _, name = source.partition(":")
-    if not name:
-        raise CommandError(f"{source}: no such file, and no model: write timm:resnet18, module:callable, or name a checkpoint")
-    if library == "timm":
-        return _build_timm(name)
-    found = _import_attribute(source, library, name)
-    made = found if isinstance(found, nn.Module) else _call(source, found)
-    model, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    if not isinstance(model, nn.Module):
-        raise CommandError(f"{source} gives a {type(made).__name__}: it must give a model, or (model, example)")
-    return model, example
-
-
-def _import_attribute(source: str, library: str, name: str) -> Any:
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = _past_torchvision(lambda: importlib.import_module(library))
-    except Exception as error:
-        raise CommandError(f"{source}: can't import {library}: {type(error).__name__}: {error}") from error
-    try:
-        return functools.reduce(getattr, name.split("."), module)
-    except AttributeError as error:
-        raise CommandError(f"{source}: {error}") from error
-
-
-def _call(source: str, function: Any) -> Any:
-    if not callable(function):
-        raise CommandError(f"{source} is a {type(function).__name__}: name a model, or a function that returns one")
-    try:
-        return _past_torchvision(function)
-    except Exception as error:
-        raise CommandError(f"{source}() failed with {type(error).__name__}: {error}") from error
-
-
-def _build_timm(name: str) -> tuple[nn.Module, Shape | None]:
-    try:
-        timm = _past_torchvision(lambda: importlib.import_module("timm"))
-    except ImportError as error:
-        raise CommandError(f"timm can't be imported ({error}): pip install timm") from error
-    if not timm.is_model(name.partition(".")[0]):
-        import difflib
-
-        near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
-        hint = f": did you mean {', '.join(near)}?" if near else ": timm.list_models() lists them"
-        raise CommandError(f"timm has no model {name}{hint}")
-    model: nn.Module = timm.create_model(name, pretrained=False)
-    settings = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
-    size = settings.get("input_size")
-    return model, Shape(tuple(size)) if size else None
-
-
-def _past_torchvision(action: Callable[[], Any]) -> Any:
-    """Do something that may import torchvision.
-
-    torchvision's wheel describes its operators at import and fails beside a torch without CUDA, where they are not registered.
-    A model's layers need none of them, so stand-ins of the same names are enough.
-    """
-    try:
-        return action()
-    except Exception as error:
-        cause: BaseException | None = error  # libraries wrap it into errors of their own
-        while cause is not None and "torchvision::nms" not in str(cause):
-            cause = cause.__cause__ or cause.__context__
-        if cause is None:
-            raise
-    _torchvision_stand_ins()
-    return action()
-
-
-@functools.cache  # the operators live as long as the object does
-def _torchvision_stand_ins() -> torch.library.Library:
-    import torch
-
-    library = torch.library.Library("torchvision", "DEF")
-    schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-    for operator in ("nms", "qnms"):
-        library.define(operator + schema)
-    return library
-
-
-def _torch_dtype(name: str) -> torch.dtype:
-    import torch
-
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
-
-
-def make_example(shapes: Sequence[tuple[int, ...]], batch: int, dtype: str | None) -> Any:
-    """Inputs of these shapes behind a batch axis: random numbers, or zeros for whole numbers (a valid index everywhere)."""
-    import torch
-
-    kind, generator = _torch_dtype(dtype or "float32"), torch.Generator().manual_seed(0)
-    tensors = tuple(
-        torch.randn(batch, *shape, generator=generator).to(kind)
-        if kind.is_floating_point
-        else torch.zeros(batch, *shape, dtype=kind)
-        for shape in shapes
-    )
-    return tensors[0] if len(tensors) == 1 else tensors
-
-
-def _converted(example: Any, dtype: torch.dtype) -> Any:
-    import torch
-    from torch.utils._pytree import tree_map_only
-
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, example)
 
 
 def _in_words(example: Any) -> str:

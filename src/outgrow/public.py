@@ -3,6 +3,8 @@
 from outgrow.anatomy import volumes as volumes
 from outgrow.blocks import Parallel as Parallel
 from outgrow.blocks import ResidualBlock as ResidualBlock
+from outgrow.compare import Comparison as Comparison
+from outgrow.compare import compare as compare
 from outgrow.errors import GrowthError as GrowthError
 from outgrow.folded import Fold as Fold
 from outgrow.grow import Growth as Growth

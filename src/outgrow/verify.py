@@ -99,13 +99,13 @@ def run(model: nn.Module, example: Example) -> Outputs:
     half = {name: tensor for name, tensor in tensors_of(model).items() if tensor.dtype in HALF}
     if half:
         try:
-            return _run(model, _wider(example), {name: tensor.detach().float() for name, tensor in half.items()})
+            return _run(model, wider(example), {name: tensor.detach().float() for name, tensor in half.items()})
         except Exception:  # code that insists on its type, or too little memory for this: in its own type, then
             pass
     return _run(model, example, {})
 
 
-def _wider(example: Any) -> Any:
+def wider(example: Any) -> Any:
     return tree_map_only(Tensor, lambda tensor: tensor.float() if tensor.dtype in HALF else tensor, example)
 
 

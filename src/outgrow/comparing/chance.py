@@ -1,0 +1,51 @@
+"""Does chance tell new units apart in training? Dropout draws a mask for each unit, and equal units do not get equal masks.
+
+Pairs and copies that meet such a mask keep the function in expectation only. Zeros stay zero under any mask, and units that are
+read by zero columns may be anything. A mask that is the same for all units (stochastic depth drops whole samples) does no harm.
+"""
+
+from __future__ import annotations
+
+from outgrow.paths import Walk
+from outgrow.states import Carried, Refused, State
+from outgrow.trace import Op
+from outgrow.volumes import Anatomy, Volume
+
+RANDOM = """
+    native_dropout bernoulli rrelu_with_noise rand randn rand_like randn_like normal uniform exponential random multinomial
+""".split()
+
+
+def random_at(anatomy: Anatomy, volume: Volume, state: State) -> str | None:
+    """The first module whose random numbers meet new units that ought to stay equal; None if there is none.
+
+    anatomy: of the model in train mode too.
+    """
+    walk = Walk(anatomy, volume, state)
+    try:
+        walk.run()
+    except Refused:
+        return None
+    reading = anatomy.reading
+    masks: set[int] = set()  # random numbers, made of nothing that comes from the example
+    for op in reading.trace.ops:
+        taken = {ref.value for ref in op.refs}
+        equal = [value for value in taken if walk.known.get(value, Carried(None)).state in (State.PAIR, State.COPY)]
+        if equal and (_is_random(op) or any(_one_a_unit(walk, mask, value) for mask in masks & taken for value in equal)):
+            return op.module
+        others = [value for value in taken - masks if not reading.uniform[value] and not reading.constant[value]]
+        if _is_random(op) or (masks & taken and not others):
+            masks.update(op.outputs)
+    return None
+
+
+def _is_random(op: Op) -> bool:
+    return op.name.removeprefix("aten.").removesuffix("_") in RANDOM
+
+
+def _one_a_unit(walk: Walk, mask: int, value: int) -> bool:
+    """Whether a mask has a number for each unit of a value: more than one along an axis that they lie on."""
+    values = walk.reading.trace.values
+    behind = len(values[mask].shape) - len(values[value].shape)  # shapes are aligned at their ends
+    along = [axis + behind for axis in walk.axes(walk.reading.layouts[value])]
+    return any(axis >= 0 and values[mask].shape[axis] > 1 for axis in along)

@@ -1,0 +1,229 @@
+"""One column of the comparison: what a method needs and does at a place, each found by trying it on a copy of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from outgrow.anatomy import dissect
+from outgrow.comparing.chance import random_at
+from outgrow.comparing.measure import changed, drawn, grown_copy, rotations, unbound
+from outgrow.comparing.parting import EQUAL, PART, parting_in, parting_within
+from outgrow.comparing.probe import Operator, Way, way_of
+from outgrow.draft import irregular
+from outgrow.errors import GrowthError, VerifyError
+from outgrow.grow import Growth
+from outgrow.methods import R2R, Method
+from outgrow.paths import judge
+from outgrow.residual import Identity, Skip, by_itself, identity_of
+from outgrow.states import State, Verdict
+from outgrow.structure import Call, calls_of
+from outgrow.trace import Example
+from outgrow.transforms.deepen import Deepen
+from outgrow.transforms.widen import Widen
+from outgrow.volumes import Anatomy, Volume
+from outgrow.zeroing import NotZero
+
+MORE = 16  # times as many new units, where the first few happen to get no gradient
+NEEDS = {
+    State.PAIR: "units alike and apart",
+    State.COPY: "units alike and apart",
+    State.ANY: "units apart",
+    State.ZERO: "ψ(0) = 0 and units apart",
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """What one method needs and does at the place; empty or None where it was refused, or where that can't be told."""
+
+    method: str
+    needs: str  # of the operators there
+    unmet: tuple[str, ...] | None = None  # operators that do not meet it; None if none were tested
+    instead: str = ""  # what makes it exact even so
+    refused: str = ""  # why it can't be done there
+    tried: str = ""  # what was done to the copy
+    preserving: str = ""  # "yes", "in expectation" or "no"
+    chance: str = ""  # the module whose random numbers meet units that ought to stay equal
+    max_error: float | None = None  # with dropout off
+    tolerance: float | None = None
+    parting: str = ""  # new units "part" in training, or "stay equal", or "get no gradient"
+    residual: str = ""
+    free: int | None = None  # new parameters that are chosen freely
+    new: int | None = None  # all new parameters
+    changed: tuple[str, ...] = ()  # existing tensors, and numbers that modules keep, that change
+    amount: str = ""  # how many new channels, or layers, there can be
+
+    @property
+    def noise(self) -> bool | None:
+        """Whether new units need noise to become different; None if that can't be told here."""
+        return {EQUAL: True, PART: False}.get(self.parting)
+
+
+@dataclass(frozen=True, eq=False)
+class Spot:
+    """A volume of a model, and what lies on its way."""
+
+    model: nn.Module
+    example: Example
+    anatomy: Anatomy
+    trained: Anatomy  # in train mode too
+    volume: Volume
+    way: Way
+
+
+def spot_of(model: nn.Module, example: Example, anatomy: Anatomy, volume: Volume) -> Spot:
+    trained = dissect(model, example, both_modes=True)
+    return Spot(model, example, anatomy, trained, volume, way_of(model, example, volume))
+
+
+def widening(spot: Spot, method: Method) -> Column:
+    """A method that gives new units to a volume."""
+    volume = spot.volume
+    verdict = judge(spot.anatomy, volume, method.state)
+    step = volume.count if verdict.multiples else method.step
+    column = Column(
+        method.name, NEEDS[method.state], _unmet(spot.way, method.state), amount=_amount(step * volume.grain, verdict.multiples)
+    )
+    column = replace(column, residual=_stream(spot, method))
+    problem = irregular(spot.anatomy, volume)
+    reason = volume.pinned or (problem.reason if problem is not None else verdict.refusal)
+    if reason:
+        return replace(column, refused=reason)
+    request = Widen(volume.name, by=max(step, 2) * volume.grain, method=method)  # two where that can be: numbers compare
+    try:
+        growth = grown_copy(spot.model, spot.example, request)
+    except GrowthError as error:
+        return _refused(column, error)
+    column = replace(_measured(column, spot.model, growth), parting=_parting(spot, request, growth))
+    free, new = drawn(growth)
+    column = replace(column, free=free, new=new, tried=f"{growth.plan.changes[0].old} → {growth.plan.changes[0].new}")
+    column = replace(column, instead=_instead(verdict, free) if column.unmet else "")
+    there = [other for other in spot.trained.volumes if other.name == volume.name]
+    return _by_chance(column, random_at(spot.trained, there[0], method.state) if there else None)
+
+
+def _unmet(way: Way, state: State) -> tuple[str, ...]:
+    """Operators that do not do to units what a method needs."""
+    if state in (State.PAIR, State.COPY):
+        return tuple(str(operator) for operator in way.operators if not (operator.alike and operator.apart))
+    lost = state is State.ZERO and not way.zero
+    return tuple(str(operator) for operator in way.operators if not operator.apart or (lost and not operator.zero))
+
+
+def _instead(verdict: Verdict, free: int) -> str:
+    if verdict.multiples:
+        return "as whole copies of all units"
+    if verdict.rescales or verdict.eps:
+        return "with γ and ε corrected"
+    return "" if free else "with zero readers too"
+
+
+def _amount(least: int, copies: bool) -> str:
+    told = {1: "any", 2: "even"}.get(least, f"multiples of {least:,}")
+    return f"multiples of {least:,}: whole copies" if copies else told
+
+
+def _stream(spot: Spot, method: Method) -> str:
+    """Whether sums tie what writes the volume, and whether one of the writers can be widened without the others."""
+    sums, volume = len(spot.way.sums), spot.volume
+    if not sums:
+        return "none here"
+    told = f"{sums} {'sum' if sums == 1 else 'sums'}: all that is added grows"
+    if not isinstance(method, R2R) or volume.pinned or not volume.writers:
+        return told
+    fold = Widen(volume.writers[0], by=2 * volume.grain, method=method, residual="fold")
+    try:
+        alone = bool(grown_copy(spot.model, spot.example, fold).plan.grafts)
+    except GrowthError:
+        alone = False
+    return f"{told}, or {volume.writers[0]} alone (residual='fold')" if alone else told
+
+
+def _parting(spot: Spot, request: Widen, growth: Growth) -> str:
+    """Whether new units part; asked of more of them if the first few are reached by no gradient."""
+    found = parting_in(growth.model, spot.example, spot.volume.name, spot.volume.count)
+    if found in (PART, EQUAL) or (request.by or 0) >= spot.volume.size:
+        return found
+    try:
+        more = grown_copy(spot.model, spot.example, replace(request, by=MORE * (request.by or 1)))
+    except GrowthError:
+        return found
+    return parting_in(more.model, spot.example, spot.volume.name, spot.volume.count)
+
+
+def _measured(column: Column, model: nn.Module, growth: Growth) -> Column:
+    return replace(
+        column, preserving="yes", max_error=growth.max_error, tolerance=growth.tolerance, changed=changed(model, growth)
+    )
+
+
+def _by_chance(column: Column, module: str | None) -> Column:
+    return column if module is None else replace(column, preserving="in expectation", chance=module or "the model")
+
+
+def _refused(column: Column, error: GrowthError) -> Column:
+    reason = "; ".join(problem.reason for problem in error.problems) or str(error).splitlines()[0]
+    if isinstance(error, VerifyError):
+        return replace(column, preserving="no", refused=str(error).splitlines()[0])
+    return replace(column, refused=reason)
+
+
+def deepening(model: nn.Module, example: Example, where: str, method: str, last: Operator | None) -> Column:
+    """A method that puts a new block behind a module; `last` is the activation that the module ends in."""
+    needs = {
+        "r2r": "units alike, ψ(0) = 0 at the end",
+        "net2net": "one with ψ(ψ(x)) = ψ(x)",
+        "netmorph": "nothing: none comes in between",
+    }
+    column = Column(method, needs[method])
+    if method == "net2net":
+        column = replace(column, unmet=() if last and last.idempotent else (str(last) if last else "there is none",))
+    try:
+        growth = grown_copy(model, example, Deepen(where, method=method))
+    except GrowthError as error:
+        return _refused(column, error)
+    column = _measured(column, model, growth)
+    path = growth.plan.new_blocks[0]
+    block = growth.model.get_submodule(path)
+    given = calls_of(growth.model, example, [path])[path][0]
+    layers = sum(any(p.ndim > 1 for p in module.parameters(recurse=False)) for module in block.modules())
+    column = replace(
+        column,
+        tried=f"a new {type(block).__name__}",
+        residual="brings one" if _has_skip(block, given) else "none",
+        free=rotations(growth.plan),
+        new=growth.parameters[1] - growth.parameters[0],
+        amount=f"{layers} at a time" if layers > 1 else "any",
+    )
+    column = _closed(column, block, given) if method == "r2r" else column
+    return replace(column, parting=parting_within(growth.model, example, path))  # the last thing: it trains the copy
+
+
+def _has_skip(block: nn.Module, given: Call) -> bool:
+    """Whether the block's input comes through to its output over sums."""
+    try:
+        anatomy = by_itself(block, given)
+        start = next(value.index for value in anatomy.reading.trace.values if value.kind == "input")
+        return bool(Skip(anatomy, start).branches(next(iter(anatomy.reading.trace.outputs))))
+    except NotZero:
+        return False
+
+
+def _closed(column: Column, block: nn.Module, given: Call) -> Column:
+    """What R2R's new block needs and leaves free: how its branches were made zero tells."""
+    identity: Identity = identity_of(block, given)
+    free, _ = unbound(block, identity.anatomy, identity.zeroing)
+    column = replace(column, free=free)
+    pairings = identity.zeroing.pairings
+    if not pairings:
+        return replace(column, needs="nothing: γ = β = 0 ends the branch")
+    unmet: dict[str, None] = {}
+    trained = dissect(block, given.example, both_modes=True)
+    for pairing in pairings:
+        way = way_of(block, given.example, pairing.volume)
+        unmet.update(dict.fromkeys(str(operator) for operator in way.operators if not operator.alike))
+        for volume in (volume for volume in trained.volumes if volume.name == pairing.volume.name):
+            column = _by_chance(column, random_at(trained, volume, State.PAIR))
+    return replace(column, unmet=tuple(unmet))

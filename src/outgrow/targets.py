@@ -1,0 +1,154 @@
+"""Models and examples as the command line names them: timm:NAME, or MODULE:CALLABLE for code of the user's own."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+class CommandError(Exception):
+    """A command that can't be carried out, in one line for the user."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The shape of a model's usual input, without the batch."""
+
+    sizes: tuple[int, ...]
+
+
+def named_model(source: str, shapes: Sequence[tuple[int, ...]] | None, batch: int, dtype: str | None) -> tuple[nn.Module, Any]:
+    """A model and an example for it: of the shapes that are given, or its own."""
+    model, example = build(source)
+    if shapes:
+        example = make_example(shapes, batch, dtype)
+    elif isinstance(example, Shape):
+        example = make_example([example.sizes], batch, dtype)
+    elif example is None:
+        raise CommandError(f"{source} comes without an example: add --input 3,224,224 (a shape without the batch), "
+                           "or let it return (model, example)")  # fmt: skip
+    if dtype and _torch_dtype(dtype).is_floating_point:
+        model, example = model.to(_torch_dtype(dtype)), _converted(example, _torch_dtype(dtype))
+    return model, example
+
+
+def build(source: str) -> tuple[nn.Module, Any]:
+    """A model, and its example if there is one: data, a `Shape`, or None."""
+    from torch import nn
+
+    library, _, name = source.partition(":")
+    if not name:
+        raise CommandError(f"{source}: no such file, and no model: write timm:resnet18, module:callable, or name a checkpoint")
+    if library == "timm":
+        return _build_timm(name)
+    found = _import_attribute(source, library, name)
+    made = found if isinstance(found, nn.Module) else _call(source, found)
+    model, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(model, nn.Module):
+        raise CommandError(f"{source} gives a {type(made).__name__}: it must give a model, or (model, example)")
+    return model, example
+
+
+def _import_attribute(source: str, library: str, name: str) -> Any:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = _past_torchvision(lambda: importlib.import_module(library))
+    except Exception as error:
+        raise CommandError(f"{source}: can't import {library}: {type(error).__name__}: {error}") from error
+    try:
+        return functools.reduce(getattr, name.split("."), module)
+    except AttributeError as error:
+        raise CommandError(f"{source}: {error}") from error
+
+
+def _call(source: str, function: Any) -> Any:
+    if not callable(function):
+        raise CommandError(f"{source} is a {type(function).__name__}: name a model, or a function that returns one")
+    try:
+        return _past_torchvision(function)
+    except Exception as error:
+        raise CommandError(f"{source}() failed with {type(error).__name__}: {error}") from error
+
+
+def _build_timm(name: str) -> tuple[nn.Module, Shape | None]:
+    try:
+        timm = _past_torchvision(lambda: importlib.import_module("timm"))
+    except ImportError as error:
+        raise CommandError(f"timm can't be imported ({error}): pip install timm") from error
+    if not timm.is_model(name.partition(".")[0]):
+        import difflib
+
+        near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
+        hint = f": did you mean {', '.join(near)}?" if near else ": timm.list_models() lists them"
+        raise CommandError(f"timm has no model {name}{hint}")
+    model: nn.Module = timm.create_model(name, pretrained=False)
+    settings = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
+    size = settings.get("input_size")
+    return model, Shape(tuple(size)) if size else None
+
+
+def _past_torchvision(action: Callable[[], Any]) -> Any:
+    """Do something that may import torchvision.
+
+    torchvision's wheel describes its operators at import and fails beside a torch without CUDA, where they are not registered.
+    A model's layers need none of them, so stand-ins of the same names are enough.
+    """
+    try:
+        return action()
+    except Exception as error:
+        cause: BaseException | None = error  # libraries wrap it into errors of their own
+        while cause is not None and "torchvision::nms" not in str(cause):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+    _torchvision_stand_ins()
+    return action()
+
+
+@functools.cache  # the operators live as long as the object does
+def _torchvision_stand_ins() -> torch.library.Library:
+    import torch
+
+    library = torch.library.Library("torchvision", "DEF")
+    schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+    for operator in ("nms", "qnms"):
+        library.define(operator + schema)
+    return library
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    import torch
+
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def make_example(shapes: Sequence[tuple[int, ...]], batch: int, dtype: str | None) -> Any:
+    """Inputs of these shapes behind a batch axis: random numbers, or zeros for whole numbers (a valid index everywhere)."""
+    import torch
+
+    kind, generator = _torch_dtype(dtype or "float32"), torch.Generator().manual_seed(0)
+    tensors = tuple(
+        torch.randn(batch, *shape, generator=generator).to(kind)
+        if kind.is_floating_point
+        else torch.zeros(batch, *shape, dtype=kind)
+        for shape in shapes
+    )
+    return tensors[0] if len(tensors) == 1 else tensors
+
+
+def _converted(example: Any, dtype: torch.dtype) -> Any:
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, example)
