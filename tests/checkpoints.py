@@ -85,7 +85,7 @@ def _grown_cnn() -> nn.Module:
     outgrow.widen(model, IMAGES, "conv1", to=8, method="r2r")
     outgrow.widen(model, IMAGES, "stem", to=10, method=outgrow.Net2Net(split="random"))
     outgrow.widen(model, IMAGES, "conv1", to=9, method="netmorph", seed=3)
-    outgrow.widen(model, IMAGES, "*", factor=1.5, method=outgrow.NetMorph(zero="writers"))
+    outgrow.widen(model, IMAGES, "*", factor=1.5, method=outgrow.NetMorph())
     outgrow.widen(model, IMAGES, "conv1", by=1, method="random")
     return model
 

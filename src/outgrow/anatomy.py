@@ -68,9 +68,9 @@ def explain(anatomy: Anatomy, volume: Volume) -> None:
     for name, methods in BY_NAME.items():
         if name in ("auto", "random"):
             continue
-        verdicts = [judge(anatomy, volume, method.state) for method in methods]
-        if any(not verdict.refusal for verdict in verdicts):
-            legal.append(name)
+        objections = [method.objection(judge(anatomy, volume, method.state)) for method in methods]
+        if all(objections):
+            reasons.append(f"{name}: {objections[0]}")
         else:
-            reasons.append(f"{name}: {verdicts[0].refusal}")
+            legal.append(name)
     volume.methods, volume.reason = tuple(legal), "; ".join(reasons)

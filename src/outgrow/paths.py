@@ -21,6 +21,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
+from outgrow.alive import why_stuck
 from outgrow.effects import (
     Contract,
     Effect,
@@ -53,6 +54,7 @@ def judge(anatomy: Anatomy, volume: Volume, state: State) -> Verdict:
         walk = Walk(anatomy, volume, state)
         try:
             walk.run()
+            walk.verdict.stuck = why_stuck(walk) if state is State.ZERO else ""
         except Refused as refused:
             walk.verdict.refusal = str(refused)
         anatomy.verdicts[volume.name, state.name] = walk.verdict

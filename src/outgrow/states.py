@@ -65,6 +65,7 @@ class Verdict:
 
     state: State
     refusal: str = ""
+    stuck: str = ""  # why units that begin at zero would never learn, or leap from there, though they are exact
     readers: dict[tuple[str, int], str] = field(default_factory=dict)
     rescales: list[Rescale] = field(default_factory=list)
     eps: list[MoveEps] = field(default_factory=list)

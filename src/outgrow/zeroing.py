@@ -22,15 +22,15 @@ import torch
 from torch import Tensor, nn
 
 from outgrow.admit import check_model
+from outgrow.alive import slope_at_zero
 from outgrow.anatomy import dissect
 from outgrow.draft import irregular, runs, slot_ids
 from outgrow.effects import Contract, Map, Move, Normalise, PerUnit, Reduce, Scale, Sum
 from outgrow.errors import MethodError, Problem
 from outgrow.labels import Labels
 from outgrow.roles import READS, weight_of
-from outgrow.rules.elementwise import asked
 from outgrow.sandbox import random_state, tensors_of
-from outgrow.trace import Example, Op
+from outgrow.trace import Example
 from outgrow.verify import run
 from outgrow.volumes import Anatomy, Volume
 
@@ -161,14 +161,6 @@ class Search:
             raise NotZero(f"it needs two layers before its output: {place} reads nothing that could be paired")
         if left:
             self.columns.append((*key, tuple(sorted(left))))
-
-
-def slope_at_zero(op: Op) -> float:
-    """The derivative of an activation at zero, as autograd has it."""
-    x = torch.zeros(1, requires_grad=True)
-    with torch.enable_grad():
-        (slope,) = torch.autograd.grad(asked(op, x).sum(), x)
-    return float(slope)
 
 
 @torch.no_grad()

@@ -84,6 +84,10 @@ class Method(abc.ABC):
     def exact(self) -> bool:
         return self.noise == 0.0
 
+    def objection(self, verdict: Verdict) -> str:
+        """Why the method will not do on a path; empty if it will."""
+        return verdict.refusal if self.exact else ""
+
     @property
     def step(self) -> int:
         """New units come in multiples of this."""

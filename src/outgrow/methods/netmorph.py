@@ -1,7 +1,8 @@
 """Network Morphism's widening: of the two new factors in V W = V W + A U, one is zero.
 
 zero="readers": U free, A = 0: exact wherever units are only read by weights. zero="writers": U = 0, A free: exact where the
-path keeps zero at zero. The side that is not zero must be alive, or no gradient reaches either: scales start at typical values.
+path keeps zero at zero, and refused where zeros would never leave it (see `alive`). The side that is not zero must be alive, or
+no gradient reaches either: scales start at typical values.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ class NetMorph(Method):
     @property
     def state(self) -> State:
         return State.ANY if self.zero == "readers" else State.ZERO
+
+    def objection(self, verdict: Verdict) -> str:
+        return super().objection(verdict) or (verdict.stuck if self.zero == "writers" and self.exact else "")
 
     def recipe(self, slot: Slot, volume: Volume, verdict: Verdict, draft: Draft) -> Recipe:
         if slot.role == "reads":

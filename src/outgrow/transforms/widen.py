@@ -174,8 +174,8 @@ def _choice(anatomy: Anatomy, volume: Volume, request: Widen, exact: bool) -> tu
     misfits: list[SizeError] = []
     for method in candidates(request.method):
         verdict = judge(anatomy, volume, method.state)
-        if verdict.refusal and method.exact:
-            reasons.append(f"{method.name}: {verdict.refusal}")
+        if objection := method.objection(verdict):
+            reasons.append(f"{method.name}: {objection}")
             continue
         step = volume.count if verdict.multiples else method.step
         automatic = request.method == "auto" and isinstance(method, Net2Net)
@@ -192,7 +192,7 @@ def _choice(anatomy: Anatomy, volume: Volume, request: Widen, exact: bool) -> tu
             reasons.append(f"{method.name}: {SAME}")
     if misfits:
         raise misfits[0]
-    if reasons and all(reason.endswith(SAME) for reason in reasons):
+    if any(reason.endswith(SAME) for reason in reasons):
         return None, f"{SAME}: write a larger factor, or by={volume.grain} or more"
     return None, "; ".join(dict.fromkeys(reasons))
 
