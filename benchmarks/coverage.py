@@ -31,6 +31,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from learning import new_entries
+
 HERE = Path(__file__).parent
 FAMILIES = HERE / "timm_families.json"
 RESULTS = HERE / "results" / "coverage.json"
@@ -100,21 +102,6 @@ def ulp_sensitivity(model: nn.Module, x: Tensor, base: Tensor) -> float:
     for name, parameter in model.named_parameters():
         parameter.copy_(saved[name])
     return worst
-
-
-def new_entries(plan: Any, name: str, shape: torch.Size) -> Tensor:
-    """Mask of the entries of a parameter that a plan added."""
-    mask = torch.zeros(shape, dtype=torch.bool)
-    born: dict[int, list[bool]] = {}
-    for edit in plan.edits:
-        if edit.tensor == name and hasattr(edit, "at"):
-            now = born.setdefault(edit.axis, [False] * edit.size)
-            fresh = set(edit.at)
-            old = iter(now)
-            born[edit.axis] = [True if index in fresh else next(old) for index in range(edit.size + len(edit.at))]
-    for axis, flags in born.items():
-        mask |= torch.tensor(flags).view([-1 if a == axis else 1 for a in range(mask.ndim)])
-    return mask
 
 
 def gradient_shares(model: nn.Module, plan: Any, shape: tuple[int, ...], batch: int) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from torch import nn
 
 import outgrow
 from checkpoints import grown_cnn
+
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # their pieces are tested too
 
 _STAND_INS: list[torch.library.Library] = []
 

@@ -69,7 +69,7 @@ def explain(anatomy: Anatomy, volume: Volume) -> None:
         if name in ("auto", "random"):
             continue
         verdicts = [judge(anatomy, volume, method.state) for method in methods]
-        refusals = [verdict.refusal or (verdict.dead if len(methods) > 1 else "") for verdict in verdicts]
+        refusals = [verdict.refusal or (verdict.stuck if len(methods) > 1 else "") for verdict in verdicts]
         if all(refusals):
             reasons.append(f"{name}: {refusals[0]}")
         else:

@@ -7,10 +7,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from outgrow.effects import Effect, Map
 from outgrow.labels import Labels, Layout
 from outgrow.roles import SCALES
-from outgrow.rules.elementwise import UNARY, plain, slope_at_zero
 from outgrow.states import STRICTNESS, Carried, Ratio, Refused, State, Verdict, blended
 from outgrow.trace import Op
 from outgrow.volumes import Anatomy, Volume
@@ -27,8 +25,6 @@ class Carrier:
         self.passed: set[int] = set()  # operators that make readers' weights of tensors
         self.read_at: set[tuple[str, int]] = set()  # tensors, and the operators where they read
         self.known: dict[int, Carried] = {}
-        self.stuck: dict[int, str] = {}  # values that are zero behind an operator without a slope there, and which
-        self.learns = False  # whether a reader sees new units that are not stuck
         self.op: Op = self.reading.trace.ops[0]
         self._ids: dict[int, Labels] = {}
         self._along: dict[int, list[int]] = {}
@@ -66,16 +62,6 @@ class Carrier:
             state = State.ANY if scales and self.start is State.ZERO else self.start  # scales stay alive where writers are zero
             return Carried(state, writers=self.unscaled(mine))
         return Carried(State.CONST if not self.reading.layouts[value] else State.ANY)
-
-    def stick(self, effect: Effect, result: Carried) -> None:
-        """Note values behind an activation that is flat at zero: no gradient comes back from there."""
-        mine = [v for ref in self.op.refs if (v := ref.value) in self.known and not self.reading.constant[v]]
-        where = self.op.module or "the model"
-        stopped = [self.stuck.get(value, "") for value in mine]
-        if result.state is State.ZERO and isinstance(effect, Map) and plain(self.op) in UNARY and not slope_at_zero(self.op):
-            stopped = [f"{self.op.name} ({where}) has no slope at zero"]
-        if stopped and all(stopped):
-            self.stuck.update(dict.fromkeys(self.op.outputs, stopped[0]))
 
     def origins(self, layout: Layout) -> frozenset[str]:
         """Names of the tensors whose labels of this volume stand in a layout."""

@@ -76,7 +76,7 @@ def make_plan(anatomy: Anatomy, choices: Sequence[Choice], seed: int) -> Plan:
         edits.extend(_edits_of(anatomy, choice, seed, born))
     changes = tuple(
         Change(
-            c.volume.name, c.volume.size, c.volume.size + c.new * c.volume.grain, c.method.name, c.method.exact, c.verdict.dead
+            c.volume.name, c.volume.size, c.volume.size + c.new * c.volume.grain, c.method.name, c.method.exact, c.verdict.stuck
         )
         for c in choices
     )

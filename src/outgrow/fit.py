@@ -87,9 +87,9 @@ class Checker(Watcher):
         old, new = self.prediction.numbers.get(op.index, (0.0, 0.0))
         for before, now in zip(op.args, args, strict=False):
             if isinstance(before, float) or (isinstance(before, (int, float)) and op.name in SCALING):
-                moves = bool(old) and math.isclose(before, old, rel_tol=1e-6)
-                want = new if moves else before
-                if not math.isclose(float(now), want, rel_tol=1e-6 if moves else 1e-9, abs_tol=1e-300):  # kernels round ε
+                moves = bool(old) and math.isclose(before, old, rel_tol=1e-6)  # torch may hand an ε on in single precision
+                want, tolerance = (new, 1e-6) if moves else (before, 1e-9)
+                if not math.isclose(float(now), want, rel_tol=tolerance, abs_tol=1e-300):
                     raise Disagreement(f"{op.name} uses {float(now):.6g} where {want:.6g} should be")
 
 

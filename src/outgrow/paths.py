@@ -21,6 +21,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
+from outgrow.alive import why_stuck
 from outgrow.effects import (
     Contract,
     Effect,
@@ -53,6 +54,7 @@ def judge(anatomy: Anatomy, volume: Volume, state: State) -> Verdict:
         walk = Walk(anatomy, volume, state)
         try:
             walk.run()
+            walk.verdict.stuck = why_stuck(walk) if state in (State.ZERO, State.MEAN) else ""
         except Refused as refused:
             walk.verdict.refusal = str(refused)
         anatomy.verdicts[volume.name, state.name] = walk.verdict
@@ -78,7 +80,6 @@ class Walk(Weights):
                 self.settled(*(self.known.get(ref.value, Carried(None)) for ref in refs_in((self.op.args, self.op.kwargs))))
                 continue
             result = self.step(effect)
-            self.stick(effect, result)
             for output in self.op.outputs:
                 carries = self.axes(self.reading.layouts[output])
                 if carries and result.state is None:
@@ -96,8 +97,6 @@ class Walk(Weights):
         self._check_ties()
         self._check_payments()
         self.check_uses()
-        if self.stuck and not self.learns:
-            self.verdict.dead = f"{next(iter(self.stuck.values()))}: new units that are zero would never learn"
 
     def _check_ties(self) -> None:
         """A tensor that both writes and reads gets one value for both."""
@@ -193,14 +192,12 @@ class Walk(Weights):
         constant = [self.reading.constant[side.value] for side in (effect.left, effect.right)]
         if not any(constant):
             if (a.state is State.ZERO) != (b.state is State.ZERO):  # were both zero, neither would get a gradient
-                self.learns = True
                 return
             raise Refused(f"two activations are multiplied and summed over it (as q·k is) in {self.op.module or self.op.name}")
         reader = weight_of(self.reading, effect)
         assert reader is not None
         data, x = (effect.left, a) if reader is effect.right else (effect.right, b)
         self.settled(x)
-        self.learns |= data.value not in self.stuck
         state = x.state or (State.CONST if self.reading.uniform[data.value] else State.ANY)
         names = self.sources(reader.value, READER[state])
         self.read_at |= {(name, self.op.index) for name in names}

@@ -65,12 +65,12 @@ class Verdict:
 
     state: State
     refusal: str = ""
+    stuck: str = ""  # why units that begin at zero would never learn, or leap from there, though they are exact
     readers: dict[tuple[str, int], str] = field(default_factory=dict)
     rescales: list[Rescale] = field(default_factory=list)
     eps: list[MoveEps] = field(default_factory=list)
     weights: dict[str, str] = field(default_factory=dict)  # writer → the scale that its rows pass before they are averaged
     multiples: bool = False  # only whole copies of all units
-    dead: str = ""  # why new units, though exact, could never learn
 
 
 @dataclass(frozen=True)

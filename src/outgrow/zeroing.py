@@ -22,13 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from outgrow.admit import check_model
+from outgrow.alive import slope_at_zero
 from outgrow.anatomy import dissect
 from outgrow.draft import irregular, runs, slot_ids
 from outgrow.effects import Contract, Map, Move, Normalise, PerUnit, Reduce, Scale, Sum
 from outgrow.errors import MethodError, Problem
 from outgrow.labels import Labels
 from outgrow.roles import READS, weight_of
-from outgrow.rules.elementwise import slope_at_zero
 from outgrow.sandbox import random_state, tensors_of
 from outgrow.trace import Example
 from outgrow.verify import run

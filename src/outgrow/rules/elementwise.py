@@ -156,14 +156,6 @@ def asked(op: Op, x: torch.Tensor) -> torch.Tensor:
     return first
 
 
-def slope_at_zero(op: Op) -> float:
-    """The derivative of an activation at zero, as autograd has it."""
-    x = torch.zeros(1, requires_grad=True)
-    with torch.enable_grad():
-        (slope,) = torch.autograd.grad(asked(op, x).sum(), x)
-    return float(slope)
-
-
 def _zero_at_zero(op: Op) -> bool:
     """Ask the operator itself what it makes of zero."""
     try:

@@ -179,7 +179,7 @@ def _choice(anatomy: Anatomy, volume: Volume, request: Widen, exact: bool) -> tu
     if problem is not None:
         return None, problem.reason
     reasons: list[str] = []
-    dead: list[str] = []
+    stuck: list[str] = []
     misfits: list[SizeError] = []
     methods = candidates(request.method, request.fade)
     for method in methods:
@@ -187,8 +187,8 @@ def _choice(anatomy: Anatomy, volume: Volume, request: Widen, exact: bool) -> tu
         if verdict.refusal and method.exact:
             reasons.append(f"{method.name}: {verdict.refusal}")
             continue
-        if verdict.dead and len(methods) > 1:  # who names just one gets it
-            dead.append(f"{method.name}: {verdict.dead}")
+        if verdict.stuck and len(methods) > 1:  # who names just one gets it, and is told
+            stuck.append(f"{method.name}: {verdict.stuck}")
             continue
         step = volume.count if verdict.multiples else method.step
         automatic = request.method == "auto" and isinstance(method, Net2Net)
@@ -207,7 +207,7 @@ def _choice(anatomy: Anatomy, volume: Volume, request: Widen, exact: bool) -> tu
         raise misfits[0]
     if reasons and all(reason.endswith(SAME) for reason in reasons):
         return None, f"{SAME}: write a larger factor, or by={volume.grain} or more"
-    return None, "; ".join(dict.fromkeys(reasons + dead))
+    return None, "; ".join(dict.fromkeys(reasons + stuck))
 
 
 def _new_units(volume: Volume, request: Widen, step: int, method: Method, rounding: bool) -> int:
