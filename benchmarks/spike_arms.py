@@ -6,7 +6,6 @@ preserve the function, or not exactly.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ PLACES: Mapping[str, Mapping[str, Any]] = {
         "fold": ("conv1", "layer1.0.conv2", "layer1.1.conv2", "layer2.0.conv2", "layer2.1.conv2"),
         "deepen": ("layer1.1", "layer2.1"),
         "split": ("layer1.1.conv1", "layer2.1.conv1"),
+        "branch": ("layer1", "layer2"),
         "kernel": tuple(f"layer{stage}.{block}.conv{conv}" for stage in (1, 2) for block in (0, 1) for conv in (1, 2)),
     },
     "vit": {
@@ -31,6 +31,7 @@ PLACES: Mapping[str, Mapping[str, Any]] = {
         "fold": (),
         "deepen": ("blocks.3",),
         "split": ("blocks.3.mlp.fc1",),
+        "branch": ("blocks.2.mlp", "blocks.3.mlp"),
         "kernel": (),
     },
 }
@@ -45,7 +46,7 @@ WIDENINGS: tuple[tuple[str, str, Any], ...] = (
     ("net2net, random split", "ours", outgrow.Net2Net(split="random")),
     (f"net2net, noise {NOISE}", "baseline", outgrow.Net2Net(noise=NOISE)),
     ("netmorph", "ours", outgrow.NetMorph()),
-    ("netmorph, zero writers", "ours", outgrow.NetMorph(zero="writers")),
+    ("netmorph, zero writers", "paper", outgrow.NetMorph(zero="writers")),
     ("mean", "ours", "mean"),
     ("random", "baseline", "random"),
 )
@@ -84,11 +85,9 @@ def _widenings(model: str) -> Iterator[Arm]:
         kind = f"widen {label}"
         for name, group, method in WIDENINGS:
             yield Arm(name, kind, group, (outgrow.Widen(where, factor=FACTOR, method=method),))
-        if "fade" in inspect.signature(outgrow.Widen).parameters:
-            more: dict[str, Any] = {"fade": FADES[0]}
-            for method in ("auto", "random"):
-                request = outgrow.Widen(where, factor=FACTOR, method=method, **more)
-                yield Arm(f"{method}, fade {FADES[0]}", kind, "ours", (request,))
+        for method, fade in (("auto", FADES[0]), ("random", FADES[0]), ("random", FADES[1])):
+            request = outgrow.Widen(where, factor=FACTOR, method=method, fade=fade)
+            yield Arm(f"{method}, fade {fade}", kind, "ours", (request,))
     if places["fold"]:
         request = outgrow.Widen(places["fold"], factor=FACTOR, method="r2r", residual="fold")
         yield Arm("r2r, folded residuals", "widen all", "paper", (request,))
@@ -99,5 +98,7 @@ def _deepenings(model: str) -> Iterator[Arm]:
     for name, group, how in DEEPENINGS:
         yield Arm(name, "deepen", group, tuple(outgrow.Deepen(place, **how) for place in places["deepen"]))
     yield Arm("netmorph", "deepen", "ours", tuple(outgrow.Deepen(place, method="netmorph") for place in places["split"]))
+    for method in ("r2r", "netmorph"):
+        yield Arm(method, "branch", "ours", tuple(outgrow.Branch(place, method=method) for place in places["branch"]))
     if places["kernel"]:
         yield Arm(f"{KERNEL} × {KERNEL}", "kernel", "ours", tuple(outgrow.Kernel(place, KERNEL) for place in places["kernel"]))

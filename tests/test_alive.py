@@ -154,3 +154,13 @@ def test_an_epsilon_in_single_precision_is_moved_along(eps: float, by: int) -> N
     outgrow.widen(model, X.float(), "first", by=by, method=ZERO_WRITERS)
     assert model.between[0].eps == pytest.approx(eps * 6 / (6 + by), rel=1e-6)
     torch.testing.assert_close(model(X.float()), old(X.float()))
+
+
+def test_a_gate_that_is_one_operator_is_no_trap() -> None:
+    torch.manual_seed(0)
+    model = Plain(nn.GLU())
+    model.last = nn.Linear(3, 3)
+    old = shake(model.double())
+    model, masks = grown(copy.deepcopy(old), ZERO_WRITERS)
+    assert_same_function(old, model, [X])
+    assert learned(model, masks) == 1.0

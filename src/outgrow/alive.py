@@ -14,7 +14,7 @@ import torch
 from outgrow.carrier import Carrier
 from outgrow.effects import Contract, Effect, Map, Normalise, PerUnit, Power
 from outgrow.reading import refs_in
-from outgrow.rules.elementwise import asked
+from outgrow.rules.elementwise import UNARY, asked, plain
 from outgrow.states import State
 from outgrow.trace import Op
 
@@ -56,10 +56,7 @@ def why_stuck(walk: Carrier) -> str:
 
 def _flat(op: Op, effect: Effect, zeros: list[int]) -> bool:
     """Whether small changes of zeros change nothing."""
-    if isinstance(effect, Map) and effect.zero and len(effect.inputs) == 1:
-        try:
-            return slope_at_zero(op) == 0
-        except (RuntimeError, TypeError):  # an operator on several tensors
-            return False
+    if isinstance(effect, Map) and effect.zero and plain(op) in UNARY:
+        return slope_at_zero(op) == 0
     square = isinstance(effect, Contract) and len(zeros) == 2
     return square or (isinstance(effect, Power) and effect.exponent > 1)
