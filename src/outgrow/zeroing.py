@@ -164,10 +164,13 @@ class Search:
 
 
 def slope_at_zero(op: Op) -> float:
-    """The derivative of an activation at zero, as autograd has it."""
+    """The derivative of an activation at zero, as autograd has it; one where it is no function of single numbers (pooling)."""
     x = torch.zeros(1, requires_grad=True)
-    with torch.enable_grad():
-        (slope,) = torch.autograd.grad(asked(op, x).sum(), x)
+    try:
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad(asked(op, x).sum(), x)
+    except (RuntimeError, IndexError):
+        return 1.0
     return float(slope)
 
 
