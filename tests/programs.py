@@ -194,19 +194,22 @@ ODD_CONV = step(
 )
 
 
-def stacks(block: SearchStrategy[Step], flat: SearchStrategy[Step], *layers: SearchStrategy[Any]) -> SearchStrategy[Step]:
+def stacks(block: SearchStrategy[Step], flat: SearchStrategy[Step], plain: SearchStrategy[Any]) -> SearchStrategy[Step]:
     """Residual blocks of one kind or two, blocks of any steps, or plain layers; in a container."""
     body = st.lists(flat, min_size=1, max_size=3).map(tuple)
     anything = step("residual", body=body, shortcut=one_of("identity", "identity", "projection"), after=FLAG)
     kinds = st.one_of(block, block, block, anything).map(lambda found: (found,))
-    patterns = st.one_of(kinds, kinds, kinds, st.tuples(block, block), st.tuples(*layers), st.tuples(anything, flat))
+    patterns = st.one_of(kinds, kinds, kinds, st.tuples(block, block), plain, st.tuples(anything, flat))
     return step("stack", pattern=patterns, count=one_of(2, 1, 3), container=CONTAINERS)
 
 
 IMAGE_NORM = step("norm", how=one_of("batch", "batch", "layer_written"))
 SOME_ACTIVATION = step("activation", name=one_of("relu", "relu", "relu_", *ACTIVATIONS))
-IMAGE_STACK = stacks(IMAGE_BLOCK, FLAT_IMAGE, PLAIN_CONV, IMAGE_NORM, SOME_ACTIVATION)
-SEQUENCE_STACK = stacks(SEQUENCE_BLOCK, FLAT_SEQUENCE, step("linear", out=WIDTHS, bias=FLAG), SOME_ACTIVATION)
+DROP = step("dropout", p=one_of(0.1, 0.5), whole=FLAG)
+VGG = st.one_of(st.tuples(PLAIN_CONV, IMAGE_NORM, SOME_ACTIVATION), st.tuples(PLAIN_CONV, IMAGE_NORM, DROP, SOME_ACTIVATION))
+MLP = st.one_of(st.tuples(step("linear", out=WIDTHS, bias=FLAG), SOME_ACTIVATION), st.tuples(SOME_ACTIVATION, DROP))
+IMAGE_STACK = stacks(IMAGE_BLOCK, FLAT_IMAGE, VGG)
+SEQUENCE_STACK = stacks(SEQUENCE_BLOCK, FLAT_SEQUENCE, MLP)
 
 
 def beside(main: SearchStrategy[Step], others: SearchStrategy[Step]) -> SearchStrategy[tuple[Step, ...]]:

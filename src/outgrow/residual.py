@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from outgrow.anatomy import dissect
-from outgrow.effects import Contract, Map, Move, Normalise, PerUnit, Scale, Sum
+from outgrow.effects import Contract, Ignore, Map, Move, Normalise, PerUnit, Scale, Sum
 from outgrow.errors import TraceError
 from outgrow.rules.elementwise import SAME, answers, asked, plain
 from outgrow.rules.reduce import POOL_LINEAR
@@ -155,9 +155,12 @@ class Skip:
                         raise NotZero(f"its input is multiplied by {factor:g} where it is added ({place})")
                     found += [side.value for side in effect.inputs if side.value != skips[0]]
                     value = skips[0]
-                case Move(inputs=(source,)):
+                case Move(inputs=(source,)) if len(op.refs) == 1:
                     moves.append((op, op.outputs.index(value)))
                     value = source
+                case Ignore() if len(op.refs) == 1:  # on the input itself, of whose sizes none is the block's own
+                    moves.append((op, op.outputs.index(value)))
+                    value = op.refs[0].value
                 case Map(inputs=(source,)):
                     if not idempotent(op):
                         raise NotZero(f"{op.name} after its sum is not idempotent ({place})")
@@ -172,7 +175,8 @@ class Skip:
         if not found:
             raise NotZero("it adds nothing to its input")
         if not _in_place(moves, self.reading.trace.values[self.start].shape):
-            raise NotZero("numbers change their places on its skip, or are averaged there")
+            names = ", ".join(op.name for op, _ in moves)
+            raise NotZero(f"its skip does not give back what it takes: {names} changes numbers there, or their places")
         return found
 
     def reaches(self, value: int) -> bool:
@@ -185,6 +189,8 @@ class Skip:
                     self._reaches[value] = any(self.reaches(side.value) for side in sides)
                 case Move(inputs=sources) | Map(inputs=sources):
                     self._reaches[value] = any(self.reaches(source) for source in sources)
+                case Ignore() if op is not None and len(op.refs) == 1:
+                    self._reaches[value] = self.reaches(op.refs[0].value)
         return self._reaches[value]
 
 
@@ -196,11 +202,12 @@ def _factor(op: Op, operand: int) -> float:
 
 def _in_place(moves: Sequence[tuple[Op, int]], shape: tuple[int, ...]) -> bool:
     """Whether operators (the last first, each with the number of its output) put every number back, found by asking them."""
-    before = now = torch.arange(math.prod(shape), dtype=torch.float64).view(shape)
+    size = math.prod(shape)
+    before = now = torch.arange(-(size // 2), size - size // 2, dtype=torch.float64).view(shape)
     try:
         for op, output in reversed(moves):
             if plain(op) not in SAME:
-                now = answers(op, now)[output]
+                now = answers(op, now.contiguous())[output]
     except Exception:  # it needs more than that tensor: numbers move by data
         return False
     return torch.equal(before, now)

@@ -169,9 +169,9 @@ def _idle(model: nn.Module, example: Example, path: str) -> str:
     """Try whether a block that is added there is run; why not, if it is not."""
     journal = Journal()
     try:
-        deepen_step([model], example, Deepen(path), 0, journal)
-    except MethodError as error:
-        return error.problems[0].reason
+        _own_kind([model], example, Deepen(path), 0, journal)
+    except NotZero as reason:
+        return str(reason)
     except Exception as error:
         return f"the model does not run with a block more there: {str(error).splitlines()[0]}"
     finally:
@@ -212,11 +212,14 @@ def deepen_step(
     container = model.get_submodule(request.after.rpartition(".")[0])
     reasons = []
     if request.method not in ("residual", "net2net", "netmorph"):
+        trial = Journal()
+        journal.note(trial.undo)
         try:
             if not _holds_blocks(container):
                 raise NotZero(f"it is no child of an nn.Sequential or nn.ModuleList, but of a {type(container).__name__}")
-            return _own_kind(models, example, request, seed, journal)
+            return _own_kind(models, example, request, seed, trial)
         except NotZero as reason:
+            trial.undo()
             reasons.append(f"no block of the model's own kind can follow it: {reason}")
     if request.method in ("auto", "r2r", "residual", "net2net", "netmorph") or request.fade:
         try:
@@ -370,4 +373,4 @@ def _check_called(model: nn.Module, example: Example, plan: Plan, before: Sequen
     except TraceError as error:
         called, reason = {"": []}, f"with a block more there {error}"
     if not all(called.values()):
-        raise MethodError("the model can't be deepened there", [Problem(new[0], reason)])
+        raise NotZero(reason)

@@ -29,6 +29,7 @@ from outgrow.rules.elementwise import UNARY, plain
 from outgrow.structure import Call, apply_insert, calls_of, numbering, wrap
 from outgrow.trace import Example, outputs_in
 from outgrow.training.fade import close_gates, link_ramps
+from outgrow.verify import Sober
 from outgrow.volumes import Anatomy
 from outgrow.zeroing import NotZero, carry_out
 
@@ -225,9 +226,9 @@ def plain_step(
 
 
 def _batch(model: nn.Module, example: Example, path: str, output: Tensor) -> Tensor:
-    """What a module puts out in train mode: the statistics of that batch make a batch norm the identity in both modes."""
+    """What a module puts out in train mode, dropout at its mean: the batch whose statistics make a batch norm the identity."""
     try:
-        with torch.no_grad():
+        with torch.no_grad(), Sober():
             found = calls_of(model, example, [path], training=True)[path][0].output
         return next(iter(outputs_in(found)))
     except Exception:  # batch norm on a single value: eval mode must do
