@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import blocks as b
+import stacks
 
 DTYPE = torch.float64
 CHANNELS, FEATURES, VOCABULARY, CLASSES = 3, 5, 11, 4
@@ -40,6 +41,7 @@ class Program:
     steps: tuple[Step, ...]
     head: str
     seed: int = 0
+    flat: bool = False  # the whole network is one nn.Sequential
 
 
 class Network(nn.Module):
@@ -87,11 +89,13 @@ class Network(nn.Module):
         return self.head(x)
 
 
-def build(program: Program) -> Network:
+def build(program: Program) -> nn.Module:
     """The network, in float64 with every parameter and buffer random, whatever its constructor set."""
     generator = torch.Generator().manual_seed(program.seed)
     with torch.random.fork_rng(devices=[]):
         model = Network(program).to(DTYPE)
+    if program.flat:
+        model = nn.Sequential(model.stem, *model.layers, stacks.Finish(program.stream, program.head), model.head)
     randomise(model, generator)
     return model.eval()
 
@@ -282,6 +286,16 @@ def twice(width: int, net: Network, name: str) -> nn.Module:
     return b.Twice(inner, b.ACTIVATIONS[name](), width)
 
 
+def stack(width: int, net: Network, pattern: Sequence[Step], count: int, container: str) -> nn.Module:
+    """Blocks that repeat a pattern, in a container; only those that keep their width and size can be run twice."""
+    table, layers, start, size = IMAGE if net.stream == "image" else SEQUENCE, [], width, net.size
+    for step in tuple(pattern) * count:
+        layers.append(table[step.kind](width, net, **step.options))
+        width = layers[-1].out
+    once = any(layer.out != start for layer in layers) or net.size != size
+    return stacks.contain(layers, "sequential" if once and container in ("each_twice", "all_twice", "tied") else container)
+
+
 def linear(width: int, net: Network, out: int, bias: bool) -> nn.Module:
     return b.keep(nn.Linear(width, out, bias=bias), out)
 
@@ -340,27 +354,36 @@ BOTH: dict[str, Builder] = {
     "concatenate": concatenate,
     "halves": halves,
     "twice": twice,
+    "stack": stack,
 }
-IMAGE: dict[str, Builder] = BOTH | {
-    "conv": conv,
-    "transposed": transposed,
-    "depthwise": depthwise,
-    "volumetric": volumetric,
-    "group_norm": group_norm,
-    "norm": norm2d,
-    "squeeze_excite": squeeze_excite,
-    "shuffle": shuffle,
-    "pool": pool,
-    "resize": resize,
-}
-SEQUENCE: dict[str, Builder] = BOTH | {
-    "linear": linear,
-    "conv1d": conv1d,
-    "norm": norm1d,
-    "grouped_queries": grouped_queries,
-    "torch_attention": torch_attention,
-    "swiglu": swiglu,
-    "recurrent": recurrent,
-    "merge": merge,
-    "position": position,
-}
+IMAGE: dict[str, Builder] = (
+    BOTH
+    | stacks.IMAGE
+    | {
+        "conv": conv,
+        "transposed": transposed,
+        "depthwise": depthwise,
+        "volumetric": volumetric,
+        "group_norm": group_norm,
+        "norm": norm2d,
+        "squeeze_excite": squeeze_excite,
+        "shuffle": shuffle,
+        "pool": pool,
+        "resize": resize,
+    }
+)
+SEQUENCE: dict[str, Builder] = (
+    BOTH
+    | stacks.SEQUENCE
+    | {
+        "linear": linear,
+        "conv1d": conv1d,
+        "norm": norm1d,
+        "grouped_queries": grouped_queries,
+        "torch_attention": torch_attention,
+        "swiglu": swiglu,
+        "recurrent": recurrent,
+        "merge": merge,
+        "position": position,
+    }
+)

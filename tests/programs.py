@@ -153,3 +153,80 @@ PLAIN = {
         st.tuples(step("linear", out=one_of(10, 12), bias=FLAG), ACTIVATION).map(_pre_norm).map(lambda found: (found,)),
     ).map(lambda p: Program(p.stream, p.width, (*p.steps, PRE), p.head, p.seed)),
 }
+
+
+# Networks of stacked blocks, to be deepened.
+
+AFTERWARDS = one_of("nothing", "nothing", "relu", "gelu", "relu6", "tanh")
+SKEWS = one_of("subtracted", "negated", "doubled", "averaged", "flipped", "there and back", "halves", "rolled")
+ODD_BLOCK = st.one_of(
+    step("thin", norm=FLAG, after=AFTERWARDS),
+    step("weighted", hidden=WIDTHS, learnt=FLAG),
+    step("skewed", hidden=WIDTHS, how=SKEWS),
+    step("ending", hidden=WIDTHS, how=one_of("glu", "pool", *ACTIVATIONS)),
+)
+IMAGE_BLOCK = st.one_of(
+    step("basic", hidden=WIDTHS, norm=FLAG, bias=FLAG),
+    step("bottleneck", hidden=WIDTHS, norm=one_of("batch", "none", "group"), after=AFTERWARDS),
+    step("preactivated", hidden=WIDTHS),
+    step("inverted", hidden=one_of(8, 6)),
+    step("convnext", scaled=FLAG),
+    ODD_BLOCK,
+)
+SEQUENCE_BLOCK = st.one_of(
+    step("mlp", hidden=WIDTHS, activation=one_of(*ACTIVATIONS), p=one_of(0.0, 0.2), scaled=FLAG),
+    step("encoder", hidden=WIDTHS, before=FLAG, how=one_of("qkv", "qkv_chunk", "separate"), fused=FLAG),
+    step("torchs", before=FLAG, p=one_of(0.0, 0.1)),
+    step("llama", hidden=WIDTHS, kv=one_of(1, 2)),
+    ODD_BLOCK,
+)
+CONTAINERS = one_of(
+    "sequential", "sequential", "list", "list", "named", "stage", "dict", "by_number", "each_twice", "all_twice", "tied"
+)
+PLAIN_CONV = step("conv", out=WIDTHS, kernel=one_of(1, 3), stride=one_of(1, 1, 2), groups=one_of(1, 1, 2), bias=FLAG)
+ODD_CONV = step(
+    "odd_conv",
+    out=WIDTHS,
+    kernel=st.tuples(one_of(3, 1, 2), one_of(3, 1, 2)),
+    padding=one_of("number", "same", "valid"),
+    mode=one_of("zeros", "zeros", "circular", "reflect", "replicate"),
+    dilation=one_of(1, 1, 2),
+)
+
+
+def stacks(block: SearchStrategy[Step], flat: SearchStrategy[Step], plain: SearchStrategy[Any]) -> SearchStrategy[Step]:
+    """Residual blocks of one kind or two, blocks of any steps, or plain layers; in a container."""
+    body = st.lists(flat, min_size=1, max_size=3).map(tuple)
+    anything = step("residual", body=body, shortcut=one_of("identity", "identity", "projection"), after=FLAG)
+    kinds = st.one_of(block, block, block, anything).map(lambda found: (found,))
+    patterns = st.one_of(kinds, kinds, kinds, st.tuples(block, block), plain, st.tuples(anything, flat))
+    return step("stack", pattern=patterns, count=one_of(2, 1, 3), container=CONTAINERS)
+
+
+IMAGE_NORM = step("norm", how=one_of("batch", "batch", "layer_written"))
+SOME_ACTIVATION = step("activation", name=one_of("relu", "relu", "relu_", *ACTIVATIONS))
+DROP = step("dropout", p=one_of(0.1, 0.5), whole=FLAG)
+VGG = st.one_of(st.tuples(PLAIN_CONV, IMAGE_NORM, SOME_ACTIVATION), st.tuples(PLAIN_CONV, IMAGE_NORM, DROP, SOME_ACTIVATION))
+MLP = st.one_of(st.tuples(step("linear", out=WIDTHS, bias=FLAG), SOME_ACTIVATION), st.tuples(SOME_ACTIVATION, DROP))
+IMAGE_STACK = stacks(IMAGE_BLOCK, FLAT_IMAGE, VGG)
+SEQUENCE_STACK = stacks(SEQUENCE_BLOCK, FLAT_SEQUENCE, MLP)
+
+
+def beside(main: SearchStrategy[Step], others: SearchStrategy[Step]) -> SearchStrategy[tuple[Step, ...]]:
+    """A step with one or two others around it, or none."""
+    few = st.one_of(st.just(()), others.map(lambda found: (found,)))
+    return st.tuples(few, main, few).map(lambda found: (*found[0], found[1], *found[2]))
+
+
+def stacked() -> SearchStrategy[Program]:
+    """Networks of one or two stacks, with a layer or so between them."""
+    seeds = st.integers(0, 99)
+    given = step("given", hidden=WIDTHS, count=one_of(2, 1))
+    image = beside(IMAGE_STACK, st.one_of(IMAGE_STACK, PLAIN_CONV, ODD_CONV, ANY_IMAGE))
+    text = beside(SEQUENCE_STACK, st.one_of(SEQUENCE_STACK, given, ANY_SEQUENCE))
+    heads = one_of("pool", "each", "last")
+    return st.one_of(
+        st.builds(Program, st.just("image"), WIDTHS, image, one_of("pool", "adaptive", "flatten", "conv"), seeds, FLAG),
+        st.builds(Program, st.just("sequence"), WIDTHS, text, heads, seeds, FLAG),
+        st.builds(Program, st.just("tokens"), WIDTHS, text, one_of("each", "tied", "pool"), seeds, FLAG),
+    )

@@ -21,6 +21,20 @@ from outgrow.training.checkpoint import describe
 from outgrow.training.history import history
 
 
+def test_a_norm_without_weights_beside_one_that_has_some(path: Path) -> None:
+    """The sizes of both are set: of one by its weight, of the other since the code needs it; each once."""
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4, elementwise_affine=False), nn.LayerNorm(4), nn.Linear(4, 2))
+
+    model = build()
+    growth = outgrow.widen(model, torch.randn(5, 3), "0", to=8)
+    places = [(setting.module, setting.name) for setting in growth.plan.settings]
+    assert len(set(places)) == len(places)
+    outgrow.save(model, path)
+    assert repr(outgrow.load(build(), path)) == repr(model)
+
+
 @pytest.mark.parametrize(("make", "build", "example"), [(grown_cnn, Cnn, IMAGES), (grown_gpt, Gpt, TOKENS)], ids=["cnn", "gpt"])
 def test_a_model_grown_by_every_method_comes_back_bit_for_bit(
     make: Callable[[], nn.Module], build: Callable[[], nn.Module], example: Tensor, path: Path

@@ -85,12 +85,56 @@ def test_new_layers_learn(place: str, method: str) -> None:
     assert nn.functional.cross_entropy(model(x), y).item() < before
 
 
+class OverTokens(nn.Module):
+    """A convolution over a sequence, (batch, tokens, features)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(5, 6, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x.transpose(1, 2)).transpose(1, 2)
+
+
+class Slices(nn.Module):
+    """A convolution in space, averaged to an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(3, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x.unsqueeze(2)).mean(2)
+
+
+@pytest.mark.parametrize(("make", "shape", "other"), [(OverTokens, (2, 6, 5), (2, 9, 5)), (Slices, (2, 3, 4, 4), (2, 3, 7, 6))])
+def test_new_layers_go_over_features_never_over_places(
+    make: type[nn.Module], shape: tuple[int, ...], other: tuple[int, ...]
+) -> None:
+    """There are as many places in the example as features, and others later."""
+    model = shake(nn.Sequential(make(), nn.ReLU()).double())
+    for after in ("0", "1"):
+        for method in ("residual", "net2net") if after == "1" else ("residual",):
+            grown = copy.deepcopy(model)
+            outgrow.deepen(grown, torch.randn(shape, dtype=torch.float64), after, method=method)
+            assert_same_function(model, grown, [torch.randn(size, dtype=torch.float64) for size in (shape, other)])
+
+
 def test_net2net_needs_an_idempotent_activation() -> None:
     x = torch.randn(6, 3, 8, 8)
     with pytest.raises(MethodError, match=r"aten\.gelu is not idempotent"):
         outgrow.deepen(plain(), x, "5", method="net2net")
     with pytest.raises(MethodError, match="grouped convolution"):
         outgrow.deepen(nn.Sequential(nn.Conv2d(3, 6, 3, groups=3)), x, "0", method="netmorph")
+
+
+@pytest.mark.parametrize("fade", [None, 3])
+def test_an_identity_layer_behind_dropout_takes_statistics_without_it(fade: int | None) -> None:
+    parts = [nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Dropout2d(0.5), nn.ReLU(), nn.Conv2d(6, 2, 1)]
+    model, x = shake(nn.Sequential(*parts).double()), torch.randn(6, 3, 8, 8, dtype=torch.float64)
+    old = copy.deepcopy(model)
+    outgrow.deepen(model, x, "3", method="net2net", fade=fade)
+    assert_same_function(old, model, [x])
 
 
 def test_the_moments_of_a_split_layer_turn_with_it() -> None:

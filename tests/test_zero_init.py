@@ -35,6 +35,35 @@ class Summed(nn.Module):
         return torch.tanh(self.one(x) - self.two(x) + self.bias)
 
 
+class OnePlus(nn.Module):
+    """Gemma's norm: γ is kept as what it is above one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * (1.0 + self.weight)
+
+
+class Tempered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.heat = nn.Linear(5, 8), nn.Linear(8, 3), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x))) / self.heat
+
+
+class Tabled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table.expand_as(x)
+
+
 SEEDED = torch.Generator().manual_seed(0)
 IMAGE, ROWS = torch.randn(4, 3, 6, 6, generator=SEEDED), torch.randn(64, 5, generator=SEEDED)
 VIT = {"model_name": "vit_tiny_patch16_224", "img_size": 32}
@@ -45,6 +74,9 @@ MODULES: dict[str, tuple[Any, Tensor]] = {
     "normed inside": (lambda: nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.Sigmoid(), nn.Linear(8, 3)), ROWS),
     "convolutions": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 3)), IMAGE),
     "depthwise": (lambda: nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 3, 1)), IMAGE),
+    "single channel": (lambda: nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1), nn.Linear(1, 3)), ROWS),
+    "depthwise last": (lambda: nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1), nn.Conv2d(4, 4, 3, groups=4)), IMAGE),
+    "divided": (Tempered, ROWS),
     "gated": (Gated, IMAGE),
     "summed": (Summed, ROWS),
     "attention": (lambda: timm.create_model(**VIT).blocks[0].attn, torch.randn(2, 5, 192)),
@@ -90,6 +122,39 @@ def test_a_batch_norm_at_the_end_is_closed_by_its_scale_and_by_pairs_if_asked() 
             assert module.train(training)(x).abs().max() < 1e-11
 
 
+@pytest.mark.parametrize("last", [nn.MaxPool2d(2), nn.GLU(1), nn.LeakyReLU()])
+def test_pooling_and_gates_at_the_end(last: nn.Module) -> None:
+    module = shake(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), last).double())
+    outgrow.zero_init(module, IMAGE.double())
+    assert module(IMAGE.double()).abs().max() < 1e-12
+    module(IMAGE.double()).sum().backward()
+    assert bool((module[2].weight.grad != 0).any())
+
+
+NORMS: dict[str, Any] = {
+    "layer": lambda: nn.LayerNorm(4),
+    "rms": lambda: nn.RMSNorm(4, eps=1e-5),
+    "rms, one plus": OnePlus,
+    "instance": lambda: nn.InstanceNorm1d(3, affine=True),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_of_any_kind_at_the_end_is_closed_by_its_scale(name: str) -> None:
+    """Pairs before it would do, but one step later the norm would make something of next to nothing."""
+    torch.manual_seed(0)
+    x = torch.randn(6, 3, 5, dtype=torch.float64)
+    module = shake(nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Linear(8, 4), NORMS[name]()).double())
+    kept = module[2].weight.detach().clone()
+    outgrow.zero_init(module, x)
+    assert module(x).abs().max() < 1e-12
+    assert torch.equal(module[2].weight, kept)
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-3)
+    (module(x) - 1).square().mean().backward()
+    optimizer.step()
+    assert 0 < module(x).abs().max() < 0.01
+
+
 REFUSED: dict[str, tuple[Any, Tensor, str]] = {
     "sigmoid": (lambda: nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3), nn.Sigmoid()), ROWS, r"aten\.sigmoid"),
     "softmax": (lambda: nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3), nn.Softmax(-1)), ROWS, "softmax"),
@@ -97,6 +162,17 @@ REFUSED: dict[str, tuple[Any, Tensor, str]] = {
     "one layer": (lambda: nn.Linear(5, 3), ROWS, "two layers"),
     "a skip": (lambda: nn.TransformerEncoderLayer(6, 2, 8, norm_first=True), torch.randn(2, 4, 6), "two layers"),
     "bare norm": (lambda: nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4, elementwise_affine=False)), ROWS, "norm without"),
+    "bare batch norm": (
+        lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False)),
+        ROWS,
+        "norm without",
+    ),
+    "bare rms": (
+        lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 4), nn.RMSNorm(4, elementwise_affine=False)),
+        ROWS,
+        "norm without",
+    ),
+    "linear and table": (lambda: nn.Sequential(nn.Linear(5, 5), Tabled()), ROWS, "fixed table"),
 }
 
 

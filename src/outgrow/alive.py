@@ -14,16 +14,19 @@ import torch
 from outgrow.carrier import Carrier
 from outgrow.effects import Contract, Effect, Map, Normalise, PerUnit, Power
 from outgrow.reading import refs_in
-from outgrow.rules.elementwise import UNARY, asked, plain
+from outgrow.rules.elementwise import asked
 from outgrow.states import State
 from outgrow.trace import Op
 
 
 def slope_at_zero(op: Op) -> float:
-    """The derivative of an activation at zero, as autograd has it."""
+    """The derivative of an activation at zero, as autograd has it; one where it is no function of single numbers (pooling)."""
     x = torch.zeros(1, requires_grad=True)
-    with torch.enable_grad():
-        (slope,) = torch.autograd.grad(asked(op, x).sum(), x)
+    try:
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad(asked(op, x).sum(), x)
+    except (RuntimeError, IndexError):
+        return 1.0
     return float(slope)
 
 
@@ -56,7 +59,7 @@ def why_stuck(walk: Carrier) -> str:
 
 def _flat(op: Op, effect: Effect, zeros: list[int]) -> bool:
     """Whether small changes of zeros change nothing."""
-    if isinstance(effect, Map) and effect.zero and plain(op) in UNARY:
+    if isinstance(effect, Map) and effect.zero and len(effect.inputs) == 1:
         return slope_at_zero(op) == 0
     square = isinstance(effect, Contract) and len(zeros) == 2
     return square or (isinstance(effect, Power) and effect.exponent > 1)

@@ -178,7 +178,7 @@ def _repairs(model: nn.Module, clash: Clash, prediction: Prediction, settings: S
             for owner in owners:
                 for setting in _attributes(model, owner, old, new):
                     key = (setting.module, setting.name, setting.item, new)
-                    if key not in seen and (setting.module, setting.name, setting.item) not in taken:
+                    if key not in seen and not _taken(setting.module, setting, taken):
                         seen.add(key)
                         single.append(setting)
     for setting in single:
@@ -187,6 +187,11 @@ def _repairs(model: nn.Module, clash: Clash, prediction: Prediction, settings: S
             yield [setting, *sisters]
     yield from ([setting] for setting in single)
     yield from ([one, two] for i, one in enumerate(single) for two in single[i + 1 :] if one.name != two.name)
+
+
+def _taken(module: str, setting: Setting, taken: set[tuple[str, str, Any]]) -> bool:
+    """Whether an attribute is set already: the item of it, or the whole."""
+    return bool({(module, setting.name, setting.item), (module, setting.name, None)} & taken)
 
 
 def _changes_at(prediction: Prediction, index: int) -> list[tuple[int, int]]:
@@ -241,7 +246,7 @@ def _sisters(
             continue
         owner = ".".join(path.split(".")[: len(path.split(".")) - steps_up]) if steps_up else path
         module = model.get_submodule(owner)
-        if type(module) is not kind or (owner, setting.name, setting.item) in taken:
+        if type(module) is not kind or _taken(owner, setting, taken):
             continue
         value = vars(module).get(setting.name)
         current = value[setting.item] if setting.item is not None and value is not None else value

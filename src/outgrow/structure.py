@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ def numbering(container: nn.Module) -> tuple[str, int] | None:
 def apply_insert(model: nn.Module, insert: Insert, journal: Journal) -> nn.Module:
     """Put a copy of a sibling, or a module that is built, into a container; returns it."""
     if insert.wraps:
-        _wrap(model, insert, journal)
+        wrap(model, insert.container, journal, insert.beside)
     container = model.get_submodule(insert.container)
     before = dict(container._modules)
     keys, modules = list(before), list(before.values())
@@ -75,12 +76,11 @@ def apply_insert(model: nn.Module, insert: Insert, journal: Journal) -> nn.Modul
     return new
 
 
-def _wrap(model: nn.Module, insert: Insert, journal: Journal) -> None:
-    """Put a module into an nn.Sequential, or a Parallel, that takes its place."""
-    path = insert.container
+def wrap(model: nn.Module, path: str, journal: Journal, beside: bool = False) -> None:
+    """Put a module into an nn.Sequential, or into a Parallel if another is to stand beside it, that takes its place."""
     parent = model.get_submodule(path.rpartition(".")[0])
     module = model.get_submodule(path)
-    wrapped = Parallel(module) if insert.beside else nn.Sequential(module)
+    wrapped = Parallel(module) if beside else nn.Sequential(module)
     wrapped.training = module.training
     _put_children(parent, {**parent._modules, path.rpartition(".")[2]: wrapped}, journal)
 
@@ -153,11 +153,18 @@ def signature(block: nn.Module, counted: Collection[tuple[str, str]]) -> tuple[A
             tuple(
                 (name, value)
                 for name, value in sorted(vars(module).items())
-                if type(value) in (int, tuple, str) and (path, name) not in counted
+                if _tells(name, value) and (path, name) not in counted
             ),
         )
         for path, module in block.named_modules()
     )
+
+
+def _tells(name: str, value: Any) -> bool:
+    """Whether an attribute tells kinds apart: numbers, words, switches, functions; a rate (of dropout) differs by the block."""
+    if type(value) is bool or isinstance(value, (FunctionType, BuiltinFunctionType)):
+        return name != "training" and not name.startswith("_")
+    return type(value) in (int, tuple, str)
 
 
 def counters(container: nn.Module) -> list[tuple[str, str]]:

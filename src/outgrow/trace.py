@@ -87,6 +87,7 @@ class Trace:
     outputs: dict[int, None] = field(default_factory=dict)  # in order
     meta: bool = False  # watched on tensors without numbers
     passes: list[bool] = field(default_factory=list)  # for each pass, whether the model was in train mode
+    returned: dict[str, int] = field(default_factory=dict)  # for each module that put out a tensor, the value of the first
 
 
 def call(model: nn.Module, example: Example) -> Any:
@@ -229,6 +230,21 @@ class Recorder(Watcher):
                 self._new(tensor, "buffer" if name in buffers else "parameter", name)
         for tensor in inputs:
             self._new(tensor, "input")
+
+    @contextlib.contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        def leave(path: str, module: nn.Module, args: Any, result: Any) -> None:
+            number = self.index_of.get(result) if isinstance(result, Tensor) else None
+            if number is not None:
+                self.trace.returned.setdefault(path, number)
+
+        handles = [module.register_forward_hook(partial(leave, path)) for path, module in model.named_modules()]
+        try:
+            with super().watching(model):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def _new(self, tensor: Tensor, kind: str, name: str = "") -> int:
         index = len(self.trace.values)

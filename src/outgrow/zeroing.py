@@ -6,9 +6,9 @@ and yet both halves get a gradient: ∂y/∂V is σ(W x), and ∂y/∂W goes thr
 zero at zero (a sum of zeros, ReLU, a gate, pooling) to the last weights that read a hidden volume, whose units are then paired.
 An odd unit is read by a zero column.
 
-A branch that ends in a norm is another matter. A batch norm behind paired weights blows the first tiny output up to unit
-variance: exact at growth, and the loss explodes one step later. There γ = β = 0 by default, and the layers before it stay as
-they are; `literal` pairs the weights instead, as the paper has it.
+A branch that ends in a norm is another matter. A norm behind paired weights blows the first tiny output up to unit variance:
+exact at growth, and the loss explodes one step later. There γ = β = 0 by default, and the layers before it stay as they are;
+`literal` pairs the weights instead, as the paper has it (behind batch norm, or what multiplies by a statistic: RMS norm).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from outgrow.admit import check_model
 from outgrow.alive import slope_at_zero
 from outgrow.anatomy import dissect
 from outgrow.draft import irregular, runs, slot_ids
-from outgrow.effects import Contract, Map, Move, Normalise, PerUnit, Reduce, Scale, Sum
+from outgrow.effects import Contract, Map, Move, Normalise, PerUnit, Power, Reduce, Scale, Shift, Sum
 from outgrow.errors import MethodError, Problem
 from outgrow.labels import Labels
 from outgrow.roles import READS, weight_of
@@ -51,10 +51,13 @@ class Pairing:
 
 @dataclass(frozen=True)
 class Zeroing:
-    """What makes an output zero: pairings, tensors that become zero as a whole, and columns (tensor, axis, positions)."""
+    """What makes an output zero: pairings, tensors filled with a number (zero, mostly), and columns of zeros.
+
+    Columns are (tensor, axis, positions).
+    """
 
     pairings: tuple[Pairing, ...]
-    zeros: tuple[str, ...]
+    fills: tuple[tuple[str, float], ...]
     columns: tuple[tuple[str, int, tuple[int, ...]], ...] = ()
 
 
@@ -68,17 +71,19 @@ class Search:
         self.anatomy, self.literal, self.pairs = anatomy, literal, pairs
         self.reading = anatomy.reading
         self.pairings: list[Pairing] = []
-        self.zeros: list[str] = []
+        self.fills: list[tuple[str, float]] = []
         self.columns: list[tuple[str, int, tuple[int, ...]]] = []
 
     def found(self) -> Zeroing:
-        return Zeroing(tuple(self.pairings), tuple(dict.fromkeys(self.zeros)), tuple(self.columns))
+        return Zeroing(tuple(self.pairings), tuple(dict.fromkeys(self.fills)), tuple(self.columns))
 
     def zero(self, value: int) -> None:
         """Make a value zero."""
-        held = self.reading.trace.values[value]
-        if held.name:
-            return self.zeros.append(held.name)
+        name = self.reading.trace.values[value].name
+        if name in self.anatomy.buffers:
+            raise NotZero(f"it adds a fixed table ({name})")
+        if name:
+            return self.fills.append((name, 0.0))
         if self.reading.uniform[value] and value not in self.anatomy.maker:
             raise NotZero("it adds a constant")
         if value not in self.anatomy.maker:
@@ -103,51 +108,95 @@ class Search:
                 self.zero(effect.input)
             case Contract():
                 self._product(effect, place)
-            case PerUnit() if effect.shifts:
-                self._batch_norm(effect)
-            case PerUnit():
+            case PerUnit(scales=(_, *_), shifts=()):
                 self.zero(effect.input)
+            case PerUnit():
+                self._batch_norm(effect, place)
             case Normalise():
                 if effect.gamma is None or effect.beta is None:
                     raise NotZero(f"it ends in a norm without weights ({place})")
                 self.zero(effect.gamma.value)
                 self.zero(effect.beta.value)
+            case Shift() if name := self.reading.trace.values[self._source(effect.input)].name:  # norms that use 1 + γ
+                self.fills.append((name, -effect.constant))
             case _:
                 raise NotZero(f"it ends in {op.name}, which is not zero at zero ({place})")
 
-    def _batch_norm(self, effect: PerUnit) -> None:
-        names = [self.reading.trace.values[value].name for value in (*effect.scales, *effect.shifts)]
-        parameters = [name for name in names if name and name not in self.anatomy.buffers]
-        if self.literal or len(parameters) < 2:
+    def _batch_norm(self, effect: PerUnit, place: str) -> None:
+        """Of batch norm and instance norm."""
+        names = [
+            [self.reading.trace.values[self._source(value)].name for value in side] for side in (effect.scales, effect.shifts)
+        ]
+        learnt = [[name for name in side if name and name not in self.anatomy.buffers] for side in names]
+        if self.literal:
             self.zero(effect.input)
-            self.zeros += [
-                name for value, name in zip((*effect.scales, *effect.shifts), names, strict=True) if value in effect.shifts
-            ]
+            self.fills += [(name, 0.0) for name in names[1] if name]
+        elif all(learnt):
+            self.fills += [(name, 0.0) for side in learnt for name in side]
         else:
-            self.zeros += parameters
+            raise NotZero(f"it ends in a norm without weights ({place})")
 
     def _product(self, effect: Contract, place: str) -> None:
         weight = weight_of(self.reading, effect)
-        if weight is None:  # two activations: a gate, or attention without a projection behind it
-            return self._either(effect.left.value, effect.right.value)
-        data = effect.left if weight is effect.right else effect.right
-        columns = [block.labels for block in weight.layout if set(block.axes) & effect.contracted]
-        if not effect.contracted:
-            return self._either(data.value, weight.value)
-        for key in {key for labels in columns for key in self.anatomy.born(labels)}:
-            if self.pairs:
-                self._pair(key, columns, place)
-            else:
-                self.zeros.append(key[0])
+        one, other = effect.left.value, effect.right.value
+        layout = () if weight is None else weight.layout
+        columns = [block.labels for block in layout if set(block.axes) & effect.contracted]
+        keys = {key for labels in columns for key in self.anatomy.born(labels)}
+        if keys:
+            for key in keys:
+                if self.pairs:
+                    self._pair(key, columns, place)
+                else:
+                    self.fills.append((key[0], 0.0))
+        elif weight is None and not self.literal and self._normalises(effect):
+            raise NotZero(f"it ends in a norm without weights ({place})")
+        elif effect.divide:
+            self.zero(one)
+        elif weight is None:  # two activations: a gate, or attention without a projection behind it
+            self._either(one, other)
+        else:  # a factor a unit, or a layer that reads a single channel, as depthwise convolutions do
+            data = other if weight is effect.left else one
+            maker = self.anatomy.maker.get(self._source(data))
+            made = None if maker is None or self.literal else self.reading.effects[maker.index]
+            order = (weight.value, data) if isinstance(made, Contract) and self._normalises(made) else (data, weight.value)
+            self._either(*order)
         if effect.bias is not None:
             self.zero(effect.bias)
 
+    def _normalises(self, effect: Contract) -> bool:
+        """Whether a product is x times a statistic, as in RMS norms."""
+        return not effect.contracted and any(self._statistic(side.value) for side in (effect.left, effect.right))
+
+    def _statistic(self, value: int) -> bool:
+        """Whether a value is made of a mean, a sum or the like by functions of single numbers."""
+        while value in self.anatomy.maker:
+            match self.reading.effects[self.anatomy.maker[value].index]:
+                case Reduce():
+                    return True
+                case Move(inputs=(source,)) | Map(inputs=(source,)):
+                    value = source
+                case Power(input=source) | Scale(input=source) | Shift(input=source):
+                    value = source
+                case _:
+                    break
+        return False
+
+    def _source(self, value: int) -> int:
+        """Where a value comes from that was only moved about."""
+        while value in self.anatomy.maker:
+            match self.reading.effects[self.anatomy.maker[value].index]:
+                case Move(inputs=(source,)):
+                    value = source
+                case _:
+                    break
+        return value
+
     def _either(self, one: int, other: int) -> None:
-        before = len(self.pairings), len(self.zeros), len(self.columns)
+        before = len(self.pairings), len(self.fills), len(self.columns)
         try:
             self.zero(one)
         except NotZero:
-            del self.pairings[before[0] :], self.zeros[before[1] :], self.columns[before[2] :]
+            del self.pairings[before[0] :], self.fills[before[1] :], self.columns[before[2] :]
             self.zero(other)
 
     def _pair(self, key: tuple[str, int], columns: list[Labels], place: str) -> None:
@@ -173,8 +222,8 @@ class Search:
 def carry_out(module: nn.Module, anatomy: Anatomy, zeroing: Zeroing) -> None:
     """Write the zeros and the pairs into the module's tensors."""
     tensors = tensors_of(module)
-    for name in zeroing.zeros:
-        tensors[name].zero_()
+    for name, number in zeroing.fills:
+        tensors[name].fill_(number)
     for name, axis, positions in zeroing.columns:
         tensors[name].index_fill_(axis, _index(np.array(positions), tensors[name]), 0.0)
     for pairing in zeroing.pairings:

@@ -77,7 +77,7 @@ def unbound(block: nn.Module, anatomy: Anatomy, zeroing: Zeroing) -> tuple[int, 
     """How many parameters of a block that was made the identity are neither zero nor given by others; and how many it has."""
     parameters = dict(block.named_parameters())
     bound = {name: torch.zeros(parameter.shape, dtype=torch.bool) for name, parameter in parameters.items()}
-    for name in set(zeroing.zeros) & set(bound):
+    for name in {name for name, _ in zeroing.fills} & set(bound):
         bound[name][...] = True
     columns = list(zeroing.columns)
     for pairing in zeroing.pairings:

@@ -5,6 +5,7 @@ An activation keeps equal units equal (the paper's MCD). Whether it keeps zero a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -149,11 +150,14 @@ def prelu(reading: Reading, op: Op) -> Outcome:
 
 
 def asked(op: Op, x: torch.Tensor) -> torch.Tensor:
-    """What an operator makes of a tensor, in the place of whatever it was given."""
+    """What an operator makes of a tensor, in the place of whatever it was given; the first of its results."""
+    return answers(op, x)[0]
+
+
+def answers(op: Op, x: torch.Tensor) -> Sequence[torch.Tensor]:
     function = getattr(torch.ops.aten, plain(op))
-    result = function(*(x if isinstance(arg, Ref) else arg for arg in op.args), **dict(op.kwargs))
-    first: torch.Tensor = result[0] if isinstance(result, (tuple, list)) else result
-    return first
+    result: Any = function(*(x if isinstance(arg, Ref) else arg for arg in op.args), **dict(op.kwargs))
+    return result if isinstance(result, (tuple, list)) else (result,)
 
 
 def _zero_at_zero(op: Op) -> bool:

@@ -10,17 +10,18 @@ stacking) and "random" draws its weights anew: neither keeps the function, and b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
 from outgrow.admit import check_fade, check_module
+from outgrow.anatomy import dissect
 from outgrow.apply import Journal, apply_setting
 from outgrow.blocks import Parallel
 from outgrow.errors import MethodError, Problem, SelectionError, SizeError, TraceError
 from outgrow.plan import Change, Insert, Plan, joined
-from outgrow.residual import Identity, identity_of
+from outgrow.residual import Identity, by_itself, check_bent, identity_of
 from outgrow.structure import (
     CONTAINERS,
     Call,
@@ -35,7 +36,8 @@ from outgrow.structure import (
 )
 from outgrow.trace import Example, outputs_in
 from outgrow.training.fade import close_gates
-from outgrow.transforms.plain import LAYERS, is_activation, legal, plain_step
+from outgrow.transforms.plain import LAYERS, is_activation, legal, plain_step, unwrappable
+from outgrow.volumes import Anatomy
 from outgrow.zeroing import NotZero, carry_out
 
 OWN = ("r2r", "r2r-paper")
@@ -112,6 +114,28 @@ class Template:
     identity: Identity | None
 
 
+@dataclass(frozen=True, eq=False)
+class Kinds:
+    """What was found out about kinds of blocks so far: their anatomies, and how (or why not) each is made the identity."""
+
+    anatomies: dict[Any, Anatomy] = field(default_factory=dict)
+    identities: dict[Any, Identity | str] = field(default_factory=dict)
+
+    def identity(self, kind: Any, block: nn.Module, given: Call, request: Deepen) -> Identity:
+        key = kind, request.method == "r2r-paper", request.fade is not None
+        if key not in self.identities:
+            try:
+                if kind not in self.anatomies:
+                    self.anatomies[kind] = by_itself(block, given)
+                self.identities[key] = identity_of(block, given, *key[1:], anatomy=self.anatomies[kind])
+            except NotZero as reason:
+                self.identities[key] = str(reason)
+        found = self.identities[key]
+        if isinstance(found, str):
+            raise NotZero(found)
+        return found
+
+
 def places(model: nn.Module, example: Example) -> list[Place]:
     """All children of the model's containers, and whether a block can be put behind each.
 
@@ -132,23 +156,25 @@ def places(model: nn.Module, example: Example) -> list[Place]:
     layers = [path for path, module in model.named_modules() if path and (isinstance(module, LAYERS) or is_activation(module))]
     paths = list(dict.fromkeys((*blocks, *layers)))
     found = calls_of(model, example, paths)
-    known: dict[Any, str] = {}
+    anatomy = dissect(model, example)
+    stuck = unwrappable(model, example, [path for path in paths if found[path]])
+    kinds = Kinds()
     idle: dict[str, str] = {}  # containers whose code does not run what is added, and why we think so
     result = []
     for path in (path for path in paths if found[path]):
         container = path.rpartition(".")[0]
-        reason = "it stands in no container of blocks"
-        if path in blocks:
+        reasons = dict.fromkeys(OWN, "it stands in no container of blocks")
+        for method in OWN if path in blocks else ():
             try:
-                _template(model, found, Deepen(path), 0, known)
+                _template(model, found, Deepen(path, method=method), 0, kinds)
                 if container not in idle:
                     idle[container] = _idle(model, example, path)
-                reason = idle[container]
+                reasons[method] = idle[container]
             except NotZero as refused:
-                reason = str(refused)
-        plain = legal(model, path, found[path])
-        methods = dict.fromkeys((*(OWN if not reason else ()), *(name for name, why in plain.items() if not why)))
-        result.append(Place(path, tuple(methods), "" if methods else f"{reason}; {plain['r2r']}"))
+                reasons[method] = str(refused)
+        plain = legal(model, path, found[path], anatomy, stuck)
+        methods = dict.fromkeys(name for name, why in (*reasons.items(), *plain.items()) if not why)
+        result.append(Place(path, tuple(methods), "" if methods else f"{reasons['r2r']}; {plain['r2r']}"))
     return result
 
 
@@ -160,9 +186,9 @@ def _idle(model: nn.Module, example: Example, path: str) -> str:
     """Try whether a block that is added there is run; why not, if it is not."""
     journal = Journal()
     try:
-        deepen_step([model], example, Deepen(path), 0, journal)
-    except MethodError as error:
-        return error.problems[0].reason
+        _own_kind([model], example, Deepen(path), 0, journal)
+    except NotZero as reason:
+        return str(reason)
     except Exception as error:
         return f"the model does not run with a block more there: {str(error).splitlines()[0]}"
     finally:
@@ -190,19 +216,21 @@ def deepen_step(
     The first of `models` is the one that is grown. Edits of the plans are still to be made, settings are made.
     """
     model = models[0]
-    try:
-        model.get_submodule(request.after)
-    except AttributeError:
+    if request.after not in dict(model.named_modules(remove_duplicate=False)) or not request.after:
         names = ", ".join([_join(path, key) for path, module in _containers(model) for key in module._modules][:8])
-        raise SelectionError(f"the model has no module {request.after!r}: blocks can be put behind {names} …") from None
+        what = f"the model has no module {request.after!r}" if request.after else "after='' is the model itself"
+        raise SelectionError(f"{what}: blocks can be put behind {names} …")
     container = model.get_submodule(request.after.rpartition(".")[0])
     reasons = []
     if request.method not in ("residual", "net2net", "netmorph") and request.layers is None:
+        trial = Journal()
+        journal.note(trial.undo)
         try:
             if not _holds_blocks(container):
                 raise NotZero(f"it is no child of an nn.Sequential or nn.ModuleList, but of a {type(container).__name__}")
-            return _own_kind(models, example, request, seed, journal)
+            return _own_kind(models, example, request, seed, trial)
         except NotZero as reason:
+            trial.undo()
             reasons.append(f"no block of the model's own kind can follow it: {reason}")
     if request.method in ("auto", "r2r", "residual", "net2net", "netmorph", "random") or request.fade:
         try:
@@ -246,7 +274,7 @@ def _own_kind(
     plans: list[Plan] = []
     origins: list[tuple[str, str]] = []
     counted = counters(container)
-    templates = [_template(model, found, request, step, {}) for step in range(request.count)]
+    templates = [_template(model, found, request, step, Kinds()) for step in range(request.count)]
     for step, template in enumerate(templates):
         at, source = first + step, template.index + (step if template.index >= first else 0)
         prefix, number = numbering(container) or (None, 0)
@@ -282,7 +310,7 @@ def _key(container: nn.Module, at: int, after: str) -> str:
     return f"{after}_{number}"
 
 
-def _template(model: nn.Module, found: dict[str, list[Call]], request: Deepen, step: int, known: dict[Any, str]) -> Template:
+def _template(model: nn.Module, found: dict[str, list[Call]], request: Deepen, step: int, known: Kinds) -> Template:
     """The sibling to copy: one that stands where the new block will stand in the order of kinds, the nearest first."""
     path, _, key = request.after.rpartition(".")
     container = model.get_submodule(path)
@@ -305,22 +333,18 @@ def _template(model: nn.Module, found: dict[str, list[Call]], request: Deepen, s
         name = names[candidate]
         block, calls = list(children.values())[candidate], found[name]
         fits = len(calls) == 1 and _shapes(calls[0].output) == shape
-        same = block is not None and type(block) is type(children[key])
-        if block is None or not fits or not same:
+        if block is None or not fits or type(block) is not type(children[key]):
             continue
-        mark = (kinds[candidate], shape[0] if shape else ())
-        if mark in known:
-            reasons[name] = known[mark]
-            if known[mark]:
-                continue
+        if not request.exact and _keeps(calls, shape):
             return Template(candidate, None)
+        mark = (kinds[candidate], shape[0] if shape else ())
         try:
-            identity = identity_of(block, calls[0], request.method == "r2r-paper", request.fade is not None)
+            identity = known.identity(mark, block, calls[0], request)
+            check_bent(identity, container.get_submodule(key), here[0])
         except NotZero as reason:
-            reasons[name] = known[mark] = str(reason)
+            reasons[name] = str(reason)
             continue
-        known[mark] = ""
-        return Template(candidate, identity if request.exact else None)
+        return Template(candidate, identity)
     raise NotZero(reasons.get(request.after) or next(iter(reasons.values()), "no block of its kind keeps its shape"))
 
 
@@ -355,4 +379,4 @@ def _check_called(model: nn.Module, example: Example, plan: Plan, before: Sequen
     except TraceError as error:
         called, reason = {"": []}, f"with a block more there {error}"
     if not all(called.values()):
-        raise MethodError("the model can't be deepened there", [Problem(new[0], reason)])
+        raise NotZero(reason)

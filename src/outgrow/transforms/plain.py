@@ -12,21 +12,25 @@ own, and the plan tells the names.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from outgrow.anatomy import dissect
 from outgrow.apply import Journal
 from outgrow.blocks import CONVOLUTIONS, LINEAR, TRANSPOSED, make_identity, make_rotation
+from outgrow.errors import TraceError
 from outgrow.fill import rotation
 from outgrow.plan import Edit, Insert, Plan, Rotation
-from outgrow.residual import by_itself, idempotent, identity_of
+from outgrow.residual import idempotent, identity_of
 from outgrow.rules.elementwise import UNARY, plain
-from outgrow.structure import Call, apply_insert, calls_of, numbering
+from outgrow.structure import Call, apply_insert, calls_of, numbering, wrap
 from outgrow.trace import Example, outputs_in
 from outgrow.training.fade import close_gates, link_ramps
+from outgrow.verify import Sober
+from outgrow.volumes import Anatomy
 from outgrow.zeroing import NotZero, carry_out
 
 LEAST = 16  # hidden units of a residual block: a few pairs alone may all be dead behind a ReLU
@@ -37,8 +41,11 @@ SIMPLE = "ReLU GELU SiLU Tanh Sigmoid Hardswish Hardsigmoid ELU SELU CELU LeakyR
 ACTIVATIONS = {"relu": "ReLU"}  # idempotent ones, by the class that computes them
 
 
-def behind(model: nn.Module, path: str, calls: Sequence[Call]) -> tuple[Tensor, dict[str, Any]]:
-    """What a module puts out, and a description of a layer that could follow it; NotZero with the reason if none could."""
+def behind(model: nn.Module, path: str, calls: Sequence[Call], anatomy: Anatomy) -> tuple[Tensor, dict[str, Any]]:
+    """What a module puts out, and a description of a layer that could follow it; NotZero with the reason if none could.
+
+    anatomy: that of the model, which tells along which axis of the output its features lie.
+    """
     if len(calls) != 1:
         raise NotZero("the example does not run it" if not calls else f"it runs {len(calls)} times in one pass")
     output, given = calls[0].output, calls[0].example
@@ -46,12 +53,9 @@ def behind(model: nn.Module, path: str, calls: Sequence[Call]) -> tuple[Tensor, 
         raise NotZero("it is called with more than one argument")
     if not isinstance(output, Tensor) or not output.is_floating_point() or output.ndim < 2:
         raise NotZero("it puts out no tensor of features")
-    layer: Any = next((module for module in _up_to(model, path) if isinstance(module, LAYERS)), None)
-    if layer is None:
-        raise NotZero("no layer comes before it")
-    dims = LINEAR if isinstance(layer, nn.Linear) else len(layer.kernel_size)
-    if dims and (output.ndim != dims + 2 or output.shape[1] != layer.out_channels):
-        dims = LINEAR
+    if not any(isinstance(module, LAYERS) for module in _up_to(model, path)):
+        raise NotZero("no linear layer or convolution comes before it")
+    dims = _dims(model.get_submodule(path), output, _labelled(anatomy, path))
     activation, norm = surroundings(model, path, dims)
     kernel = 3 if dims and min(output.shape[2:]) > 1 else 1
     channels = output.shape[1] if dims else output.shape[-1]
@@ -72,15 +76,44 @@ def surroundings(model: nn.Module, path: str, dims: int) -> tuple[str, bool]:
     return activation, dims > 0 and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in beside)
 
 
+def _labelled(anatomy: Anatomy, path: str) -> list[set[int]]:
+    """The axes of a module's output whose sizes are the model's own, those of one grid of labels together."""
+    value = anatomy.reading.trace.returned.get(path)
+    return [] if value is None else [set(block.axes) for block in anatomy.reading.layouts[value]]
+
+
+def _dims(module: nn.Module, output: Tensor, labelled: Sequence[set[int]]) -> int:
+    """Over how many axes a convolution behind a module goes; LINEAR for a linear layer over the last one.
+
+    A layer must not go over the places of an image or a sequence, whose number is the input's and may change.
+    """
+    axes, last, dims = set().union(*labelled), output.ndim - 1, output.ndim - 2
+    if not axes and isinstance(module, nn.Linear):  # a single channel carries no label
+        axes = {last}
+    elif not axes and isinstance(module, nn.modules.conv._ConvNd) and output.ndim == len(module.kernel_size) + 2:
+        axes = {1}
+    image = dims > 1 and set(range(1, output.ndim)) in labelled  # features laid out as channels and places
+    if last in axes and not image:
+        return LINEAR
+    if 1 in axes and dims in CONVOLUTIONS:
+        return dims
+    raise NotZero("which axis of its output holds features can't be told")
+
+
 def is_activation(module: nn.Module) -> bool:
     """An activation of torch's that has no parameters, and needs no arguments to be made again."""
     return type(module).__name__ in SIMPLE and type(module) is getattr(nn, type(module).__name__)
 
 
-def legal(model: nn.Module, path: str, calls: Sequence[Call]) -> dict[str, str]:
-    """For each method, why it is not exact behind a module; empty if it is."""
+def legal(model: nn.Module, path: str, calls: Sequence[Call], anatomy: Anatomy, stuck: Mapping[str, str]) -> dict[str, str]:
+    """For each method, why it is not exact behind a module; empty if it is.
+
+    stuck: modules that can't be put into an nn.Sequential, and why.
+    """
+    if path in stuck:
+        return dict.fromkeys(METHODS, stuck[path])
     try:
-        behind(model, path, calls)
+        behind(model, path, calls, anatomy)
     except NotZero as reason:
         return dict.fromkeys(METHODS, str(reason))
     module = model.get_submodule(path)
@@ -88,19 +121,14 @@ def legal(model: nn.Module, path: str, calls: Sequence[Call]) -> dict[str, str]:
     return {
         "r2r": "" if bare else "it is a block of another kind (method='residual' puts an outgrow.ResidualBlock there)",
         "residual": "",
-        "net2net": _follows_activation(module, calls[0])[1],
+        "net2net": _follows_activation(anatomy, path)[1],
         "netmorph": _can_be_split(model, module),
     }
 
 
-def _follows_activation(module: nn.Module, given: Call) -> tuple[str, str]:
+def _follows_activation(anatomy: Anatomy, path: str) -> tuple[str, str]:
     """The idempotent activation that a module ends in; or why an identity layer with one can't follow it."""
-    try:
-        anatomy = by_itself(module, given)
-    except NotZero as reason:
-        return "", str(reason)
-    value = next(iter(anatomy.reading.trace.outputs), -1)
-    op = anatomy.maker.get(value)
+    op = anatomy.maker.get(anatomy.reading.trace.returned.get(path, -1))
     if op is None or plain(op) not in UNARY:
         return "", "it does not end in an activation: an identity layer behind it would need one that changes nothing there"
     if not idempotent(op):
@@ -121,6 +149,35 @@ def _can_be_split(model: nn.Module, module: nn.Module) -> str:
     return ""
 
 
+def stands_alone(container: nn.Module) -> bool:
+    """Whether a child of a module must be put into an nn.Sequential of its own, for another to follow it."""
+    return type(container) is not nn.Sequential or numbering(container) is None
+
+
+def unwrappable(model: nn.Module, example: Example, paths: Sequence[str]) -> dict[str, str]:
+    """Modules whose parent's code looks at more than what they put out, as torch's encoder layers look at weights; and why.
+
+    Found by trying: all at once, and if that fails one half of them after the other.
+    """
+    paths = [path for path in paths if stands_alone(model.get_submodule(path.rpartition(".")[0]))]
+    journal = Journal()
+    if not paths:
+        return {}
+    try:
+        for path in sorted(paths, key=lambda path: -path.count(".")):  # from within
+            wrap(model, path, journal)
+        calls_of(model, example, [])
+    except TraceError as error:
+        journal.undo()
+        if len(paths) == 1:
+            return {paths[0]: f"the code around it looks at more than what it puts out ({error.__cause__})"}
+        middle = len(paths) // 2
+        return {**unwrappable(model, example, paths[:middle]), **unwrappable(model, example, paths[middle:])}
+    finally:
+        journal.undo()
+    return {}
+
+
 def plain_step(
     models: Sequence[nn.Module],
     example: Example,
@@ -138,23 +195,26 @@ def plain_step(
     """
     model = models[0]
     calls = calls_of(model, example, [after])[after]
-    reason = legal(model, after, calls)["residual" if method == "random" else method]
+    anatomy = dissect(model, example)
+    reason = legal(model, after, calls, anatomy, unwrappable(model, example, [after]))[
+        "residual" if method == "random" else method
+    ]
     if reason and not (fade and method == "net2net" and calls):
         raise NotZero(reason)
-    output, made = behind(model, after, calls)
+    output, made = behind(model, after, calls, anatomy)
     module = model.get_submodule(after)
     if method in RESIDUAL:
         hidden = max(made["channels"] + made["channels"] % 2, LEAST)
         made = {"kind": "residual", **made, "hidden": hidden, "layers": layers, "seed": seed}
     elif method == "net2net":
-        ends_in = _follows_activation(module, calls[0])[0]
+        ends_in = _follows_activation(anatomy, after)[0]
         made = {"kind": "layer", **made, "activation": ends_in or made["activation"], "soft": 0 if ends_in else fade or 0}
     else:
         made = {"kind": "layer", **made, "kernel": 1, "norm": False, "soft": fade or 0, "leading": True}
         made["activation"] = made["activation"] if fade else ""
     parent, _, key = after.rpartition(".")
     container = model.get_submodule(parent)
-    if type(container) is nn.Sequential and numbering(container) is not None:
+    if not stands_alone(container):
         at = list(container._modules).index(key) + 1
         prefix, first = numbering(container) or ("", 0)
         insert = Insert(parent, at, -1, f"{prefix}{first + at}", prefix, first, made=tuple(sorted(made.items())))
@@ -189,9 +249,9 @@ def plain_step(
 
 
 def _batch(model: nn.Module, example: Example, path: str, output: Tensor) -> Tensor:
-    """What a module puts out in train mode: the statistics of that batch make a batch norm the identity in both modes."""
+    """What a module puts out in train mode, dropout at its mean: the batch whose statistics make a batch norm the identity."""
     try:
-        with torch.no_grad():
+        with torch.no_grad(), Sober():
             found = calls_of(model, example, [path], training=True)[path][0].output
         return next(iter(outputs_in(found)))
     except Exception:  # batch norm on a single value: eval mode must do
