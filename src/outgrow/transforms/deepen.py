@@ -157,7 +157,8 @@ def places(model: nn.Module, example: Example) -> list[Place]:
                 reasons[method] = str(refused)
         plain = legal(model, path, found[path], anatomy, stuck)
         methods = dict.fromkeys(name for name, why in (*reasons.items(), *plain.items()) if not why)
-        result.append(Place(path, tuple(methods), "" if methods else f"{reasons['r2r']}; {plain['r2r']}"))
+        why = "; ".join(dict.fromkeys((reasons["r2r"], plain["r2r"])))
+        result.append(Place(path, tuple(methods), "" if methods else why))
     return result
 
 
@@ -225,7 +226,7 @@ def deepen_step(
         try:
             return _plain(models, example, request, seed, journal)
         except NotZero as reason:
-            reasons.append(str(reason))
+            reasons += [str(reason)] if not any(str(reason) in told for told in reasons) else []
     instead = "outgrow.places(model, example) lists the places, and what is exact there; method='copy' is not"
     raise MethodError("the model can't be deepened there", [Problem(request.after, "; ".join(reasons), instead)])
 
@@ -371,6 +372,6 @@ def _check_called(model: nn.Module, example: Example, plan: Plan, before: Sequen
     try:
         called = calls_of(model, example, [*new, *map(plan.renamed, before)])
     except TraceError as error:
-        called, reason = {"": []}, f"with a block more there {error}"
+        called, reason = {"": []}, f"with a block more there {str(error).splitlines()[0]}"
     if not all(called.values()):
         raise NotZero(reason)
