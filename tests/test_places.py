@@ -125,8 +125,9 @@ def test_pairs_before_a_batch_norm_are_promised_only_where_there_is_something_to
 def test_layers_whose_weights_others_look_at_are_not_put_into_a_container() -> None:
     model = chain(nn.TransformerEncoderLayer(6, 2, 8, batch_first=True))
     assert offered(model)["1.0.linear1"] == ()
-    with pytest.raises(MethodError, match="looks at more than what it puts out"):
-        outgrow.deepen(model, X, "1.0.linear1", method="residual")
+    for method, fade in (("residual", None), ("netmorph", None), ("net2net", 3)):
+        with pytest.raises(MethodError, match="looks at more than what it puts out"):
+            outgrow.deepen(model, X, "1.0.linear1", method=method, fade=fade)
 
 
 def test_blocks_that_are_never_the_identity_can_be_copied_nevertheless() -> None:

@@ -170,16 +170,25 @@ class Skip:
                         raise NotZero(f"{op.name} after its sum is not idempotent ({place})")
                     self.bent.append(op)
                     value = source
-                case Normalise() | PerUnit():
+                case Normalise() | PerUnit() if self._sums(op):
                     raise NotZero(f"a norm follows its sum (post-norm, {place}): no weights make that the identity")
-                case Contract(contracted=axes) if axes:
+                case Contract(contracted=axes) if axes and self._sums(op):
                     raise NotZero(f"a layer stands on its skip or after its sum ({place})")
+                case Normalise() | PerUnit() | Contract() if not any(self.reaches(ref.value) for ref in op.refs):
+                    raise NotZero(f"it has no skip: its output is made by {op.name} ({place}), not by adding to its input")
                 case _:
                     raise NotZero(f"{op.name} stands on its skip ({place})")
         if not _in_place(moves, self.reading.trace.values[self.start].shape):
             names = ", ".join(op.name for op, _ in moves)
             raise NotZero(f"its skip does not give back what it takes: {names} changes numbers there, or their places")
         return found
+
+    def _sums(self, op: Op) -> bool:
+        """Whether an operator is given a sum of two activations."""
+        makers = [self.anatomy.maker.get(ref.value) for ref in op.refs]
+        effects = [self.reading.effects[maker.index] for maker in makers if maker is not None]
+        sums = [effect for effect in effects if isinstance(effect, Sum)]
+        return any(not any(self.reading.constant[side.value] for side in effect.inputs) for effect in sums)
 
     def reaches(self, value: int) -> bool:
         """Whether the block's input comes through to a value by sums, activations and moves alone."""

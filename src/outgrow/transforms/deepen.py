@@ -174,7 +174,8 @@ def places(model: nn.Module, example: Example) -> list[Place]:
                 reasons[method] = str(refused)
         plain = legal(model, path, found[path], anatomy, stuck)
         methods = dict.fromkeys(name for name, why in (*reasons.items(), *plain.items()) if not why)
-        result.append(Place(path, tuple(methods), "" if methods else f"{reasons['r2r']}; {plain['r2r']}"))
+        why = "; ".join(dict.fromkeys((reasons["r2r"], plain["r2r"])))
+        result.append(Place(path, tuple(methods), "" if methods else why))
     return result
 
 
@@ -236,7 +237,7 @@ def deepen_step(
         try:
             return _plain(models, example, request, seed, journal)
         except NotZero as reason:
-            reasons.append(str(reason))
+            reasons += [str(reason)] if not any(str(reason) in told for told in reasons) else []
     instead = "outgrow.places(model, example) lists the places, and what is exact there; method='copy' is not"
     raise MethodError("the model can't be deepened there", [Problem(request.after, "; ".join(reasons), instead)])
 
@@ -335,7 +336,7 @@ def _template(model: nn.Module, found: dict[str, list[Call]], request: Deepen, s
         fits = len(calls) == 1 and _shapes(calls[0].output) == shape
         if block is None or not fits or type(block) is not type(children[key]):
             continue
-        if not request.exact and _keeps(calls, shape):
+        if not request.exact and block._modules and _keeps(calls, shape):
             return Template(candidate, None)
         mark = (kinds[candidate], shape[0] if shape else ())
         try:
@@ -377,6 +378,6 @@ def _check_called(model: nn.Module, example: Example, plan: Plan, before: Sequen
     try:
         called = calls_of(model, example, [*new, *map(plan.renamed, before)])
     except TraceError as error:
-        called, reason = {"": []}, f"with a block more there {error}"
+        called, reason = {"": []}, f"with a block more there {str(error).splitlines()[0]}"
     if not all(called.values()):
         raise NotZero(reason)

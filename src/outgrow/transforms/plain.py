@@ -110,10 +110,10 @@ def legal(model: nn.Module, path: str, calls: Sequence[Call], anatomy: Anatomy, 
 
     stuck: modules that can't be put into an nn.Sequential, and why.
     """
-    if path in stuck:
-        return dict.fromkeys(METHODS, stuck[path])
     try:
         behind(model, path, calls, anatomy)
+        if path in stuck:
+            raise NotZero(stuck[path])
     except NotZero as reason:
         return dict.fromkeys(METHODS, str(reason))
     module = model.get_submodule(path)
@@ -170,7 +170,8 @@ def unwrappable(model: nn.Module, example: Example, paths: Sequence[str]) -> dic
     except TraceError as error:
         journal.undo()
         if len(paths) == 1:
-            return {paths[0]: f"the code around it looks at more than what it puts out ({error.__cause__})"}
+            why = str(error.__cause__).partition("\n")[0]
+            return {paths[0]: f"the code around it looks at more than what it puts out ({why})"}
         middle = len(paths) // 2
         return {**unwrappable(model, example, paths[:middle]), **unwrappable(model, example, paths[middle:])}
     finally:
@@ -196,10 +197,9 @@ def plain_step(
     model = models[0]
     calls = calls_of(model, example, [after])[after]
     anatomy = dissect(model, example)
-    reason = legal(model, after, calls, anatomy, unwrappable(model, example, [after]))[
-        "residual" if method == "random" else method
-    ]
-    if reason and not (fade and method == "net2net" and calls):
+    reasons = legal(model, after, calls, anatomy, unwrappable(model, example, [after]))
+    reason = reasons["residual" if method == "random" or (fade and method == "net2net") else method]
+    if reason:
         raise NotZero(reason)
     output, made = behind(model, after, calls, anatomy)
     module = model.get_submodule(after)
