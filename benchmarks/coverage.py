@@ -194,7 +194,7 @@ def deepen_everywhere(entry: dict[str, Any], device: str) -> dict[str, Any]:
         before = flat(model(example))
     allowed = min(max(10 * ulp_sensitivity(model, example, before), 32 * torch.finfo(torch.float64).eps), 1e-9)
     growable = [place for place in outgrow.places(model, example) if place.growable]
-    own = [place.name for place in growable if "r2r-paper" in place.methods]
+    own = [place.name for place in growable if place.own]
     chosen = own or [place.name for place in growable][:: max(1, len(growable) // PLAIN)][:PLAIN]
     errors: list[float] = []
     refused: list[str] = []

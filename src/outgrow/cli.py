@@ -233,7 +233,7 @@ def _place_tables(places: Sequence[Place], full: bool) -> list[str]:
     """Behind which modules a block of the model's own kind can be put; with `full`, behind which layers any other too."""
     groups: dict[object, list[Place]] = {}
     for place in places:
-        if full or "r2r-paper" in place.methods:
+        if full or place.own:
             groups.setdefault(place.name if full else (_blockless(place.name), place.methods), []).append(place)
     rows = [
         (f"{first.name} + {len(others)} alike" if others else first.name, ", ".join(first.methods) or f"– {first.reason}")

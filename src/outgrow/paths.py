@@ -199,7 +199,8 @@ class Walk(Weights):
         data, x = (effect.left, a) if reader is effect.right else (effect.right, b)
         self.settled(x)
         state = x.state or (State.CONST if self.reading.uniform[data.value] else State.ANY)
-        names = self.sources(reader.value, READER[state])
+        demand = READER[state] if state is not State.CONST else {"share": "share", "sign": "sign"}.get(READER[self.start], "zero")
+        names = self.sources(reader.value, demand)
         self.read_at |= {(name, self.op.index) for name in names}
         done = self.known.get(reader.value)
         if done is not None and done.standardised:
@@ -217,7 +218,7 @@ class Walk(Weights):
             mine = self.reading.layouts[self.anatomy.held[name]]
             keys |= {(name, block.axes[0]) for block in mine if self.axes((block,))}
         for key in keys:
-            self.demand(key, READER[state])
+            self.demand(key, demand)
 
     def written(self, effect: Contract) -> Carried:
         """What a product that reads the volume writes to it, if it does (a layer from the stream to the stream)."""

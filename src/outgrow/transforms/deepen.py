@@ -9,11 +9,12 @@ stacking) and "random" draws its weights anew: neither keeps the function, and b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from outgrow.admit import check_fade, check_module
 from outgrow.anatomy import dissect
@@ -94,12 +95,14 @@ class Deepen:
 class Place:
     """Where a model can be deepened: behind the module `name`.
 
-    `methods` are those that keep the function there; where there are none, `reason` tells why.
+    `methods` are those that keep the function there; where there are none, `reason` tells why. `own`: the block that "r2r" puts
+    there is one of the model's own kind.
     """
 
     name: str
     methods: tuple[str, ...]
     reason: str = ""
+    own: bool = False
 
     @property
     def growable(self) -> bool:
@@ -140,7 +143,6 @@ def places(model: nn.Module, example: Example) -> list[Place]:
     """All children of the model's containers, and whether a block can be put behind each.
 
     Example:
-        >>> import torch
         >>> class Block(nn.Module):
         ...     def __init__(self):
         ...         super().__init__()
@@ -148,14 +150,15 @@ def places(model: nn.Module, example: Example) -> list[Place]:
         ...     def forward(self, x):
         ...         return x + self.f(x)
         >>> model = nn.Sequential(nn.Linear(3, 4), Block(), nn.Linear(4, 2))
-        >>> [(place.name, place.methods) for place in places(model, torch.zeros(1, 3)) if "r2r-paper" in place.methods]
+        >>> [(place.name, place.methods) for place in places(model, torch.zeros(1, 3)) if place.own]
         [('1', ('r2r', 'r2r-paper', 'residual'))]
     """
     check_module(model)
     blocks = [_join(path, key) for path, module in _containers(model) for key in module._modules]
     layers = [path for path, module in model.named_modules() if path and (isinstance(module, LAYERS) or is_activation(module))]
     paths = list(dict.fromkeys((*blocks, *layers)))
-    found = calls_of(model, example, paths)
+    found = calls_of(model, example, [*paths, ""])
+    before = outputs_in(found[""][0].output)
     anatomy = dissect(model, example)
     stuck = unwrappable(model, example, [path for path in paths if found[path]])
     kinds = Kinds()
@@ -168,14 +171,14 @@ def places(model: nn.Module, example: Example) -> list[Place]:
             try:
                 _template(model, found, Deepen(path, method=method), 0, kinds)
                 if container not in idle:
-                    idle[container] = _idle(model, example, path)
+                    idle[container] = _idle(model, example, path, before)
                 reasons[method] = idle[container]
             except NotZero as refused:
                 reasons[method] = str(refused)
         plain = legal(model, path, found[path], anatomy, stuck)
         methods = dict.fromkeys(name for name, why in (*reasons.items(), *plain.items()) if not why)
         why = "; ".join(dict.fromkeys((reasons["r2r"], plain["r2r"])))
-        result.append(Place(path, tuple(methods), "" if methods else why))
+        result.append(Place(path, tuple(methods), "" if methods else why, own=not reasons["r2r"]))
     return result
 
 
@@ -183,11 +186,14 @@ def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def _idle(model: nn.Module, example: Example, path: str) -> str:
-    """Try whether a block that is added there is run; why not, if it is not."""
+def _idle(model: nn.Module, example: Example, path: str, before: Iterable[Tensor]) -> str:
+    """Try whether a block that is added there is run, and changes nothing; why not, if it is not."""
     journal = Journal()
     try:
         _own_kind([model], example, Deepen(path), 0, journal)
+        after = outputs_in(calls_of(model, example, [""])[""][0].output)
+        if not all(_close(one, other) for one, other in zip(before, after, strict=True)):
+            return "with a block more there the model computes something else: its code does more for each block than run it"
     except NotZero as reason:
         return str(reason)
     except Exception as error:
@@ -195,6 +201,12 @@ def _idle(model: nn.Module, example: Example, path: str) -> str:
     finally:
         journal.undo()
     return ""
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    """Up to rounding, generously: this is to find code that does something else."""
+    gap, size = (one - other).abs().max() if one.numel() else 0.0, one.abs().max() if one.numel() else 1.0
+    return one.shape == other.shape and bool(gap <= max(1e-4, 100 * torch.finfo(one.dtype).eps) * size)
 
 
 def _containers(model: nn.Module) -> list[tuple[str, nn.Module]]:
