@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import outgrow
-from judging import assert_learns, assert_same_function, distance, names_and_kinds, outputs, random_states, state_of
+from judging import assert_learns, assert_same_function, distance, names_and_kinds, outputs, random_states, sober, state_of
 from networks import Program, build, inputs
-from outgrow.errors import VerifyError
+from outgrow.errors import ApplyError, TraceError, VerifyError
 from programs import one_of, programs, stacked
 
 ORDINARY, EXHAUSTIVE = 100, 2_000
@@ -124,6 +124,7 @@ class Following:
             self.model.train()
             self.optimizer.zero_grad()
             self.model(x).square().mean().backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
         self.model.train(training)
         if isinstance(self.average, torch.optim.swa_utils.AveragedModel):
@@ -163,12 +164,20 @@ def assert_exact(program: Program, old: nn.Module, new: nn.Module, asked: Sequen
     assert_same_function(old, new, fresh)
 
 
+def learns(model: nn.Module, x: Tensor) -> bool:
+    try:
+        assert_learns(sober(model), x)
+        return True
+    except AssertionError:
+        return False
+
+
 def assert_new_parts_learn(model: nn.Module, growth: outgrow.Growth, x: Tensor) -> None:
     """Once a fade has begun, a part of the new modules' weights gets a gradient within a few steps, if others do.
 
     A part only: of a few ReLU units on a few samples, most may be dead.
     """
-    twin = copy.deepcopy(model).train()
+    twin = sober(model).train()
     optimizer = torch.optim.SGD(twin.parameters(), lr=1e-2)
     moved = {name: torch.zeros_like(parameter, dtype=torch.bool) for name, parameter in twin.named_parameters()}
     with torch.random.fork_rng(devices=[]):
@@ -250,7 +259,8 @@ def check(program: Program, asked: Sequence[Sequence[Any]], how: Training) -> li
         growth, refusal = carry_out(trained, example, transforms)
         assert random_states() == dice
         if growth is None:
-            assert not isinstance(refusal, VerifyError), f"only the last check caught it: {refusal}"
+            late = isinstance(refusal, (ApplyError, TraceError, VerifyError))  # no reason, but a failure of what was tried
+            assert not late, f"only the last check caught it: {refusal}"
             promised = len(transforms) == 1 and isinstance(wanted[0], Deeper) and wanted[0].among == "offered"
             assert not promised, f"{transforms[0]} was offered, and refused: {refusal}"
             assert trained.state() == before
@@ -261,8 +271,9 @@ def check(program: Program, asked: Sequence[Sequence[Any]], how: Training) -> li
         assert_exact(program, old, model, transforms, example)
         assert_named(old, model, growth, transforms)
         assert_followed(trained)
-        assert_learns(model, inputs(program, batch=4, seed=3))
-        assert_new_parts_learn(model, growth, inputs(program, batch=4, seed=3))
+        if learns(old, inputs(program, batch=4, seed=3)):  # some networks of many products overflow as they are
+            assert_learns(sober(model), inputs(program, batch=4, seed=3))
+            assert_new_parts_learn(model, growth, inputs(program, batch=4, seed=3))
         if average is not None:
             assert distance(average, outputs(trained.average, example, training=False)) < 1e-9
         done.append(growth)

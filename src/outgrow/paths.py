@@ -199,7 +199,9 @@ class Walk(Weights):
         data, x = (effect.left, a) if reader is effect.right else (effect.right, b)
         self.settled(x)
         state = x.state or (State.CONST if self.reading.uniform[data.value] else State.ANY)
-        demand = READER[state] if state is not State.CONST else {"share": "share", "sign": "sign"}.get(READER[self.start], "zero")
+        demand = (
+            READER[state] if state is not State.CONST else {"share": "share", "sign": "sign"}.get(READER[self.start], "zero")
+        )
         names = self.sources(reader.value, demand)
         self.read_at |= {(name, self.op.index) for name in names}
         done = self.known.get(reader.value)

@@ -73,7 +73,9 @@ def kernel_plan(model: nn.Module, anatomy: Anatomy, request: Kernel, seed: int) 
         settings.append(Setting(path, "padding", layer.padding, padding))
     twice = "_reversed_padding_repeated_twice"
     if twice in vars(layer):
-        settings.append(Setting(path, twice, list(vars(layer)[twice]), _reversed(layer, fronts, old, new)))
+        padded = _reversed(layer, fronts, old, new)
+        _check_mirrors(layer, path, anatomy, padded)
+        settings.append(Setting(path, twice, list(vars(layer)[twice]), padded))
     method = f"random, faded in over {request.fade} steps" if request.fade else "netmorph"
     changes = (Change(f"{path} (kernel)", old[0], new[0], method),)
     return Plan(changes, tuple(edits), tuple(settings), seed)
@@ -96,6 +98,22 @@ def _reversed(layer: Any, fronts: Sequence[int], old: Sequence[int], new: Sequen
         back = new[axis] - old[axis] - fronts[axis]
         result += [before[2 * place] + layer.dilation[axis] * fronts[axis], before[2 * place + 1] + layer.dilation[axis] * back]
     return result
+
+
+def _check_mirrors(layer: Any, path: str, anatomy: Anatomy, padded: Sequence[int]) -> None:
+    """Padding with an image's own numbers can't take more of them than there are."""
+    spare = {"reflect": 1, "circular": 0}.get(layer.padding_mode)
+    trace = anatomy.reading.trace
+    for op in trace.ops if spare is not None else ():
+        if op.name == "aten.convolution" and op.module == path:
+            for place, size in enumerate(reversed(trace.values[op.args[0].value].shape[2:])):
+                size -= sum(layer._reversed_padding_repeated_twice[2 * place : 2 * place + 2])
+                needed = max(padded[2 * place : 2 * place + 2])
+                if needed > size - (spare or 0):
+                    mode = layer.padding_mode
+                    raise SizeError(
+                        f"{path} would take {needed} places for its {mode} padding, and the example has {size} there"
+                    )
 
 
 def _front(layer: Any, path: str, axis: int, old: int, new: int) -> int:

@@ -157,23 +157,34 @@ def stands_alone(container: nn.Module) -> bool:
 def unwrappable(model: nn.Module, example: Example, paths: Sequence[str]) -> dict[str, str]:
     """Modules whose parent's code looks at more than what they put out, as torch's encoder layers look at weights; and why.
 
-    Found by trying: all at once, and if that fails one half of them after the other.
+    Found by trying, those that stand in like places (of sister blocks) together.
     """
-    paths = [path for path in paths if stands_alone(model.get_submodule(path.rpartition(".")[0]))]
-    journal = Journal()
-    if not paths:
+    alike: dict[Any, list[str]] = {}
+    for path in paths:
+        parent, _, key = path.rpartition(".")
+        if stands_alone(model.get_submodule(parent)):
+            steps = parent.split(".") if parent else []
+            around = [type(model.get_submodule(".".join(steps[:count]))) for count in range(len(steps) + 1)]
+            alike.setdefault((*around, key), []).append(path)
+    return _stuck(model, example, list(alike.values()))
+
+
+def _stuck(model: nn.Module, example: Example, groups: Sequence[Sequence[str]]) -> dict[str, str]:
+    """Put all groups of modules into containers at once, and if the model does not run then, one half after the other."""
+    if not groups:
         return {}
+    journal = Journal()
     try:
-        for path in sorted(paths, key=lambda path: -path.count(".")):  # from within
+        for path in sorted((path for group in groups for path in group), key=lambda path: -path.count(".")):  # from within
             wrap(model, path, journal)
         calls_of(model, example, [])
     except TraceError as error:
         journal.undo()
-        if len(paths) == 1:
+        if len(groups) == 1:
             why = str(error.__cause__).partition("\n")[0]
-            return {paths[0]: f"the code around it looks at more than what it puts out ({why})"}
-        middle = len(paths) // 2
-        return {**unwrappable(model, example, paths[:middle]), **unwrappable(model, example, paths[middle:])}
+            return dict.fromkeys(groups[0], f"the code around it looks at more than what it puts out ({why})")
+        middle = len(groups) // 2
+        return {**_stuck(model, example, groups[:middle]), **_stuck(model, example, groups[middle:])}
     finally:
         journal.undo()
     return {}
