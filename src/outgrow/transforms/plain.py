@@ -52,12 +52,15 @@ def behind(model: nn.Module, path: str, calls: Sequence[Call], anatomy: Anatomy)
         raise NotZero("it is called with more than one argument")
     if not isinstance(output, Tensor) or not output.is_floating_point() or output.ndim < 2:
         raise NotZero("it puts out no tensor of features")
+    module = model.get_submodule(path)
+    if sum(child is module for parent in model.modules() for child in parent._modules.values()) > 1:
+        raise NotZero("the model holds it under several names, and may run what is behind another one")
     modules = list(model.named_modules())
     last = max(index for index, (name, _) in enumerate(modules) if name == path or name.startswith(f"{path}."))
     before = [module for _, module in reversed(modules[: last + 1])]
     if not any(isinstance(module, LAYERS) for module in before):
         raise NotZero("no linear layer or convolution comes before it")
-    dims = _dims(model.get_submodule(path), output, _labelled(anatomy, path))
+    dims = _dims(module, output, _labelled(anatomy, path))
     activation = next((type(module).__name__ for module in before if is_activation(module)), "ReLU")
     beside = model.get_submodule(path.rpartition(".")[0]).modules()
     norm = dims > 0 and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in beside)
