@@ -153,3 +153,21 @@ def test_a_module_with_children_of_one_class_is_not_always_a_container_of_blocks
     outgrow.deepen(model, X, "1.0.one", method="r2r", count=2)
     assert isinstance(model[1][0].one[1], outgrow.ResidualBlock)
     assert_same_function(old, model, [X])
+
+
+def test_a_layer_under_two_names_is_left_alone() -> None:
+    """Behind one of them the new block would stand where nobody runs it."""
+
+    class Alias(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Linear(6, 6)
+            self.two = self.one
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.two(x)
+
+    model = chain(Alias())
+    assert offered(model)["1.0.one"] == ()
+    with pytest.raises(MethodError, match="holds it under several names"):
+        outgrow.deepen(model, X, "1.0.one")

@@ -53,9 +53,12 @@ def behind(model: nn.Module, path: str, calls: Sequence[Call], anatomy: Anatomy)
         raise NotZero("it is called with more than one argument")
     if not isinstance(output, Tensor) or not output.is_floating_point() or output.ndim < 2:
         raise NotZero("it puts out no tensor of features")
-    if not any(isinstance(module, LAYERS) for module in _up_to(model, path)):
+    module = model.get_submodule(path)
+    if sum(child is module for parent in model.modules() for child in parent._modules.values()) > 1:
+        raise NotZero("the model holds it under several names, and may run what is behind another one")
+    if not any(isinstance(part, LAYERS) for part in _up_to(model, path)):
         raise NotZero("no linear layer or convolution comes before it")
-    dims = _dims(model.get_submodule(path), output, _labelled(anatomy, path))
+    dims = _dims(module, output, _labelled(anatomy, path))
     activation, norm = surroundings(model, path, dims)
     kernel = 3 if dims and min(output.shape[2:]) > 1 else 1
     channels = output.shape[1] if dims else output.shape[-1]
