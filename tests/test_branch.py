@@ -198,3 +198,27 @@ def test_requests_that_make_no_sense_are_refused() -> None:
         outgrow.branch(layers(), IMAGES, "nowhere")
     with pytest.raises(GrowthError):
         outgrow.Branch("")
+
+
+class Looks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x)) + self.a.weight.sum()
+
+
+def test_code_that_looks_at_the_module_itself_is_named() -> None:
+    model = Looks()
+    before = state_of(model)
+    with pytest.raises(MethodError, match="looks at more than what it puts out"):
+        outgrow.branch(model, torch.randn(4, 5), "a")
+    assert state_of(model) == before
+
+
+def test_a_copy_of_what_has_no_parameters_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    with pytest.raises(MethodError, match="learn nothing"):
+        outgrow.branch(model, torch.randn(4, 5), "1", fade=2)
+    outgrow.branch(model, torch.randn(4, 5), "1", method="random", fade=2)

@@ -174,3 +174,49 @@ def test_other_optimizers_do_not_move_a_gate() -> None:
 def test_fades_that_are_refused(fade: Any, method: str, words: str) -> None:
     with pytest.raises(GrowthError, match=words):
         outgrow.deepen(chain(Block(), Block()), X, "2.1", method=method, fade=fade)
+
+
+def test_attention_of_torch_fades_in() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, norm_first=True, batch_first=True)
+    model, x = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double(), torch.randn(3, 4, 8, dtype=torch.float64)
+    shake(model)
+    old, optimizer = copy.deepcopy(model), torch.optim.SGD(model.parameters(), lr=0.0)
+    outgrow.deepen(model, x, "layers.0", fade=2, optimizer=optimizer)
+    assert_same_function(old, model, [x])
+    steps(model, optimizer, 2, x)
+    assert gates_of(model) == {}
+    assert distance(old(x).detach(), model(x).detach()) > 1e-3
+
+
+def test_a_frozen_block_fades_in_with_the_model_around_it() -> None:
+    model = chain(Block(), Block())
+    for parameter in model[2].parameters():
+        parameter.requires_grad_(False)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
+    outgrow.deepen(model, X, "2.1", fade=2, optimizer=optimizer)
+    steps(model, optimizer, 2)
+    assert gates_of(model) == {}
+
+
+def test_an_activation_that_was_put_in_by_hand_sets_in() -> None:
+    model = nn.Sequential(nn.Linear(5, 8), outgrow.PActivation(nn.Tanh(), steps=3), nn.Linear(8, 3))
+    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.0), torch.randn(4, 5)
+    steps(model, optimizer, 3, x)
+    assert model[1].level == 1.0
+    assert torch.equal(model(x), model[2](torch.tanh(model[0](x))))
+    for wrong in ((1, 2), (nn.ReLU(), 0), (nn.ReLU(), 1.5)):
+        with pytest.raises(GrowthError):
+            outgrow.PActivation(*wrong)
+
+
+def test_an_activation_that_was_wrapped_meanwhile_still_gives_way() -> None:
+    model = nn.Sequential(nn.Linear(3, 6), nn.GELU(), nn.Linear(6, 2)).double()
+    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.0), torch.randn(4, 3, dtype=torch.float64)
+    outgrow.deepen(model, x, "1", method="net2net", fade=3, optimizer=optimizer)
+    path = next(path for path, module in model.named_modules() if isinstance(module, outgrow.PActivation))
+    parent, _, key = path.rpartition(".")
+    wrapped = nn.Sequential(model.get_submodule(path))
+    model.get_submodule(parent)._modules[key] = wrapped
+    steps(model, optimizer, 3, x)
+    assert gates_of(model) == {}
+    assert not any(isinstance(module, outgrow.PActivation) for module in model.modules())

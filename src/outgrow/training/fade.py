@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from outgrow.errors import MethodError, SizeError
+
 
 class Gate:
     """A number λ from 0 to 1 that optimizer steps move. A copy of a model has gates of its own, which its own steps move."""
@@ -28,18 +30,27 @@ class Gate:
         self.owner, self.steps, self.done = owner, steps, done
         self.level = torch.tensor(done / steps)  # a tensor, so that a compiled model need not be compiled again
         self.held: list[nn.Module] = []  # modules whose outputs it holds back
+        self.clock: nn.Parameter | None = None  # of the owner or, if it learns nothing, of the model around it
         CLOCK.watch(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         CLOCK.watch(self)
 
-    def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+        if isinstance(output, tuple):  # attention puts out its weights too
+            return (output[0] * self.level.to(output[0]), *output[1:])
         return output * self.level.to(output)
 
     def moves_with(self, held: AbstractSet[int]) -> bool:
         """Whether it goes on when an optimizer that holds these parameters makes a step."""
-        return id(next(self.owner.parameters(), None)) in held
+        clock = next(self.owner.parameters(), None) if self.clock is None else self.clock
+        return id(clock) in held
+
+    def go_by(self, model: nn.Module) -> None:
+        """Go by the steps of who trains the owner; if nobody does, since it is frozen or has no parameters, the model."""
+        own = [p for p in self.owner.parameters() if p.requires_grad]
+        self.clock = next((p for p in (*own, *model.parameters()) if p.requires_grad), None)
 
     def advance(self) -> None:
         """One step on; at the end the gate goes away."""
@@ -60,7 +71,10 @@ class Gate:
 
 
 class PActivation(nn.Module):
-    """(1 − λ)·x + λ·ψ(x), with λ going from 0 to 1 in training; then the plain activation takes its place.
+    """(1 − λ)·x + λ·ψ(x), with λ going from 0 to 1 in training; then it is the plain activation.
+
+    Where a growth has put it in, it goes by the steps of the optimizer that trains what is around it, and the activation takes
+    its place in the end; one that was put in by hand goes by the steps of any optimizer.
 
     Example:
         >>> soft = PActivation(nn.Tanh(), steps=10)
@@ -70,6 +84,10 @@ class PActivation(nn.Module):
 
     def __init__(self, activation: nn.Module, steps: int, done: int = 0) -> None:
         super().__init__()
+        if not isinstance(activation, nn.Module):
+            raise MethodError(f"activation={activation!r}: pass a module, e.g. torch.nn.Tanh()")
+        if type(steps) is not int or steps < 1:
+            raise SizeError(f"steps={steps!r}: write over how many optimizer steps, a whole number above 0")
         self.activation = activation
         self.gate = Ramp(self, steps, done)
 
@@ -79,7 +97,8 @@ class PActivation(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         level = self.gate.level.to(x)
-        result: Tensor = x + level * (self.activation(x) - x)
+        bent: Tensor = self.activation(x)
+        result = bent if self.gate.done >= self.gate.steps else x + level * (bent - x)
         return result
 
     def extra_repr(self) -> str:
@@ -93,9 +112,20 @@ class Ramp(Gate):
         super().__init__(owner, steps, done)
         self.places: list[tuple[nn.Module, str]] = []  # modules that hold one, and under which name
 
+    def moves_with(self, held: AbstractSet[int]) -> bool:
+        """One that was put into a network by hand goes by the steps of any optimizer."""
+        return not self.places or super().moves_with(held)
+
     def open(self) -> None:
         for parent, key in self.places:
-            parent._modules[key] = parent.get_submodule(key).get_submodule("activation")
+            child = parent._modules[key]
+            if isinstance(child, PActivation):
+                parent._modules[key] = child.activation
+            elif child is not None:  # another growth has put it into an nn.Sequential
+                for module in list(child.modules()):
+                    for name, part in list(module._modules.items()):
+                        if isinstance(part, PActivation) and part.gate is self:
+                            module._modules[name] = part.activation
 
 
 class Moving(Protocol):
@@ -136,10 +166,11 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             CLOCK.moving.discard(one)
 
 
-def close_gates(blocks: Sequence[nn.Module], paths: Sequence[str], steps: int) -> None:
+def close_gates(model: nn.Module, blocks: Sequence[nn.Module], paths: Sequence[str], steps: int) -> None:
     """Hold back the outputs of some modules of a block, and of its averaged copies; the first block's optimizer opens them."""
     for path in paths:
         gate = Gate(blocks[0], steps)
+        gate.go_by(model)
         for block in blocks:
             gate.attach(block.get_submodule(path))
 
@@ -190,7 +221,9 @@ def restore_gates(model: nn.Module, levels: Mapping[str, tuple[int, int]]) -> No
             if done >= steps:
                 module.gate.open()
         elif path in levels:
-            Gate(_owner(model, path), levels[path][1], levels[path][0]).attach(module)
+            gate = Gate(_owner(model, path), levels[path][1], levels[path][0])
+            gate.go_by(model)
+            gate.attach(module)
 
 
 def _owner(model: nn.Module, path: str) -> nn.Module:

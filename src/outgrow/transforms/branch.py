@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from outgrow.admit import check_fade
 from outgrow.apply import Journal
 from outgrow.blocks import CONVOLUTIONS, LAYERS, LINEAR, Parallel
-from outgrow.errors import MethodError, Problem, SelectionError, SizeError
+from outgrow.errors import MethodError, Problem, SelectionError, SizeError, TraceError
 from outgrow.plan import Change, Insert, Plan
 from outgrow.residual import by_itself
 from outgrow.structure import Call, apply_insert, calls_of, draw_anew
@@ -105,6 +105,11 @@ def branch_step(
         True,
     )
     blocks = [apply_insert(one, insert, journal) for one in models]
+    try:
+        calls_of(model, example, [insert.path])
+    except TraceError as error:
+        why = f"the code around it looks at more than what it puts out ({error.__cause__})"
+        raise MethodError("no branch can be put there", [Problem(path, why)]) from None
     for block in blocks:
         if request.kind == "random" and not made:
             draw_anew(block, seed)
@@ -113,7 +118,7 @@ def branch_step(
         if zeroing is not None:
             carry_out(block, *zeroing)
     if request.fade is not None:
-        close_gates(blocks, [""], request.fade)
+        close_gates(model, blocks, [""], request.fade)
     name = request.kind + (f", faded in over {request.fade} steps" if request.fade else "")
     change = Change(f"beside {path}", max(len(there), 1), max(len(there), 1) + 1, name, request.exact)
     return Plan((change,), (), seed=seed, inserts=(insert,)), [(insert.path, f"{path}.0")]
@@ -141,6 +146,8 @@ def _branch(model: nn.Module, main: nn.Module, path: str, call: Call, request: B
     wanted = request.layers or request.hidden or type(main).__name__ in LAYERS or not len(main._modules)
     reason = ""
     if request.kind == "copy" or not wanted:
+        if not any(True for _ in main.parameters()):
+            raise NotZero("it has no parameters, so that a copy of it would learn nothing: write method='random'")
         if request.kind in ("copy", "random"):
             return {}, None
         try:

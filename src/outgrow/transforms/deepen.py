@@ -250,7 +250,9 @@ def deepen_step(
             return _plain(models, example, request, seed, journal)
         except NotZero as reason:
             reasons += [str(reason)] if not any(str(reason) in told for told in reasons) else []
-    instead = "outgrow.places(model, example) lists the places, and what is exact there; method='copy' is not"
+    instead = "outgrow.places(model, example) lists the places, and what is exact there"
+    if request.method == "net2net" and request.fade is None:
+        instead += "; with fade= an activation may be any"
     raise MethodError("the model can't be deepened there", [Problem(request.after, "; ".join(reasons), instead)])
 
 
@@ -300,7 +302,7 @@ def _own_kind(
             if template.identity is not None:
                 carry_out(block, template.identity.anatomy, template.identity.zeroing)
         if template.identity is not None and request.fade:
-            close_gates(blocks, template.identity.gates, request.fade)
+            close_gates(model, blocks, template.identity.gates, request.fade)
         settings += renumbering(model, container_path, counted)
         for one in models:
             for setting in settings:

@@ -250,7 +250,7 @@ def plain_step(
             assert isinstance(block, nn.Sequential)
             make_rotation(block, rotation(made["channels"], draw))
     if fade and method in RESIDUAL:
-        close_gates(blocks, ["branch"], fade)
+        close_gates(model, blocks, ["branch"], fade)
     link_ramps(blocks)
     edits: list[Edit] = []
     if method == "netmorph":
