@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import outgrow
-from judging import assert_same_function, distance, shake
+from judging import assert_same_function, distance, shake, state_of
 from outgrow.errors import MethodError
 from test_deepen import X
 
@@ -176,3 +176,24 @@ def test_a_random_block_in_a_plain_network_says_that_it_does_not_preserve() -> N
 def test_layers_that_make_no_sense_are_refused(wrong: dict[str, Any], match: str) -> None:
     with pytest.raises(outgrow.GrowthError, match=match):
         outgrow.Deepen("1", **wrong)
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.c1, self.c2, self.relu = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.c2(self.relu(self.c1(x)))
+        y += x
+        return self.relu(y)
+
+
+@pytest.mark.parametrize("after", ["c1", "c2"])
+def test_an_activation_before_code_that_works_in_place_is_refused(after: str) -> None:
+    model, x = InPlace().double(), torch.randn(2, 3, 5, 5, dtype=torch.float64)
+    before = state_of(model)
+    with pytest.raises(MethodError, match="works in place"):
+        outgrow.deepen(model, x, after, method="net2net", fade=1)
+    assert state_of(model) == before
+    outgrow.deepen(model, x, after, method="netmorph", fade=1)

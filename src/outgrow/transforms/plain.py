@@ -26,9 +26,10 @@ from outgrow.fill import rotation
 from outgrow.plan import Edit, Insert, Plan, Rotation
 from outgrow.residual import idempotent, identity_of
 from outgrow.rules.elementwise import UNARY, plain
+from outgrow.sandbox import untouched
 from outgrow.structure import Call, apply_insert, calls_of, numbering, wrap
-from outgrow.trace import Example, outputs_in
-from outgrow.training.fade import close_gates, link_ramps
+from outgrow.trace import Example, call, outputs_in
+from outgrow.training.fade import PActivation, close_gates, link_ramps
 from outgrow.verify import Sober
 from outgrow.volumes import Anatomy
 from outgrow.zeroing import NotZero, carry_out
@@ -252,6 +253,8 @@ def plain_step(
     if fade and method in RESIDUAL:
         close_gates(model, blocks, ["branch"], fade)
     link_ramps(blocks)
+    if made.get("soft"):
+        _check_backward(model, blocks[0], example)
     edits: list[Edit] = []
     if method == "netmorph":
         axis = 1 if isinstance(module, tuple(TRANSPOSED.values())) else 0
@@ -260,6 +263,28 @@ def plain_step(
         if module.bias is not None:
             edits.append(Rotation(f"{name}.bias", 0, made["channels"], draw))
     return Plan((), tuple(edits), seed=seed, inserts=(insert,)), [(insert.path, insert.renamed(after))]
+
+
+def _check_backward(model: nn.Module, block: nn.Module, example: Example) -> None:
+    """Raise NotZero if the model's code works in place on what a new activation puts out, and needs once it has set in."""
+    ramps = [module.gate for module in block.modules() if isinstance(module, PActivation)]
+    before = [ramp.done for ramp in ramps]
+    try:
+        with untouched(model), torch.enable_grad():
+            for ramp in ramps:
+                ramp.done = ramp.steps
+            loss = sum(output.sum() for output in outputs_in(call(model, example)) if output.requires_grad)
+            if isinstance(loss, Tensor):
+                torch.autograd.grad(loss, [p for p in block.parameters() if p.requires_grad], allow_unused=True)
+    except RuntimeError as error:
+        if "inplace" in str(error):
+            raise NotZero(
+                "the code behind it works in place on what it puts out, which an activation there can't bear"
+            ) from None
+        raise
+    finally:
+        for ramp, done in zip(ramps, before, strict=True):
+            ramp.done = done
 
 
 def _batch(model: nn.Module, example: Example, path: str, output: Tensor) -> Tensor:
