@@ -197,3 +197,16 @@ def test_an_activation_before_code_that_works_in_place_is_refused(after: str) ->
         outgrow.deepen(model, x, after, method="net2net", fade=1)
     assert state_of(model) == before
     outgrow.deepen(model, x, after, method="netmorph", fade=1)
+
+
+class Shifted(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(3).add_(1)
+
+
+def test_a_batch_norm_is_made_the_identity_by_what_stood_there_before_code_that_works_in_place() -> None:
+    layers = nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), Shifted(), nn.Conv2d(5, 4, 3)
+    model, x = nn.Sequential(*layers).double(), torch.randn(4, 3, 8, 8, dtype=torch.float64)
+    old = copy.deepcopy(model)
+    outgrow.deepen(model, x, after="2", method="net2net")
+    assert_same_function(old, model, [x])

@@ -15,7 +15,8 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from outgrow.apply import Journal
 from outgrow.blocks import Parallel, build
@@ -97,20 +98,28 @@ def _put_children(container: nn.Module, children: Mapping[str, nn.Module | None]
 
 
 def calls_of(model: nn.Module, example: Example, paths: Sequence[str], training: bool = False) -> dict[str, list[Call]]:
-    """Every call of some modules in one forward pass."""
+    """Every call of some modules in one forward pass; copies, as code that works in place may change either of its ends."""
     found: dict[str, list[Call]] = {path: [] for path in paths}
+    given: dict[str, list[Example]] = {path: [] for path in paths}
 
-    def listen(path: str, module: nn.Module) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            found[path].append(Call(_bound(module, args, kwargs), output))
+    def listen(path: str, module: nn.Module) -> list[Any]:
+        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+            given[path].append(_copied(_bound(module, args, kwargs)))
 
-        return module.register_forward_hook(hook, with_kwargs=True)
+        def behind(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            found[path].append(Call(given[path].pop(), _copied(output)))
 
-    handles = []
+        return [
+            module.register_forward_pre_hook(before, with_kwargs=True),
+            module.register_forward_hook(behind, with_kwargs=True),
+        ]
+
+    handles: list[Any] = []
     try:
         with untouched(model), torch.no_grad():
             model.train(training)
-            handles += [listen(path, model.get_submodule(path)) for path in paths]
+            for path in paths:
+                handles += listen(path, model.get_submodule(path))
             call(model, example)
     except Exception as error:
         raise TraceError(f"the model does not run on the example: {type(error).__name__}: {error}") from error
@@ -118,6 +127,10 @@ def calls_of(model: nn.Module, example: Example, paths: Sequence[str], training:
         for handle in handles:
             handle.remove()
     return found
+
+
+def _copied(tree: Any) -> Any:
+    return tree_map_only(Tensor, torch.clone, tree)
 
 
 def _bound(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Example:
