@@ -370,3 +370,10 @@ def test_a_post_norm_transformer_is_refused() -> None:
     model = transformers.BertModel(config)
     with pytest.raises(MethodError, match="post-norm"):
         outgrow.deepen(model, {"input_ids": torch.randint(2, 40, (2, 6))}, "encoder.layer.0")
+
+
+def test_two_new_blocks_do_not_start_alike() -> None:
+    model = chain(Block(), Block())
+    outgrow.deepen(model, X, "2.1", count=2)
+    one, other = model.get_submodule("2.2").state_dict(), model.get_submodule("2.3").state_dict()
+    assert any(not torch.equal(one[name], other[name]) for name in one)

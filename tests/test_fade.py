@@ -220,3 +220,47 @@ def test_an_activation_that_was_wrapped_meanwhile_still_gives_way() -> None:
     steps(model, optimizer, 3, x)
     assert gates_of(model) == {}
     assert not any(isinstance(module, outgrow.PActivation) for module in model.modules())
+
+
+class Bent(nn.Module):
+    """x + ψ(f(x))."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.f(x)
+
+
+def bent() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), Bent(), nn.Linear(4, 2)).double()
+
+
+def test_a_gate_behind_an_activation_that_is_setting_in_stays_when_that_gives_way(tmp_path: Path) -> None:
+    model, x = shake(bent(), 0), torch.randn(5, 3, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    outgrow.deepen(model, x, "1.f", method="net2net", fade=3, optimizer=optimizer)
+    steps(model, optimizer, 1, x)
+    outgrow.deepen(model, x, "1", method="copy", fade=6, optimizer=optimizer)
+    layers = [model.get_submodule(path) for path in ("1.f.0.0", "1.f.1.0", "2.f.0.0", "2.f.1.0")]
+    for done in range(8):
+        soft, gate = min((done + 1) / 3, 1), min(done / 6, 1)
+        y = model[0](x)
+        for (first, second), level in zip((layers[:2], layers[2:]), (1.0, gate), strict=True):
+            inner = second(torch.tanh(first(y)))
+            y = y + level * ((1 - soft) * inner + soft * torch.tanh(inner))
+        assert torch.allclose(model[3](y), model(x), rtol=0, atol=1e-7)  # levels are single precision
+        outgrow.save(model, tmp_path / "model.safetensors")
+        assert torch.equal(outgrow.load(bent(), tmp_path / "model.safetensors")(x), model(x))
+        steps(model, optimizer, 1, x)
+    assert not gates_of(model)
+
+
+def test_nothing_is_put_inside_an_activation_that_is_setting_in() -> None:
+    model, x = bent(), torch.randn(5, 3, dtype=torch.float64)
+    outgrow.deepen(model, x, "1.f", method="net2net", fade=3)
+    assert not next(place for place in outgrow.places(model, x) if place.name == "1.f.1.1.activation").growable
+    with pytest.raises(GrowthError, match=r"takes the place of 1\.f\.1\.1"):
+        outgrow.deepen(model, x, "1.f.1.1.activation")
+    outgrow.deepen(model, x, "1.f.1.1", method="residual")

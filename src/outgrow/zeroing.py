@@ -219,22 +219,29 @@ class Search:
 
 
 @torch.no_grad()
-def carry_out(module: nn.Module, anatomy: Anatomy, zeroing: Zeroing) -> None:
-    """Write the zeros and the pairs into the module's tensors."""
+def carry_out(module: nn.Module, anatomy: Anatomy, zeroing: Zeroing, seed: int | None = None) -> None:
+    """Write the zeros and the pairs into the module's tensors.
+
+    seed: decides which unit of a pair is made like the other; two copies of a block should not start alike. Without one it is
+    the second.
+    """
     tensors = tensors_of(module)
+    rng = None if seed is None else np.random.default_rng(seed)
     for name, number in zeroing.fills:
         tensors[name].fill_(number)
     for name, axis, positions in zeroing.columns:
         tensors[name].index_fill_(axis, _index(np.array(positions), tensors[name]), 0.0)
     for pairing in zeroing.pairings:
         volume = pairing.volume
+        swapped = np.zeros(volume.count // 2, bool) if rng is None else rng.random(volume.count // 2) < 0.5
         for slot in volume.slots:
             if slot.role == READS and (slot.tensor, slot.axis) != pairing.reader:
                 continue
             table = runs(slot_ids(anatomy, volume, slot), volume.count)  # (run, unit, offset)
             even, odd, rest = table[:, 0 : volume.count - 1 : 2], table[:, 1::2], table[:, volume.count - volume.count % 2 :]
+            kept, made = (np.where(swapped[None, :, None], *sides) for sides in ((odd, even), (even, odd)))
             sign = -1.0 if (slot.tensor, slot.axis) == pairing.reader else 1.0
-            _assign(tensors[slot.tensor], slot.axis, odd, even, sign)
+            _assign(tensors[slot.tensor], slot.axis, made, kept, sign)
             if sign < 0 and rest.size:
                 tensors[slot.tensor].index_fill_(slot.axis, _index(rest, tensors[slot.tensor]), 0.0)
 

@@ -120,12 +120,19 @@ class Ramp(Gate):
         for parent, key in self.places:
             child = parent._modules[key]
             if isinstance(child, PActivation):
-                parent._modules[key] = child.activation
+                _give_way(parent, key, child)
             elif child is not None:  # another growth has put it into an nn.Sequential
                 for module in list(child.modules()):
                     for name, part in list(module._modules.items()):
                         if isinstance(part, PActivation) and part.gate is self:
-                            module._modules[name] = part.activation
+                            _give_way(module, name, part)
+
+
+def _give_way(parent: nn.Module, key: str, soft: PActivation) -> None:
+    """Put the activation in its P-activation's place; what holds that one's output back holds the activation's back now."""
+    parent._modules[key] = soft.activation
+    for gate in [hook for hook in soft._forward_hooks.values() if isinstance(hook, Gate)]:
+        gate.attach(soft.activation)
 
 
 class Moving(Protocol):
@@ -189,14 +196,13 @@ def link_ramps(blocks: Sequence[nn.Module]) -> None:
 
 
 def gates_of(model: nn.Module) -> dict[str, Gate]:
-    """Gates that are not open yet, by the path of the module whose output they hold back."""
+    """Gates that are not open yet, by the path of what they hold back, be it a module or a P-activation's activation."""
     found: dict[str, Gate] = {}
     for path, module in model.named_modules():
-        hooks = [hook for hook in module._forward_hooks.values() if isinstance(hook, Gate)]
-        gate = module.gate if isinstance(module, PActivation) else hooks[0] if hooks else None
-        if gate is not None and gate.done < gate.steps:
-            found[path] = gate
-    return found
+        found.update((path, hook) for hook in module._forward_hooks.values() if isinstance(hook, Gate))
+        if isinstance(module, PActivation):
+            found[f"{path}.activation"] = module.gate
+    return {path: gate for path, gate in found.items() if gate.done < gate.steps}
 
 
 def without_gates(block: nn.Module) -> None:
@@ -211,19 +217,21 @@ def without_gates(block: nn.Module) -> None:
 
 def restore_gates(model: nn.Module, levels: Mapping[str, tuple[int, int]]) -> None:
     """Put gates where they stood: (steps made, steps in all) by path. P-activations that are not named are done."""
-    for path, module in list(model.named_modules()):
+    modules = dict(model.named_modules())
+    soft = {f"{path}.activation": module for path, module in modules.items() if isinstance(module, PActivation)}
+    for path in [path for path in levels if path in modules and path not in soft]:
+        gate = Gate(_owner(model, path), levels[path][1], levels[path][0])
+        gate.go_by(model)
+        gate.attach(modules[path])
+    for path, module in modules.items():
         if isinstance(module, PActivation):
             parent, _, key = path.rpartition(".")
-            done, steps = levels.get(path, (1, 1))
+            done, steps = levels.get(f"{path}.activation", (1, 1))
             module.gate.owner, module.gate.places = _owner(model, path), [(model.get_submodule(parent), key)]
             module.gate.done, module.gate.steps = done, steps
             module.gate.level.fill_(done / steps)
             if done >= steps:
                 module.gate.open()
-        elif path in levels:
-            gate = Gate(_owner(model, path), levels[path][1], levels[path][0])
-            gate.go_by(model)
-            gate.attach(module)
 
 
 def _owner(model: nn.Module, path: str) -> nn.Module:

@@ -300,7 +300,7 @@ def _own_kind(
             if request.method == "random":
                 draw_anew(block, seed + step)
             if template.identity is not None:
-                carry_out(block, template.identity.anatomy, template.identity.zeroing)
+                carry_out(block, template.identity.anatomy, template.identity.zeroing, seed + step)
         if template.identity is not None and request.fade:
             close_gates(model, blocks, template.identity.gates, request.fade)
         settings += renumbering(model, container_path, counted)

@@ -55,6 +55,9 @@ def behind(model: nn.Module, path: str, calls: Sequence[Call], anatomy: Anatomy)
     if not isinstance(output, Tensor) or not output.is_floating_point() or output.ndim < 2:
         raise NotZero("it puts out no tensor of features")
     module = model.get_submodule(path)
+    outer = path.rpartition(".")[0]
+    if isinstance(model.get_submodule(outer), PActivation):
+        raise NotZero(f"it takes the place of {outer} when that has set in, and what follows it would get another name")
     if sum(child is module for parent in model.modules() for child in parent._modules.values()) > 1:
         raise NotZero("the model holds it under several names, and may run what is behind another one")
     if not any(isinstance(part, LAYERS) for part in _up_to(model, path)):
