@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "R2R",
+    "At",
     "Branch",
     "Comparison",
     "Deepen",
@@ -29,6 +30,8 @@ __all__ = [
     "Parallel",
     "RandomPad",
     "ResidualBlock",
+    "Schedule",
+    "When",
     "Widen",
     "branch",
     "compare",
@@ -37,6 +40,8 @@ __all__ = [
     "kernel",
     "load",
     "places",
+    "plateau",
+    "reached",
     "save",
     "volumes",
     "widen",

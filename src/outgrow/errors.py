@@ -74,3 +74,7 @@ class StaleOptimizerError(OptimizerError):
 
 class CheckpointError(GrowthError):
     """A file that is damaged, foreign, of another version, or does not fit the model."""
+
+
+class ScheduleError(GrowthError):
+    """A schedule that makes no sense, or does not fit the run."""

@@ -21,6 +21,11 @@ from outgrow.methods import RandomPad as RandomPad
 from outgrow.training.checkpoint import load as load
 from outgrow.training.checkpoint import save as save
 from outgrow.training.fade import PActivation as PActivation
+from outgrow.training.rules import plateau as plateau
+from outgrow.training.rules import reached as reached
+from outgrow.training.schedule import At as At
+from outgrow.training.schedule import Schedule as Schedule
+from outgrow.training.schedule import When as When
 from outgrow.transforms.branch import Branch as Branch
 from outgrow.transforms.deepen import Deepen as Deepen
 from outgrow.transforms.deepen import places as places
