@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from outgrow.apply import Journal
 from outgrow.errors import CheckpointError, Problem
 from outgrow.plan import Plan, renamed
 from outgrow.sandbox import tensors_of
+from outgrow.training.atomic import Path, place_for, write_whole
 from outgrow.training.drift import STORED, pack_drifts, restore_drifts
 from outgrow.training.fade import gates_of, restore_gates
 from outgrow.training.replay import FRESH, Histories, histories_of, refuse, replay
@@ -35,8 +35,6 @@ from outgrow.training.replay import FRESH, Histories, histories_of, refuse, repl
 VERSION = 1
 BUFFER = "outgrow.buffer/"
 EARLIER = "use an earlier copy of the file"
-
-Path = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -73,52 +71,27 @@ def save(model: nn.Module, path: Path) -> None:
     """
     from safetensors.torch import save_file
 
-    if not isinstance(path, (str, os.PathLike)):
-        raise CheckpointError(f"path is {path!r}: name a file, e.g. 'model.safetensors'")
+    target = place_for(path, "model.safetensors")
     if not isinstance(model, nn.Module):
         raise CheckpointError(f"the model is of type {type(model).__name__}: pass a torch.nn.Module")
-    target, model = os.path.realpath(path), _bare(model)
-    if os.path.isdir(target):
-        raise CheckpointError(f"{path} is a folder: name a file in it, e.g. {os.path.join(path, 'model.safetensors')}")
-    if not os.path.isdir(os.path.dirname(target)):
-        raise CheckpointError(f"{path}: there is no folder {os.path.dirname(target)}: create it first")
+    model = unwrapped(model)
     histories = histories_of(model)
-    contents = _contents(model, histories)
+    contents = contents_of(model, histories)
     facts, amounts = pack_drifts(model)
     bad = _not_finite(model, {**contents, **amounts})
     refuse(f"{path} was not written: the model holds numbers that are not finite", bad)
     tensors, aliases = _unique(contents)
-    draft = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.{secrets.token_hex(8)}.tmp")
-    try:
-        plans = {place: [plan.to_json() for plan in plans] for place, plans in histories.items()}
-        about: dict[str, Any] = {"model": type(model).__qualname__, "histories": plans, "aliases": aliases}
-        about["drifts"] = facts
-        about["gates"] = {place: [gate.done, gate.steps] for place, gate in gates_of(model).items()}
-        metadata = {"format": "pt", "outgrow.version": str(VERSION), "outgrow": json.dumps(about, separators=(",", ":"))}
-        with open(draft, "xb") as file:  # made here, so that the file gets the usual permissions
-            mode = os.fstat(file.fileno()).st_mode
+    plans = {place: [plan.to_json() for plan in plans] for place, plans in histories.items()}
+    about: dict[str, Any] = {"model": type(model).__qualname__, "histories": plans, "aliases": aliases}
+    about["drifts"] = facts
+    about["gates"] = {place: [gate.done, gate.steps] for place, gate in gates_of(model).items()}
+    metadata = {"format": "pt", "outgrow.version": str(VERSION), "outgrow": json.dumps(about, separators=(",", ":"))}
+
+    def write(draft: str) -> None:
         save_file({**tensors, **amounts}, draft, metadata)
-        os.chmod(draft, mode)
-        _sync(draft)
         describe(draft)
-        os.replace(draft, target)
-    except CheckpointError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"{path} could not be written: {type(error).__name__}: {error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(draft)
-    with contextlib.suppress(OSError):  # not every system can sync a folder
-        _sync(os.path.dirname(target))
 
-
-def _sync(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    write_whole(target, write)
 
 
 def load(model: nn.Module, path: Path) -> nn.Module:
@@ -139,7 +112,7 @@ def load(model: nn.Module, path: Path) -> nn.Module:
         >>> again[0], bool((again[0].weight == model[0].weight).all())
         (Linear(in_features=4, out_features=12, bias=True), True)
     """
-    bare = _bare(model)
+    bare = unwrapped(model)
     with _opened(path) as file:
         about = _describe(path, file)
         stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -150,7 +123,7 @@ def load(model: nn.Module, path: Path) -> nn.Module:
     journal = Journal()
     try:
         new = replay(bare, about.histories, final, misfit, journal)
-        contents = _contents(bare, about.histories)
+        contents = contents_of(bare, about.histories)
         refuse(misfit, _differences(contents, given), FRESH)
         refuse(misfit, _ties(contents, given, about), FRESH)
         refuse(f"{path} holds numbers that are not finite", _not_finite(bare, {**given, **amounts}), EARLIER)
@@ -242,7 +215,7 @@ def _describe(path: Path, file: Any) -> Description:
         raise CheckpointError(f"{path} is damaged: its growth history can't be read ({reason}): {EARLIER}") from error
 
 
-def _bare(model: nn.Module) -> nn.Module:
+def unwrapped(model: nn.Module) -> nn.Module:
     """The user's own module under wrappers that keep it as a child."""
     wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel, torch.optim.swa_utils.AveragedModel)
     while isinstance(model, wrappers) or "_orig_mod" in model._modules:
@@ -250,7 +223,7 @@ def _bare(model: nn.Module) -> nn.Module:
     return model
 
 
-def _contents(model: nn.Module, histories: Histories) -> dict[str, Tensor]:
+def contents_of(model: nn.Module, histories: Histories) -> dict[str, Tensor]:
     """What a checkpoint holds: the state dict, and buffers outside it that some plan has changed."""
     contents: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
     for name, value in contents.items():

@@ -210,14 +210,36 @@ def without_gates(block: nn.Module) -> None:
     for module in block.modules():
         if isinstance(module, PActivation):
             module.gate = Ramp(block, module.gate.steps, module.gate.done)
-        for key in [key for key, hook in module._forward_hooks.items() if isinstance(hook, Gate)]:
-            del module._forward_hooks[key]
+        _take_off(module)
     link_ramps([block])
+
+
+def _take_off(module: nn.Module) -> None:
+    for key in [key for key, hook in module._forward_hooks.items() if isinstance(hook, Gate)]:
+        del module._forward_hooks[key]
+
+
+def share_gates(model: nn.Module, copy: nn.Module) -> None:
+    """Let a copy of a model (an average of its weights) fade as the model does, whose steps alone are counted."""
+    twins = dict(copy.named_modules())
+    soft = {path: module for path, module in model.named_modules() if isinstance(module, PActivation)}
+    for path, gate in gates_of(model).items():
+        if path.removesuffix(".activation") in soft:
+            continue
+        _take_off(twins[path])
+        gate.attach(twins[path])
+    for path, module in soft.items():
+        twin, parent = twins[path], path.rpartition(".")
+        assert isinstance(twin, PActivation)
+        twin.gate = module.gate
+        module.gate.places.append((twins[parent[0]], parent[2]))
 
 
 def restore_gates(model: nn.Module, levels: Mapping[str, tuple[int, int]]) -> None:
     """Put gates where they stood: (steps made, steps in all) by path. P-activations that are not named are done."""
     modules = dict(model.named_modules())
+    for module in modules.values():
+        _take_off(module)
     soft = {f"{path}.activation": module for path, module in modules.items() if isinstance(module, PActivation)}
     for path in [path for path in levels if path in modules and path not in soft]:
         gate = Gate(_owner(model, path), levels[path][1], levels[path][0])

@@ -1,0 +1,76 @@
+"""Which parameters an optimizer's groups hold, by name: what tells a fresh optimizer where new parameters belong.
+
+An optimizer's own state dict is keyed by position. One that was made from the small model has the right groups but misses the
+parameters of new modules; by the names of a checkpoint it holds the same ones in the same order as the one that was saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from outgrow.apply import Journal
+from outgrow.errors import CheckpointError
+
+Names = list[list[str | int]]  # for each group: names, or positions of parameters that are not the model's among such
+
+
+def names_in(optimizer: Optimizer, model: nn.Module) -> Names:
+    """What each group holds."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    result: Names = []
+    for group in optimizer.param_groups:
+        strangers = [id(parameter) for parameter in group["params"] if id(parameter) not in names]
+        result.append([names.get(id(parameter), -1) for parameter in group["params"]])
+        for position, parameter in enumerate(group["params"]):
+            if id(parameter) in strangers:
+                result[-1][position] = strangers.index(id(parameter))
+    return result
+
+
+def regroup(optimizer: Optimizer, model: nn.Module, wanted: Sequence[Sequence[str | int]], journal: Journal) -> None:
+    """Make an optimizer's groups hold what those of the saved one held; CheckpointError if it is not made alike."""
+    kind = type(optimizer).__name__
+    if len(wanted) != len(optimizer.param_groups):
+        raise CheckpointError(
+            f"{kind} has {len(optimizer.param_groups)} parameter groups, and the checkpoint {len(wanted)}: make it as before"
+        )
+    parameters = dict(model.named_parameters())
+    own = {id(parameter) for parameter in parameters.values()}
+    for number, (group, names) in enumerate(zip(optimizer.param_groups, wanted, strict=True)):
+        strangers = [parameter for parameter in group["params"] if id(parameter) not in own]
+        known = {**parameters, **dict(enumerate(strangers))}
+        missing = [name for name in names if name not in known]
+        left = {
+            id(p): name for name, p in parameters.items() if any(p is held for held in group["params"]) and name not in names
+        }
+        if missing or left:
+            which = f"{missing[0]} is missing" if missing else f"{next(iter(left.values()))} was in none such"
+            raise CheckpointError(
+                f"group {number} of {kind} does not hold what the saved one held ({which}): make it as before"
+            )
+        journal.note(partial(group.__setitem__, "params", group["params"]))
+        group["params"] = [known[name] for name in names]
+        if "param_names" in group:
+            before = dict(zip(map(id, group["params"]), group["param_names"], strict=False))
+            journal.note(partial(group.__setitem__, "param_names", group["param_names"]))
+            group["param_names"] = [name if isinstance(name, str) else before.get(id(known[name]), "") for name in names]
+
+
+def states_kept(optimizer: Optimizer) -> Any:
+    """How to put an optimizer back as it was."""
+    groups = [dict(group) for group in optimizer.param_groups]
+    state = {parameter: dict(values) for parameter, values in optimizer.state.items()}
+
+    def put_back() -> None:
+        for group, before in zip(optimizer.param_groups, groups, strict=True):
+            group.clear()
+            group.update(before)
+        optimizer.state.clear()
+        optimizer.state.update(state)
+
+    return put_back

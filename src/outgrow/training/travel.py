@@ -1,0 +1,103 @@
+"""A growth history that travels in a resume checkpoint, so that a freshly built small model can take it.
+
+A plain `state_dict` stays the library's own. What is to be resumed gets a few more keys: `outgrow.history` (JSON, as bytes), and
+the tensors that fades under way and grown buffers outside the state dict need. A hook on the model takes them out again before
+anything is loaded, and gives the model the shapes: so whoever calls `load_state_dict`, be it Lightning, a Trainer or you, need
+not know of growth.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outgrow.apply import Journal
+from outgrow.errors import CheckpointError
+from outgrow.plan import Plan
+from outgrow.training.checkpoint import BUFFER, contents_of
+from outgrow.training.drift import STORED, pack_drifts, restore_drifts
+from outgrow.training.fade import gates_of, restore_gates
+from outgrow.training.replay import histories_of, replay
+
+PREFIX = "outgrow."
+KEY = f"{PREFIX}history"
+VERSION = 1
+
+
+def luggage(model: nn.Module) -> dict[str, Tensor]:
+    """What a resume checkpoint holds of a model besides its state dict; nothing if it has never grown.
+
+    Example:
+        >>> import outgrow
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> luggage(model)
+        {}
+        >>> growth = outgrow.widen(model, torch.zeros(1, 4), "0", to=12)
+        >>> list(luggage(model))
+        ['outgrow.history']
+    """
+    histories = histories_of(model)
+    facts, amounts = pack_drifts(model)
+    gates = {place: [gate.done, gate.steps] for place, gate in gates_of(model).items()}
+    if not (histories or facts or gates):
+        return {}
+    plans = {place: [plan.to_json() for plan in plans] for place, plans in histories.items()}
+    about = {"version": VERSION, "model": type(model).__qualname__, "histories": plans, "gates": gates, "drifts": facts}
+    text = json.dumps(about, separators=(",", ":")).encode()
+    buffers = {name: tensor.detach() for name, tensor in contents_of(model, histories).items() if name.startswith(BUFFER)}
+    return {KEY: torch.frombuffer(bytearray(text), dtype=torch.uint8), **amounts, **buffers}
+
+
+def unpack(model: nn.Module, state: MutableMapping[str, Any], journal: Journal, prefix: str = "") -> bool:
+    """Take the luggage out of a state dict, and give the model the shapes that it tells of; whether there was any.
+
+    Raises CheckpointError if the model is none that these growths fit.
+    """
+    if prefix + KEY not in state:
+        return False
+    names = [name for name in state if name.startswith(prefix + PREFIX)]
+    extras = {name.removeprefix(prefix): state.pop(name) for name in names}
+    try:
+        about = json.loads(bytes(extras[KEY].cpu().tolist()))
+        histories = {str(place): tuple(map(Plan.from_json, plans)) for place, plans in about["histories"].items()}
+        gates = {str(place): (int(done), int(steps)) for place, (done, steps) in about["gates"].items()}
+        version, written_for, drifts = int(about["version"]), str(about["model"]), about["drifts"]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"the growth history in the checkpoint can't be read: {type(error).__name__}: {error}") from error
+    if version > VERSION:
+        raise CheckpointError(f"the growth history has format version {version}, and this outgrow reads up to {VERSION}")
+    final = {
+        name.removeprefix(prefix): tuple(value.shape)
+        for name, value in state.items()
+        if isinstance(value, Tensor) and name.startswith(prefix)
+    }
+    misfit = f"the checkpoint does not fit this model ({type(model).__qualname__}; it was written for {written_for})"
+    replay(model, histories, final, misfit, journal)
+    contents = contents_of(model, histories)
+    with torch.no_grad():
+        for name in (name for name in extras if name.startswith(BUFFER)):
+            contents[name].copy_(extras[name])
+    amounts = {name: value for name, value in extras.items() if name.startswith(STORED)}
+    restore_drifts(model, drifts, amounts, journal)
+    restore_gates(model, gates)
+    return True
+
+
+def expect(model: nn.Module) -> torch.utils.hooks.RemovableHandle:
+    """Let a model take luggage whenever it loads a state dict, from whatever code."""
+
+    def hook(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        journal = Journal()
+        try:
+            unpack(module, state, journal, prefix)
+        except BaseException:
+            journal.undo()
+            raise
+        journal.close()
+
+    handle: torch.utils.hooks.RemovableHandle = model.register_load_state_dict_pre_hook(hook)
+    return handle
