@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from outgrow import verify
 from outgrow.admit import check_averages, check_model, check_seed
 from outgrow.anatomy import dissect
-from outgrow.apply import Journal, apply_plan
+from outgrow.apply import Journal, apply_plan, apply_setting
+from outgrow.configuration import changed, follow
 from outgrow.draft import inits_of
 from outgrow.errors import GrowthError
 from outgrow.flops import count_flops
@@ -32,7 +33,7 @@ from outgrow.sandbox import random_state, tensors_of
 from outgrow.settle import settle
 from outgrow.trace import Example
 from outgrow.training.drift import grow_drifts
-from outgrow.training.history import remember
+from outgrow.training.history import history, remember
 from outgrow.training.optimizer import adopt, grow_optimizers
 from outgrow.training.stale import shapes_before, watch_for_stale
 from outgrow.transforms.branch import Branch, branch_step
@@ -64,6 +65,7 @@ class Growth:
     seconds: float
     preserving: bool = True
     stochastic: bool = False
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [str(self.plan), ""]
@@ -77,6 +79,7 @@ class Growth:
             lines.append("error: not checked")
         if self.stochastic:
             lines.append("dropout is active in training: there the function is kept in expectation, exactly with dropout off")
+        lines.extend(self.notes)
         if self.skipped:
             lines.append(f"left as they are: {len(self.skipped)} volumes")
             lines.extend(f"  {skip}" for skip in self.skipped)
@@ -139,6 +142,7 @@ def grow(
                 work.branch(replace(branch, beside=renamed(branch.beside, work.plans)))
             shape = [value.shape for value in anatomy.reading.trace.values]
             flops = count_flops(anatomy.reading.trace, shape.__getitem__), work.flops(anatomy)
+            work.describe()
             preserving = all(change.exact for plan in work.plans for change in plan.changes)
             worst, allowed = float("nan"), 0.0
             if base is not None:
@@ -162,6 +166,7 @@ def grow(
         time.perf_counter() - started,
         preserving,
         dropout or (base is not None and base.drops),
+        tuple(work.notes),
     )
 
 
@@ -175,6 +180,7 @@ class Work:
         self.journal = Journal()
         self.plans: list[Plan] = []
         self.skipped: list[Skip] = []
+        self.notes: list[str] = []
         self.changed: list[tuple[Tensor, str, tuple[int, ...]]] = []
         self.added: list[tuple[nn.Parameter, nn.Parameter, str]] = []
         self._after: int | None = None
@@ -223,6 +229,17 @@ class Work:
         self.added += adopt(self.optimizers, self.model, sources, self.journal)
         self.plans.append(plan)
         self._after = None
+
+    def describe(self) -> None:
+        """Let the model's configuration, if it has one, follow: part of the last plan, and told in the report."""
+        settings, told = follow(self.model, self.example, [*history(self.model), *self.plans], self.journal)
+        for one in self.copies:
+            for setting in settings:
+                apply_setting(one, setting, self.journal)
+        self.plans[-1] = replace(self.plans[-1], settings=(*self.plans[-1].settings, *settings))
+        new = changed([setting for plan in self.plans for setting in plan.settings])
+        self.notes += [f"config: {new}"] if new else []
+        self.notes += [told] if told else []
 
 
 def widen(
