@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,14 +27,15 @@ from outgrow.flops import count_flops
 from outgrow.graft import apply_grafts
 from outgrow.methods import Method
 from outgrow.methods.base import Init
-from outgrow.plan import Plan, joined, renamed
+from outgrow.plan import Plan, joined, noted, renamed
 from outgrow.predict import Prediction
+from outgrow.report import Growth
 from outgrow.sandbox import random_state, tensors_of
 from outgrow.settle import settle
 from outgrow.trace import Example
 from outgrow.training.drift import grow_drifts
 from outgrow.training.history import history, remember
-from outgrow.training.optimizer import adopt, grow_optimizers
+from outgrow.training.optimizer import adopt, grow_optimizers, thaw
 from outgrow.training.stale import shapes_before, watch_for_stale
 from outgrow.transforms.branch import Branch, branch_step
 from outgrow.transforms.deepen import Deepen, deepen_step
@@ -43,49 +44,7 @@ from outgrow.transforms.kernel import Kernel, kernel_plan
 from outgrow.transforms.widen import Skip, Widen
 from outgrow.volumes import Anatomy
 
-
-@dataclass(eq=False)
-class Growth:
-    """What a growth did. `print(growth)` shows it as a table.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> growth = widen(model, torch.zeros(1, 4), "0", to=12)
-        >>> growth.parameters, growth.preserving, growth.max_error <= growth.tolerance
-        ((58, 86), True, True)
-    """
-
-    model: nn.Module = field(repr=False)
-    plan: Plan = field(repr=False)
-    max_error: float
-    tolerance: float
-    skipped: tuple[Skip, ...]
-    parameters: tuple[int, int]
-    flops: tuple[int, int]
-    seconds: float
-    preserving: bool = True
-    stochastic: bool = False
-    notes: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        lines = [str(self.plan), ""]
-        for what, (before, after) in (("parameters", self.parameters), ("FLOPs", self.flops)):
-            lines.append(f"{what}: {before:,} → {after:,} (× {after / max(before, 1):.2f})")
-        if not self.preserving:
-            lines.append(f"error: {self.max_error:.1e}: this method does NOT preserve the function")
-        elif self.tolerance:
-            lines.append(f"error: {self.max_error:.1e} (the network's own rounding allows {self.tolerance:.1e})")
-        else:
-            lines.append("error: not checked")
-        if self.stochastic:
-            lines.append("dropout is active in training: there the function is kept in expectation, exactly with dropout off")
-        lines.extend(self.notes)
-        if self.skipped:
-            lines.append(f"left as they are: {len(self.skipped)} volumes")
-            lines.extend(f"  {skip}" for skip in self.skipped)
-        return "\n".join(lines)
-
-    __repr__ = __str__
+THAWED = "what is new there learns, though what it is a copy of is frozen"
 
 
 def grow(
@@ -218,6 +177,8 @@ class Work:
 
     def deepen(self, request: Deepen) -> None:
         plans, sources = deepen_step([self.model, *self.copies], self.example, request, self.seed, self.journal)
+        if thaw(self.model, sources):
+            plans[-1] = noted(plans[-1], THAWED)
         self.added += adopt(self.optimizers, self.model, sources, self.journal)
         for plan in plans:
             self.carry_out(replace(plan, settings=()))
@@ -226,6 +187,7 @@ class Work:
 
     def branch(self, request: Branch) -> None:
         plan, sources = branch_step([self.model, *self.copies], self.example, request, self.seed, self.journal)
+        plan = noted(plan, THAWED) if thaw(self.model, sources) else plan
         self.added += adopt(self.optimizers, self.model, sources, self.journal)
         self.plans.append(plan)
         self._after = None

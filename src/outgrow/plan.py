@@ -8,7 +8,7 @@ a skip through a folded residual. Insertions of one tensor are made in order, ea
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 LONGEST = 2**28  # entries along an axis: a bound for what a damaged file may claim
@@ -226,6 +226,11 @@ def joined(plans: Sequence[Plan]) -> Plan:
         return plans[0]
     parts = ("changes", "edits", "settings", "grafts", "inserts")
     return Plan(seed=plans[0].seed, **{part: tuple(item for plan in plans for item in getattr(plan, part)) for part in parts})
+
+
+def noted(plan: Plan, note: str) -> Plan:
+    """A plan with a remark on each of its changes."""
+    return replace(plan, changes=tuple(replace(change, note=note) for change in plan.changes))
 
 
 def renamed(name: str, plans: Sequence[Plan]) -> str:
