@@ -210,7 +210,8 @@ def _configs(model: nn.Module, path: str) -> dict[str, Any]:
 
 def _pairs(holder: str, plans: Sequence[Plan]) -> tuple[Pairs, Pairs]:
     """Sizes of volumes within a module, and its numbers with a fraction, before and after."""
-    changes = [(c.old, c.new) for plan in plans if not plan.inserts for c in plan.changes if _within(c.volume, holder)]
+    grown = [c for plan in plans if not plan.inserts for c in plan.changes if _within(c.volume, holder)]
+    changes = [(c.old, c.new) for c in grown if isinstance(c.old, int) and isinstance(c.new, int)]
     settings = [s for plan in plans for s in plan.settings if type(s.new) is float and _within(s.module, holder)]
     return changes, [(setting.old, setting.new) for setting in settings]
 

@@ -110,9 +110,10 @@ def grow(
             work.journal.undo()
             raise
         work.journal.close()
-    for plan in work.plans:
-        remember(model, plan)
-    watch_for_stale(work.changed, work.added)
+    for number, plan in enumerate(work.plans):
+        remember(model, replace(plan, more=number > 0))
+    call = type(transforms[0]).__name__.lower() if len(transforms) == 1 else "grow"
+    watch_for_stale(work.changed, work.added, call)
     dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
     return Growth(
         model,
@@ -234,7 +235,7 @@ def widen(
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> print(widen(model, torch.zeros(1, 4), "0", factor=1.5, method="r2r").plan)
-        volume  units   method
+        volume  size    method
         ──────  ──────  ──────
         0       8 → 12  r2r
     """
