@@ -222,3 +222,13 @@ def test_a_copy_of_what_has_no_parameters_is_refused() -> None:
     with pytest.raises(MethodError, match="learn nothing"):
         outgrow.branch(model, torch.randn(4, 5), "1", fade=2)
     outgrow.branch(model, torch.randn(4, 5), "1", method="random", fade=2)
+
+
+def test_an_optimizer_that_was_left_out_goes_on_and_says_what_it_does_not_train() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    optimizer, x = torch.optim.Adam(model.parameters()), torch.randn(5, 3)
+    steps(model, optimizer, 1, x)
+    outgrow.branch(model, x, "0")
+    with pytest.warns(UserWarning, match=r"Adam trains what 0\.1\.0\.weight and 3 more new parameters stand beside"):
+        steps(model, optimizer, 1, x)
+    steps(model, optimizer, 1, x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from torch import nn
 
 import outgrow
 from judging import assert_same_function, shake, state_of
-from outgrow.errors import GrowthError
+from outgrow.errors import GrowthError, StaleOptimizerError
+from outgrow.training.checkpoint import describe
 
 CASES: dict[str, tuple[Any, Any, tuple[int, ...], Any]] = {
     "square": (nn.Conv2d, {"kernel_size": 3, "padding": 1}, (2, 3, 9, 9), 7),
@@ -109,3 +111,30 @@ def test_optimizer_and_averages_follow() -> None:
     assert moment.shape == (4, 3, 5, 5)
     assert torch.allclose(average(x), averaged, atol=1e-6)
     step()
+
+
+def test_the_report_shows_every_axis(path: Path) -> None:
+    model, x = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU()), torch.randn(2, 1, 11, 11)
+    growth = outgrow.kernel(model, x, "0", (9, 5))
+    assert str(growth).splitlines()[0].split() == ["volume", "size", "method"]
+    assert "3×3 → 9×5" in str(growth).splitlines()[2]
+    outgrow.save(model, path)
+    assert [change.row for plan in describe(path).histories[""] for change in plan.changes] == [growth.plan.changes[0].row]
+
+
+def test_an_optimizer_that_was_left_out_is_told_the_call() -> None:
+    model, x = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU()), torch.randn(2, 1, 9, 9)
+    optimizer = torch.optim.Adam(model.parameters())
+    for call in ("kernel", "grow", "widen"):
+        model(x).sum().backward()
+        optimizer.step()
+        if call == "kernel":
+            outgrow.kernel(model, x, "0", 5)
+        elif call == "grow":
+            outgrow.grow(model, x, outgrow.Kernel("0", (7, 5)), outgrow.Kernel("0", (7, 7)))
+        else:
+            model.append(nn.Conv2d(4, 2, 1))
+            outgrow.widen(model, x, "0", by=2)
+        with pytest.raises(StaleOptimizerError, match=rf"outgrow\.{call}\(model, example, …, optimizer=optimizer\)"):
+            optimizer.step()
+        optimizer = torch.optim.Adam(model.parameters())

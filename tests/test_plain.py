@@ -210,3 +210,38 @@ def test_a_batch_norm_is_made_the_identity_by_what_stood_there_before_code_that_
     old = copy.deepcopy(model)
     outgrow.deepen(model, x, after="2", method="net2net")
     assert_same_function(old, model, [x])
+
+
+def test_refusals_tell_a_way_out_that_works() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor, shift: Tensor) -> Tensor:
+            return torch.tanh(self.inner(x) + shift)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.block, self.last = Two(), nn.Sequential(nn.Linear(3, 3), nn.Tanh()), nn.Linear(3, 2)
+            self.odd = Odd()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.odd(self.block(self.first(x, x))))
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sigmoid(self.layer(x))
+
+    model, x = Net().double(), torch.randn(5, 3, dtype=torch.float64)
+    with pytest.raises(MethodError, match="calls it with 2 arguments: name a layer inside it"):
+        outgrow.deepen(model, x, "first")
+    outgrow.deepen(model, x, "first.inner")
+    with pytest.raises(MethodError, match=r"an outgrow\.ResidualBlock can follow it: write method='residual'"):
+        outgrow.deepen(model, x, "odd")
+    outgrow.deepen(model, x, "odd", method="residual")

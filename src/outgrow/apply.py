@@ -95,7 +95,9 @@ def apply_setting(model: nn.Module, setting: Setting, journal: Journal) -> None:
     elif isinstance(before, dict):
         after = {**before, setting.item: setting.new}
     elif isinstance(setting.item, str):  # an object of settings, as Transformers' configurations are
-        journal.note(partial(setattr, before, setting.item, getattr(before, setting.item)))
+        said = hasattr(before, setting.item)
+        undo = partial(setattr, before, setting.item, getattr(before, setting.item)) if said else None
+        journal.note(undo or partial(delattr, before, setting.item))
         return setattr(before, setting.item, setting.new)
     journal.note(lambda: vars(module).__setitem__(setting.name, before))
     vars(module)[setting.name] = after

@@ -25,6 +25,7 @@ from outgrow.targets import CommandError, named_model
 if TYPE_CHECKING:
     from torch import nn
 
+    from outgrow.plan import Change, Plan
     from outgrow.training.checkpoint import Description
     from outgrow.transforms.deepen import Place
     from outgrow.volumes import Volume
@@ -128,15 +129,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        print(f"outgrow: {_one_line(error)}", file=sys.stderr)
+        print(f"outgrow: {_told(error)}", file=sys.stderr)
         return 2
     return 0
 
 
-def _one_line(error: Exception) -> str:
+def _told(error: Exception) -> str:
+    """An error of ours as it is, with a line for each of its reasons; another with its kind."""
     from outgrow.errors import GrowthError
 
-    text = " ".join(str(error).split())
+    text = str(error).strip()
     return text if isinstance(error, (CommandError, GrowthError)) else f"{type(error).__name__}: {text}".rstrip(": ")
 
 
@@ -267,19 +269,28 @@ def _reasons(volume: Volume) -> str:
 
 
 def _checkpoint_text(about: Description) -> str:
-    growths = [(place, plan) for place, plans in about.histories.items() for plan in plans]
+    from outgrow.plan import COLUMNS
+
+    growths = [(place, changes) for place, plans in about.histories.items() for changes in _growths(plans)]
     parts = [f"{about.path}: {about.model}, grown {len(growths)} {'time' if len(growths) == 1 else 'times'}"]
-    for number, (place, plan) in enumerate(growths, 1):
+    for number, (place, changes) in enumerate(growths, 1):
         of_part = f" (of {place} by itself)" if place else ""
-        changes = [
-            (c.volume, f"{c.old} → {c.new}", c.method + ("" if c.exact else " (does not preserve)")) for c in plan.changes
-        ]
-        parts.append(f"growth {number}{of_part}\n" + make_table(("volume", "units", "method"), changes))
+        parts.append(f"growth {number}{of_part}\n" + make_table(COLUMNS, [change.row for change in changes]))
     rows = [(name, "×".join(map(str, shape)) or "one number", dtype) for name, (dtype, shape) in about.tensors.items()]
     rows += [(alias, f"the same as {name}", "") for alias, name in about.aliases.items()]
     parts.append(make_table(("tensor", "shape", "type"), rows))
     parts.append(f"{len(about.tensors)} tensors, {_numbers(about):,} numbers; add --model to see what can grow")
     return "\n\n".join(parts)
+
+
+def _growths(plans: Sequence[Plan]) -> list[list[Change]]:
+    """What each growth changed; one that did several things is several plans."""
+    growths: list[list[Change]] = []
+    for plan in plans:
+        if not plan.more or not growths:
+            growths.append([])
+        growths[-1] += plan.changes
+    return growths
 
 
 def _numbers(about: Description) -> int:

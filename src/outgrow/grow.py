@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,21 +19,23 @@ from torch import Tensor, nn
 from outgrow import verify
 from outgrow.admit import check_averages, check_model, check_seed
 from outgrow.anatomy import dissect
-from outgrow.apply import Journal, apply_plan
+from outgrow.apply import Journal, apply_plan, apply_setting
+from outgrow.configuration import changed, follow
 from outgrow.draft import inits_of
 from outgrow.errors import GrowthError
 from outgrow.flops import count_flops
 from outgrow.graft import apply_grafts
 from outgrow.methods import Method
 from outgrow.methods.base import Init
-from outgrow.plan import Plan, joined, renamed
+from outgrow.plan import Plan, joined, noted, renamed
 from outgrow.predict import Prediction
+from outgrow.report import Growth
 from outgrow.sandbox import random_state, tensors_of
 from outgrow.settle import settle
 from outgrow.trace import Example
 from outgrow.training.drift import grow_drifts
-from outgrow.training.history import remember
-from outgrow.training.optimizer import adopt, grow_optimizers
+from outgrow.training.history import history, remember
+from outgrow.training.optimizer import adopt, grow_optimizers, thaw
 from outgrow.training.stale import shapes_before, watch_for_stale
 from outgrow.transforms.branch import Branch, branch_step
 from outgrow.transforms.deepen import Deepen, deepen_step
@@ -42,47 +44,7 @@ from outgrow.transforms.kernel import Kernel, kernel_plan
 from outgrow.transforms.widen import Skip, Widen
 from outgrow.volumes import Anatomy
 
-
-@dataclass(eq=False)
-class Growth:
-    """What a growth did. `print(growth)` shows it as a table.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> growth = widen(model, torch.zeros(1, 4), "0", to=12)
-        >>> growth.parameters, growth.preserving, growth.max_error <= growth.tolerance
-        ((58, 86), True, True)
-    """
-
-    model: nn.Module = field(repr=False)
-    plan: Plan = field(repr=False)
-    max_error: float
-    tolerance: float
-    skipped: tuple[Skip, ...]
-    parameters: tuple[int, int]
-    flops: tuple[int, int]
-    seconds: float
-    preserving: bool = True
-    stochastic: bool = False
-
-    def __str__(self) -> str:
-        lines = [str(self.plan), ""]
-        for what, (before, after) in (("parameters", self.parameters), ("FLOPs", self.flops)):
-            lines.append(f"{what}: {before:,} → {after:,} (× {after / max(before, 1):.2f})")
-        if not self.preserving:
-            lines.append(f"error: {self.max_error:.1e}: this method does NOT preserve the function")
-        elif self.tolerance:
-            lines.append(f"error: {self.max_error:.1e} (the network's own rounding allows {self.tolerance:.1e})")
-        else:
-            lines.append("error: not checked")
-        if self.stochastic:
-            lines.append("dropout is active in training: there the function is kept in expectation, exactly with dropout off")
-        if self.skipped:
-            lines.append(f"left as they are: {len(self.skipped)} volumes")
-            lines.extend(f"  {skip}" for skip in self.skipped)
-        return "\n".join(lines)
-
-    __repr__ = __str__
+THAWED = "what is new there learns, though what it is a copy of is frozen"
 
 
 def grow(
@@ -139,6 +101,7 @@ def grow(
                 work.branch(replace(branch, beside=renamed(branch.beside, work.plans)))
             shape = [value.shape for value in anatomy.reading.trace.values]
             flops = count_flops(anatomy.reading.trace, shape.__getitem__), work.flops(anatomy)
+            work.describe()
             preserving = all(change.exact for plan in work.plans for change in plan.changes)
             worst, allowed = float("nan"), 0.0
             if base is not None:
@@ -147,9 +110,10 @@ def grow(
             work.journal.undo()
             raise
         work.journal.close()
-    for plan in work.plans:
-        remember(model, plan)
-    watch_for_stale(work.changed, work.added)
+    for number, plan in enumerate(work.plans):
+        remember(model, replace(plan, more=number > 0))
+    call = type(transforms[0]).__name__.lower() if len(transforms) == 1 else "grow"
+    watch_for_stale(work.changed, work.added, call)
     dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
     return Growth(
         model,
@@ -162,6 +126,7 @@ def grow(
         time.perf_counter() - started,
         preserving,
         dropout or (base is not None and base.drops),
+        tuple(work.notes),
     )
 
 
@@ -175,6 +140,7 @@ class Work:
         self.journal = Journal()
         self.plans: list[Plan] = []
         self.skipped: list[Skip] = []
+        self.notes: list[str] = []
         self.changed: list[tuple[Tensor, str, tuple[int, ...]]] = []
         self.added: list[tuple[nn.Parameter, nn.Parameter, str]] = []
         self._after: int | None = None
@@ -212,6 +178,8 @@ class Work:
 
     def deepen(self, request: Deepen) -> None:
         plans, sources = deepen_step([self.model, *self.copies], self.example, request, self.seed, self.journal)
+        if thaw(self.model, sources):
+            plans[-1] = noted(plans[-1], THAWED)
         self.added += adopt(self.optimizers, self.model, sources, self.journal)
         for plan in plans:
             self.carry_out(replace(plan, settings=()))
@@ -220,9 +188,21 @@ class Work:
 
     def branch(self, request: Branch) -> None:
         plan, sources = branch_step([self.model, *self.copies], self.example, request, self.seed, self.journal)
+        plan = noted(plan, THAWED) if thaw(self.model, sources) else plan
         self.added += adopt(self.optimizers, self.model, sources, self.journal)
         self.plans.append(plan)
         self._after = None
+
+    def describe(self) -> None:
+        """Let the model's configuration, if it has one, follow: part of the last plan, and told in the report."""
+        settings, told = follow(self.model, self.example, [*history(self.model), *self.plans], self.journal)
+        for one in self.copies:
+            for setting in settings:
+                apply_setting(one, setting, self.journal)
+        self.plans[-1] = replace(self.plans[-1], settings=(*self.plans[-1].settings, *settings))
+        new = changed([setting for plan in self.plans for setting in plan.settings])
+        self.notes += [f"config: {new}"] if new else []
+        self.notes += [told] if told else []
 
 
 def widen(
@@ -255,7 +235,7 @@ def widen(
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> print(widen(model, torch.zeros(1, 4), "0", factor=1.5, method="r2r").plan)
-        volume  units   method
+        volume  size    method
         ──────  ──────  ──────
         0       8 → 12  r2r
     """

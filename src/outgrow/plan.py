@@ -8,9 +8,10 @@ a skip through a folded residual. Insertions of one tensor are made in order, ea
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+COLUMNS = ("volume", "size", "method")
 LONGEST = 2**28  # entries along an axis: a bound for what a damaged file may claim
 
 
@@ -138,19 +139,25 @@ class Insert:
 
 @dataclass(frozen=True)
 class Change:
-    """One volume's growth, in words and numbers."""
+    """One volume's growth, in words and numbers. Blocks are counted; a kernel has a size an axis."""
 
     volume: str
-    old: int
-    new: int
+    old: int | tuple[int, ...]
+    new: int | tuple[int, ...]
     method: str
     exact: bool = True
     note: str = ""
 
+    @property
+    def row(self) -> tuple[str, str, str]:
+        """What a table tells."""
+        sizes = ["×".join(map(str, size)) if isinstance(size, tuple) else str(size) for size in (self.old, self.new)]
+        return self.volume, " → ".join(sizes), self.method + ("" if self.exact else " (does not preserve)")
+
 
 @dataclass(frozen=True)
 class Plan:
-    """What a growth does, in order."""
+    """What a growth does, in order. One that does several things may be several plans: all but the first are `more` of it."""
 
     changes: tuple[Change, ...]
     edits: tuple[Edit, ...]
@@ -158,6 +165,7 @@ class Plan:
     seed: int = 0
     grafts: tuple[Graft, ...] = ()
     inserts: tuple[Insert, ...] = ()
+    more: bool = False
 
     def renamed(self, name: str) -> str:
         """What a module or tensor of the model before is called afterwards."""
@@ -166,10 +174,9 @@ class Plan:
         return name
 
     def __str__(self) -> str:
-        rows = [(c.volume, f"{c.old} → {c.new}", c.method + ("" if c.exact else " (does not preserve)")) for c in self.changes]
         return "\n".join(
             [
-                table(("volume", "units", "method"), rows),
+                table(COLUMNS, (change.row for change in self.changes)),
                 *(f"{change.volume}: {change.note}" for change in self.changes if change.note),
                 *map(str, self.grafts),
                 *(f"{path}: a new block" for path in sorted(self.new_blocks)),
@@ -199,24 +206,26 @@ class Plan:
         """The plan as plain JSON values; `from_json` gives back an equal plan, to the last bit and type."""
         return {
             "seed": self.seed,
-            "changes": [asdict(change) for change in self.changes],
+            "changes": [{**vars(c), "old": _plain(c.old), "new": _plain(c.new)} for c in self.changes],
             "edits": [_pack(edit) for edit in self.edits],
             "settings": [
                 {**vars(setting), "old": _plain(setting.old), "new": _plain(setting.new)} for setting in self.settings
             ],
             **({"grafts": [asdict(graft) for graft in self.grafts]} if self.grafts else {}),
             **({"inserts": [asdict(insert) for insert in self.inserts]} if self.inserts else {}),
+            **({"more": True} if self.more else {}),
         }
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Plan:
         return Plan(
-            tuple(Change(**change) for change in data["changes"]),
+            tuple(Change(**{**c, "old": _from_plain(c["old"]), "new": _from_plain(c["new"])}) for c in data["changes"]),
             tuple(_unpack(edit) for edit in data["edits"]),
             tuple(Setting(**{**s, "old": _from_plain(s["old"]), "new": _from_plain(s["new"])}) for s in data["settings"]),
             data["seed"],
             tuple(Graft(**graft) for graft in data.get("grafts", ())),
             tuple(Insert(**{**insert, "made": tuple(map(tuple, insert["made"]))}) for insert in data.get("inserts", ())),
+            bool(data.get("more", False)),
         )
 
 
@@ -224,8 +233,14 @@ def joined(plans: Sequence[Plan]) -> Plan:
     """Plans that were carried out one after the other, as one to look at."""
     if len(plans) == 1:
         return plans[0]
-    parts = ("changes", "edits", "settings", "grafts", "inserts")
-    return Plan(seed=plans[0].seed, **{part: tuple(item for plan in plans for item in getattr(plan, part)) for part in parts})
+    names = ("changes", "edits", "settings", "grafts", "inserts")
+    parts: dict[str, Any] = {name: tuple(item for plan in plans for item in getattr(plan, name)) for name in names}
+    return Plan(seed=plans[0].seed, **parts)
+
+
+def noted(plan: Plan, note: str) -> Plan:
+    """A plan with a remark on each of its changes."""
+    return replace(plan, changes=tuple(replace(change, note=note) for change in plan.changes))
 
 
 def renamed(name: str, plans: Sequence[Plan]) -> str:

@@ -7,7 +7,6 @@ from outgrow.compare import Comparison as Comparison
 from outgrow.compare import compare as compare
 from outgrow.errors import GrowthError as GrowthError
 from outgrow.folded import Fold as Fold
-from outgrow.grow import Growth as Growth
 from outgrow.grow import branch as branch
 from outgrow.grow import deepen as deepen
 from outgrow.grow import grow as grow
@@ -18,6 +17,7 @@ from outgrow.methods import MeanFill as MeanFill
 from outgrow.methods import Net2Net as Net2Net
 from outgrow.methods import NetMorph as NetMorph
 from outgrow.methods import RandomPad as RandomPad
+from outgrow.report import Growth as Growth
 from outgrow.training.checkpoint import load as load
 from outgrow.training.checkpoint import save as save
 from outgrow.training.fade import PActivation as PActivation

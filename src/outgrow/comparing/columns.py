@@ -13,9 +13,9 @@ from outgrow.comparing.parting import EQUAL, PART, parting_in, parting_within
 from outgrow.comparing.probe import Operator, Way, way_of
 from outgrow.draft import irregular
 from outgrow.errors import GrowthError, VerifyError
-from outgrow.grow import Growth
 from outgrow.methods import R2R, Method
 from outgrow.paths import judge
+from outgrow.report import Growth
 from outgrow.residual import Identity, Skip, by_itself, identity_of
 from outgrow.states import State, Verdict
 from outgrow.structure import Call, calls_of

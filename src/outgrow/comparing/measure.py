@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from outgrow.apply import edits_by_tensor
 from outgrow.draft import runs, slot_ids
 from outgrow.errors import GrowthError
-from outgrow.grow import Growth, grow
+from outgrow.grow import grow
 from outgrow.plan import Insertion, Plan, Rotation
+from outgrow.report import Growth
 from outgrow.roles import READS
 from outgrow.sandbox import tensors_of
 from outgrow.trace import Example

@@ -248,20 +248,26 @@ def adopt(
     """Give the parameters of new modules to the optimizers that hold those of the modules they are copies of.
 
     They join the same groups, in the order of `named_parameters()`, so that states keyed by position stay right; those of a
-    module that is no copy go with the nearest before them of as many axes. They have no state yet: an optimizer makes it at
-    its next step, as for any new parameter.
+    module that is no copy go with the nearest before them of as many axes, and those beside frozen ones that no optimizer
+    holds with the nearest that one does. They have no state yet: an optimizer makes it at its next step, as for any new
+    parameter.
 
     sources: path of a new module, and of the one it is a copy of.
     Returns every new parameter with the one it goes with, and its name.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     place = {key: index for index, key in enumerate(names)}
+    trained = {id(p) for optimizer in _unwrapped(optimizers) for p in held_by(optimizer)}
     twins: dict[int, list[nn.Parameter]] = {}
     for new, old in sources:
         originals = dict(model.get_submodule(old).named_parameters())
         for name, parameter in model.get_submodule(new).named_parameters():
             twin = originals.get(name)
             like = _nearest(model, parameter, new, [f"{path}." for path, _ in sources]) if twin is None else twin
+            if not like.requires_grad and id(like) not in trained:
+                near = [p for p in model.parameters() if id(p) in trained and p.requires_grad]
+                gaps = [(p.ndim != parameter.ndim, abs(place[id(p)] - place[id(parameter)])) for p in near]
+                like = near[gaps.index(min(gaps))] if near else like
             twins.setdefault(id(like), []).append(parameter)
     for optimizer in _unwrapped(optimizers):
         if isinstance(optimizer, LBFGS) and _stepped(optimizer):
@@ -283,6 +289,18 @@ def adopt(
                 group["param_names"] = [names.get(id(p), known.get(id(p), "")) for p in group["params"]]
     likes = {id(parameter): parameter for parameter in model.parameters()}
     return [(new, likes[key], names[id(new)]) for key, news in twins.items() for new in news]
+
+
+def thaw(model: nn.Module, sources: Sequence[tuple[str, str]]) -> bool:
+    """Let new modules learn that are copies of frozen ones, of which not one parameter does; whether there were any."""
+    frozen = False
+    for path, _ in sources:
+        own = [p for p in model.get_submodule(path).parameters() if p.is_floating_point() or p.is_complex()]
+        if not any(parameter.requires_grad for parameter in own):
+            frozen |= bool(own)
+            for parameter in own:
+                parameter.requires_grad_(True)
+    return frozen
 
 
 def _nearest(model: nn.Module, parameter: nn.Parameter, inside: str, new: Sequence[str]) -> nn.Parameter:

@@ -199,7 +199,7 @@ def _current(model: nn.Module, setting: Setting) -> tuple[bool, Any]:
     try:
         value: Any = vars(model.get_submodule(setting.module))[setting.name]
         if setting.item is not None:
-            value = value[setting.item] if hasattr(value, "__getitem__") else getattr(value, str(setting.item))
+            value = value[setting.item] if hasattr(value, "__getitem__") else getattr(value, str(setting.item), None)
         return True, value
     except (AttributeError, LookupError, TypeError):
         return False, None

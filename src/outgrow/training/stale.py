@@ -39,16 +39,17 @@ def shapes_before(model: nn.Module, plan: Plan) -> list[tuple[Tensor, str, tuple
 
 
 def watch_for_stale(
-    changed: Sequence[tuple[Tensor, str, tuple[int, ...]]], new: Sequence[tuple[nn.Parameter, nn.Parameter, str]]
+    changed: Sequence[tuple[Tensor, str, tuple[int, ...]]], new: Sequence[tuple[nn.Parameter, nn.Parameter, str]], call: str
 ) -> None:
     """From now on, stop any optimizer that steps on a grown parameter with state from before the growth.
 
     Those that were passed to the growth need no word here: their state fits, and that is what is looked at.
 
     new: parameters of new modules, each with the one beside it that an optimizer should hold too, and its name.
+    call: the name of the function that made the growth.
     """
     for tensor, name, shape in changed:
-        _WATCH.remember(tensor, name, shape)
+        _WATCH.remember(tensor, name, shape, call)
     for parameter, beside, name in new:
         _WATCH.added[parameter] = beside, name
     _WATCH.start()
@@ -62,15 +63,15 @@ class _Watch:
     """
 
     def __init__(self) -> None:
-        self.grown: Any = WeakTensorKeyDictionary()  # parameter → (name, shapes that it had before)
+        self.grown: Any = WeakTensorKeyDictionary()  # parameter → (name, shapes that it had before, what grew it last)
         self.added: Any = WeakTensorKeyDictionary()  # new parameter → (the one it goes with, name)
         self.fitting: WeakSet[Optimizer] = WeakSet()
         self.listening: WeakSet[Optimizer] = WeakSet()
         self.started = False
 
-    def remember(self, parameter: Tensor, name: str, shape: tuple[int, ...]) -> None:
-        _, shapes = self.grown.get(parameter, (name, frozenset()))
-        self.grown[parameter] = name, shapes | {shape}
+    def remember(self, parameter: Tensor, name: str, shape: tuple[int, ...], call: str) -> None:
+        _, shapes, _ = self.grown.get(parameter, (name, frozenset(), call))
+        self.grown[parameter] = name, shapes | {shape}, call
 
     def start(self) -> None:
         """Look at every optimizer again at its next step; the hook is registered with the first growth, not by an import."""
@@ -99,9 +100,10 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         return
     problems = list(_stale(optimizer))
     if problems:
+        call = next(_WATCH.grown[parameter][2] for parameter in held_by(optimizer) if parameter in _WATCH.grown)
         raise StaleOptimizerError(
             f"{type(optimizer).__name__} holds state from before its parameters grew; it did not step. Pass it to the growth, "
-            f"outgrow.widen(model, example, …, optimizer=optimizer), so that its state grows too; or {ANEW}",
+            f"outgrow.{call}(model, example, …, optimizer=optimizer), so that its state grows too; or {ANEW}",
             problems,
         )
     _WATCH.fits(optimizer)
@@ -124,7 +126,7 @@ def _left_out(optimizer: Optimizer) -> Iterator[str]:
 
 def _stale(optimizer: Optimizer) -> Iterator[Problem]:
     held = list(held_by(optimizer))
-    entries = [(parameter, *_WATCH.grown[parameter]) for parameter in held if parameter in _WATCH.grown]
+    entries = [(parameter, *_WATCH.grown[parameter][:2]) for parameter in held if parameter in _WATCH.grown]
     if isinstance(optimizer, LBFGS) and entries:
         total = sum(parameter.numel() * (2 if parameter.is_complex() else 1) for parameter in held)
         flat = optimizer.state.get(held[0], {}).get("prev_flat_grad")

@@ -77,7 +77,7 @@ def kernel_plan(model: nn.Module, anatomy: Anatomy, request: Kernel, seed: int) 
         _check_mirrors(layer, path, anatomy, padded)
         settings.append(Setting(path, twice, list(vars(layer)[twice]), padded))
     method = f"random, faded in over {request.fade} steps" if request.fade else "netmorph"
-    changes = (Change(f"{path} (kernel)", old[0], new[0], method),)
+    changes = (Change(f"{path} (kernel)", old, new, method),)
     return Plan(changes, tuple(edits), tuple(settings), seed)
 
 

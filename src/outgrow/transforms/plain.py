@@ -51,7 +51,11 @@ def behind(model: nn.Module, path: str, calls: Sequence[Call], anatomy: Anatomy)
         raise NotZero("the example does not run it" if not calls else f"it runs {len(calls)} times in one pass")
     output, given = calls[0].output, calls[0].example
     if not isinstance(given, tuple) or len(given) != 1:
-        raise NotZero("it is called with more than one argument")
+        how = f"with {len(given)} arguments" if len(given) > 1 else "by keyword"
+        raise NotZero(
+            f"a new layer could follow it only in an nn.Sequential, which hands one tensor on, and the model calls it {how}: "
+            "name a layer inside it"
+        )
     if not isinstance(output, Tensor) or not output.is_floating_point() or output.ndim < 2:
         raise NotZero("it puts out no tensor of features")
     module = model.get_submodule(path)
@@ -126,7 +130,7 @@ def legal(model: nn.Module, path: str, calls: Sequence[Call], anatomy: Anatomy, 
     module = model.get_submodule(path)
     bare = type(module) is nn.Sequential or not len(module._modules)
     return {
-        "r2r": "" if bare else "it is a block of another kind (method='residual' puts an outgrow.ResidualBlock there)",
+        "r2r": "" if bare else "an outgrow.ResidualBlock can follow it: write method='residual'",
         "residual": "",
         "net2net": _follows_activation(anatomy, path)[1],
         "netmorph": _can_be_split(model, module),

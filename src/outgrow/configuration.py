@@ -1,0 +1,279 @@
+"""A model's configuration follows its sizes, so that its own library builds the grown model from it.
+
+Transformers builds a model from the numbers in `model.config`. After a growth some of these have other values: a width, a
+number of heads, the ε of the norms. Which ones is guessed, from what grew, from the old value and from the name. A guess counts
+only if it is right: a twin that is built from it (without memory for weights, so at no cost) has the same tensors, and computes
+the same with the model's own numbers in them. If none is right (one layer of many has grown, say) the configuration stays as it
+is, and the report says so.
+
+Nothing here knows Transformers: a configuration is an attribute `config` of a module that has a method `to_dict`.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from outgrow.apply import Journal, apply_setting
+from outgrow.errors import TraceError
+from outgrow.graft import base_of
+from outgrow.plan import Plan, Setting, renamed
+from outgrow.sandbox import untouched
+from outgrow.structure import Call, calls_of
+from outgrow.trace import Example, call, outputs_in
+from outgrow.training.fade import gates_of
+from outgrow.verify import FLOOR, epsilon, error
+
+NAME = "config"
+WIDTHS = ("hidden", "intermediate", "inner", "ffn", "d_ff", "embd", "embed", "d_model", "dim", "proj", "pooler_output")
+NO_WIDTHS = ("layers", "head_dim")
+HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
+GROUPS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")  # that share keys and values
+STREAMS = ("hidden_size", "n_embd", "d_model", "dim")
+FOURFOLD = ("n_inner", "intermediate_size", "ffn_dim")  # None stands for four times the stream
+HEAD = "head_dim"  # None, or nothing, stands for stream / heads
+TRIES = 16
+LEFT = "config: it does not describe the grown model; outgrow.save and outgrow.load bring it back, save_pretrained would not"
+
+Pairs = Sequence[tuple[float, float]]  # sizes before and after
+Guess = Mapping[tuple[str, str], tuple[Any, Any]]  # module that holds the configuration, name → value before and after
+
+
+def follow(model: nn.Module, example: Example, plans: Sequence[Plan], journal: Journal) -> tuple[list[Setting], str]:
+    """Bring the configurations of a model that has just grown up to date: settings, which are made; what is to be said.
+
+    plans: all growths so far, oldest first, those that have just been carried out among them.
+    """
+    settings: list[Setting] = []
+    told = ""
+    for path in _described(model):
+        found = _settled(model, path, example, plans, journal)
+        settings += found or ()
+        told = LEFT if found is None else told
+    return settings, told
+
+
+def changed(settings: Sequence[Setting]) -> str:
+    """What has become of a configuration, in a line; empty if nothing has."""
+    numbers: dict[str, tuple[Any, Any]] = {}
+    for setting in settings:
+        if setting.name == NAME and type(setting.new) in (int, float):
+            numbers[str(setting.item)] = numbers.get(str(setting.item), (setting.old, 0))[0], setting.new
+    return ", ".join(f"{name} {_shown(old)} → {_shown(new)}" for name, (old, new) in numbers.items())
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _described(model: nn.Module) -> list[str]:
+    """Modules that a configuration describes, and that are no part of another such."""
+    paths: list[str] = []
+    for path, module in model.named_modules():
+        if hasattr(vars(module).get(NAME), "to_dict") and not any(_within(path, outer) for outer in paths):
+            paths.append(path)
+    return paths
+
+
+def _within(name: str, path: str) -> bool:
+    return not path or name == path or name.startswith(f"{path}.")
+
+
+def _settled(model: nn.Module, path: str, example: Example, plans: Sequence[Plan], journal: Journal) -> list[Setting] | None:
+    """The settings of the first guess that is right; None if there is none."""
+    part = model.get_submodule(path)
+    try:
+        runs = calls_of(model, example, [path])[path]
+    except TraceError:  # it does not run any more: that is told where it is compared with what it was
+        runs = []
+    sure = bool(runs) and not gates_of(part)  # what fades in is not all there yet: then only shapes can be compared
+    for guess in itertools.islice(_guesses(model, path, plans), TRIES if sure else 1):
+        trial = Journal()
+        settings = [Setting(holder, NAME, old, new, name) for (holder, name), (old, new) in guess.items()]
+        for setting in settings:
+            apply_setting(model, setting, trial)
+        twin = _twin(part, _steady(part, path, plans), runs[0] if sure else None)
+        if twin is not None:
+            journal.note(trial.undo)
+            more = _copies(model, path, twin, guess)
+            for setting in more:
+                apply_setting(model, setting, journal)
+            return [*settings, *more]
+        trial.undo()
+    return None
+
+
+class _Hollow(TorchFunctionMode):
+    """Gives weights, which modules make empty and fill later, no memory; tables that they compute are real."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **{**(kwargs or {}), **({"device": "meta"} if func is torch.empty else {})})
+
+
+def _twin(part: nn.Module, steady: Mapping[tuple[str, str], float], run: Call | None) -> nn.Module | None:
+    """What is built from a module's configuration, if it is the module all over."""
+    try:
+        with warnings.catch_warnings(), _Hollow():
+            warnings.simplefilter("ignore")
+            twin = base_of(part)(_reloaded(vars(part)[NAME]))
+        if _shapes(twin) != _shapes(part):
+            return None
+        for path, module in twin.named_modules():
+            mine = part.get_submodule(path)
+            for name in module._parameters:
+                module._parameters[name] = mine._parameters[name]
+            for name, buffer in module._buffers.items():
+                own = name in module._non_persistent_buffers_set and buffer is not None
+                module._buffers[name] = buffer.to(mine._buffers[name]) if own and buffer is not None else mine._buffers[name]
+        for (path, name), value in steady.items():
+            if not math.isclose(vars(twin.get_submodule(path)).get(name, math.nan), value, rel_tol=1e-9):
+                return None
+        return twin if run is None or _agrees(twin, run) else None
+    except Exception:  # it is built otherwise, or from more than its configuration, or its library allows no such sizes
+        return None
+
+
+def _reloaded(config: Any) -> Any:
+    """A configuration as its library would read it from a file; but for what is not written, how attention is computed, say."""
+    read = getattr(type(config), "from_dict", None)
+    new = copy.deepcopy(config) if read is None else read(config.to_dict())
+    pairs = [(config, new)]
+    for old, other in pairs:
+        for name, value in vars(old).items():
+            if name.startswith("_"):
+                vars(other)[name] = copy.deepcopy(value)
+            elif hasattr(value, "to_dict") and hasattr(value, "__dict__"):
+                pairs.append((value, vars(other)[name]))
+    return new
+
+
+def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+
+
+def _agrees(twin: nn.Module, run: Call) -> bool:
+    with untouched(twin), torch.no_grad():
+        twin.eval()
+        there = [tensor for tensor in outputs_in(call(twin, run.example)) if tensor.is_floating_point()]
+    here = [tensor for tensor in outputs_in(run.output) if tensor.is_floating_point()]
+    return error(here, there) <= FLOOR * epsilon(here)
+
+
+def _steady(part: nn.Module, path: str, plans: Sequence[Plan]) -> dict[tuple[str, str], float]:
+    """Numbers with a fraction (an ε) that growths have set, as they are now: outputs hardly show them, so they are compared."""
+    found: dict[tuple[str, str], float] = {}
+    for number, plan in enumerate(plans):
+        for setting in plan.settings:
+            place = renamed(setting.module, plans[number + 1 :])
+            if type(setting.new) is float and setting.item is None and _within(place, path):
+                place = place.removeprefix(path).removeprefix(".")
+                found[place, setting.name] = vars(part.get_submodule(place)).get(setting.name, math.nan)
+    return found
+
+
+def _guesses(model: nn.Module, path: str, plans: Sequence[Plan]) -> Iterator[Guess]:
+    """What configurations may say now, likeliest first: that all that can have changed has."""
+    options: dict[tuple[str, str], tuple[Any, list[Any]]] = {}
+    configs = _configs(model, path)
+    for holder, config in configs.items():
+        for name, (old, values) in _options(config, *_pairs(holder, plans)).items():
+            options[holder, name] = old, values
+    for picked in itertools.product(*(values for _, values in options.values())):
+        chosen = dict(zip(options, picked, strict=True))
+        yield {
+            (holder, name): (old, chosen[holder, name])
+            for (holder, name), (old, _) in options.items()
+            if chosen[holder, name] != (_meant(configs[holder], name, chosen, holder) if old is None else old)
+        }
+
+
+def _configs(model: nn.Module, path: str) -> dict[str, Any]:
+    """A module's configuration and those inside it, by the path of a module that holds them."""
+    inside: list[Any] = [vars(model.get_submodule(path))[NAME]]
+    for config in inside:
+        inside += [value for value in vars(config).values() if hasattr(value, "to_dict") and hasattr(value, "__dict__")]
+    found: dict[str, Any] = {}
+    for holder, module in model.get_submodule(path).named_modules(prefix=path):
+        config = vars(module).get(NAME)
+        if any(config is one for one in inside) and all(config is not one for one in found.values()):
+            found[holder] = config
+    return found
+
+
+def _pairs(holder: str, plans: Sequence[Plan]) -> tuple[Pairs, Pairs]:
+    """Sizes of volumes within a module, and its numbers with a fraction, before and after."""
+    grown = [c for plan in plans if not plan.inserts for c in plan.changes if _within(c.volume, holder)]
+    changes = [(c.old, c.new) for c in grown if isinstance(c.old, int) and isinstance(c.new, int)]
+    settings = [s for plan in plans for s in plan.settings if type(s.new) is float and _within(s.module, holder)]
+    return changes, [(setting.old, setting.new) for setting in settings]
+
+
+def _options(config: Any, sizes: Pairs, numbers: Pairs) -> dict[str, tuple[Any, list[Any]]]:
+    """For each name: what it says, and what it may say from now on; None is what is not said and follows from the rest."""
+    said = vars(config)
+    options: dict[str, tuple[Any, list[Any]]] = {}
+    shared = next((said[name] for name in GROUPS if type(said.get(name)) is int), 0)
+    for name, value in said.items():
+        new: list[Any] = []
+        if type(value) is int and name.endswith(("heads", *HEADS, *GROUPS)):
+            new = _reached(value, sizes)
+            new += [value * count // shared for count in _reached(shared, sizes) if shared != value] if shared else []
+        elif type(value) is int and _is_width(name):
+            new = _reached(value, sizes)
+        elif type(value) is float and "eps" in name:
+            new = _reached(value, numbers)
+        if new:
+            options[name] = value, list(dict.fromkeys([*new, value]))
+    for name in (*FOURFOLD, HEAD):
+        usual = _meant(config, name) if said.get(name) is None and (name in said or name == HEAD) else None
+        if usual is not None:
+            options[name] = None, [*(_reached(usual, sizes) if name in FOURFOLD else []), usual]
+    return options
+
+
+def _is_width(name: str) -> bool:
+    return any(word in name for word in WIDTHS) and not any(word in name for word in NO_WIDTHS)
+
+
+def _reached(value: float, pairs: Pairs) -> list[Any]:
+    """What a size has become, in one growth or several."""
+    found = [value]
+    for one in found:
+        found += [new for old, new in pairs if old == one and new not in found]
+    return list(dict.fromkeys(found[1:]))
+
+
+def _meant(config: Any, name: str, chosen: Mapping[tuple[str, str], Any] | None = None, holder: str = "") -> int | None:
+    """What a number that is not said stands for, other numbers being as they are or as they are chosen."""
+
+    def said(names: Sequence[str]) -> int:
+        own = next((name for name in names if type(vars(config).get(name)) is int), "")
+        value: int = (chosen or {}).get((holder, own), vars(config).get(own, 0))
+        return value
+
+    stream, heads = said(STREAMS), said(HEADS)
+    return (4 * stream or None) if name != HEAD else stream // heads if stream and heads else None
+
+
+def _copies(model: nn.Module, path: str, twin: nn.Module, guess: Guess) -> list[Setting]:
+    """Settings of further configurations, which parts of the model have made for themselves: as the twin's parts have."""
+    settings: list[Setting] = []
+    known = [vars(model.get_submodule(path))[NAME]]
+    for place, module in twin.named_modules():
+        whole = ".".join(filter(None, (path, place)))
+        here, there = vars(model.get_submodule(whole)).get(NAME), vars(module).get(NAME)
+        if hasattr(here, "to_dict") and all(here is not one for one in known):
+            known.append(here)
+            for name in dict.fromkeys(name for _, name in guess):
+                old, new = getattr(here, name, None), getattr(there, name, None)
+                if old != new:
+                    settings.append(Setting(whole, NAME, old, new, name))
+    return settings
