@@ -31,6 +31,7 @@ from outgrow.predict import Prediction
 from outgrow.sandbox import random_state, tensors_of
 from outgrow.settle import settle
 from outgrow.trace import Example
+from outgrow.training.cohorts import Cohorts, cohorts
 from outgrow.training.drift import grow_drifts
 from outgrow.training.history import remember
 from outgrow.training.optimizer import adopt, grow_optimizers
@@ -64,6 +65,11 @@ class Growth:
     seconds: float
     preserving: bool = True
     stochastic: bool = False
+
+    @property
+    def cohorts(self) -> Cohorts:
+        """Which entries of the model's parameters came with which growth, as the model is now."""
+        return cohorts(self.model)
 
     def __str__(self) -> str:
         lines = [str(self.plan), ""]
@@ -147,8 +153,8 @@ def grow(
             work.journal.undo()
             raise
         work.journal.close()
-    for plan in work.plans:
-        remember(model, plan)
+    for number, plan in enumerate(work.plans):
+        remember(model, replace(plan, continues=number > 0))
     watch_for_stale(work.changed, work.added)
     dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
     return Growth(

@@ -135,6 +135,21 @@ class Insert:
         moved = int(number) >= self.first + self.at
         return f"{outer}{self.prefix}{int(number) + moved}{dot}{rest}"
 
+    def former(self, name: str) -> str | None:
+        """What a module or tensor was called before; None for the new module and all that is in it."""
+        outer = f"{self.container}." if self.container else ""
+        if name == self.path or name.startswith(f"{self.path}."):
+            return None
+        if self.wraps:
+            inside = name == f"{outer}0" or name.startswith(f"{outer}0.")
+            return self.container + name.removeprefix(f"{outer}0") if inside else name
+        child, dot, rest = name.removeprefix(outer).partition(".")
+        number = child.removeprefix(self.prefix or "")
+        if self.prefix is None or not name.startswith(outer) or not child.startswith(self.prefix) or not number.isdecimal():
+            return name
+        moved = int(number) > self.first + self.at
+        return f"{outer}{self.prefix}{int(number) - moved}{dot}{rest}"
+
 
 @dataclass(frozen=True)
 class Change:
@@ -158,6 +173,7 @@ class Plan:
     seed: int = 0
     grafts: tuple[Graft, ...] = ()
     inserts: tuple[Insert, ...] = ()
+    continues: bool = False  # it belongs to the same growth as the plan before it
 
     def renamed(self, name: str) -> str:
         """What a module or tensor of the model before is called afterwards."""
@@ -206,6 +222,7 @@ class Plan:
             ],
             **({"grafts": [asdict(graft) for graft in self.grafts]} if self.grafts else {}),
             **({"inserts": [asdict(insert) for insert in self.inserts]} if self.inserts else {}),
+            **({"continues": True} if self.continues else {}),
         }
 
     @staticmethod
@@ -217,6 +234,7 @@ class Plan:
             data["seed"],
             tuple(Graft(**graft) for graft in data.get("grafts", ())),
             tuple(Insert(**{**insert, "made": tuple(map(tuple, insert["made"]))}) for insert in data.get("inserts", ())),
+            bool(data.get("continues", False)),
         )
 
 
@@ -224,8 +242,9 @@ def joined(plans: Sequence[Plan]) -> Plan:
     """Plans that were carried out one after the other, as one to look at."""
     if len(plans) == 1:
         return plans[0]
-    parts = ("changes", "edits", "settings", "grafts", "inserts")
-    return Plan(seed=plans[0].seed, **{part: tuple(item for plan in plans for item in getattr(plan, part)) for part in parts})
+    names = ("changes", "edits", "settings", "grafts", "inserts")
+    parts: dict[str, Any] = {name: tuple(item for plan in plans for item in getattr(plan, name)) for name in names}
+    return Plan(seed=plans[0].seed, **parts)
 
 
 def renamed(name: str, plans: Sequence[Plan]) -> str:
