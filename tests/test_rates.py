@@ -330,3 +330,13 @@ def test_weight_decay() -> None:
     assert one.param_groups[0]["weight_decay"] == 0
     journal.undo()
     assert [group["weight_decay"] for group in (*one.param_groups, *other.param_groups)] == [0.01, 0.01, 0.01, 0.5]
+
+
+def test_the_floor_of_a_group_that_is_added_later() -> None:
+    optimizer = make_optimizer()
+    scheduler = s.ReduceLROnPlateau(optimizer, factor=0.1, patience=0, min_lr=0.04)
+    scale_rates([optimizer], [scheduler], 0.5, Journal())
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.03})
+    for _ in range(3):
+        scheduler.step(1.0)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.02, 0.02, 0.02]
