@@ -271,7 +271,7 @@ def _reasons(volume: Volume) -> str:
 def _checkpoint_text(about: Description) -> str:
     from outgrow.plan import COLUMNS
 
-    growths = [(place, changes) for place, plans in about.histories.items() for changes in _growths(plans)]
+    growths = [(place, changes) for place, plans in about.histories.items() for changes in _changes(plans)]
     parts = [f"{about.path}: {about.model}, grown {len(growths)} {'time' if len(growths) == 1 else 'times'}"]
     for number, (place, changes) in enumerate(growths, 1):
         of_part = f" (of {place} by itself)" if place else ""
@@ -283,14 +283,11 @@ def _checkpoint_text(about: Description) -> str:
     return "\n\n".join(parts)
 
 
-def _growths(plans: Sequence[Plan]) -> list[list[Change]]:
-    """What each growth changed; one that did several things is several plans."""
-    growths: list[list[Change]] = []
-    for plan in plans:
-        if not plan.more or not growths:
-            growths.append([])
-        growths[-1] += plan.changes
-    return growths
+def _changes(plans: Sequence[Plan]) -> list[list[Change]]:
+    """What each growth changed."""
+    from outgrow.training.history import growths
+
+    return [[change for plan in growth for change in plan.changes] for growth in growths(plans)]
 
 
 def _numbers(about: Description) -> int:

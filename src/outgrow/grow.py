@@ -111,7 +111,7 @@ def grow(
             raise
         work.journal.close()
     for number, plan in enumerate(work.plans):
-        remember(model, replace(plan, more=number > 0))
+        remember(model, replace(plan, continues=number > 0))
     call = type(transforms[0]).__name__.lower() if len(transforms) == 1 else "grow"
     watch_for_stale(work.changed, work.added, call)
     dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())

@@ -136,6 +136,21 @@ class Insert:
         moved = int(number) >= self.first + self.at
         return f"{outer}{self.prefix}{int(number) + moved}{dot}{rest}"
 
+    def former(self, name: str) -> str | None:
+        """What a module or tensor was called before; None for the new module and all that is in it."""
+        outer = f"{self.container}." if self.container else ""
+        if name == self.path or name.startswith(f"{self.path}."):
+            return None
+        if self.wraps:
+            inside = name == f"{outer}0" or name.startswith(f"{outer}0.")
+            return self.container + name.removeprefix(f"{outer}0") if inside else name
+        child, dot, rest = name.removeprefix(outer).partition(".")
+        number = child.removeprefix(self.prefix or "")
+        if self.prefix is None or not name.startswith(outer) or not child.startswith(self.prefix) or not number.isdecimal():
+            return name
+        moved = int(number) > self.first + self.at
+        return f"{outer}{self.prefix}{int(number) - moved}{dot}{rest}"
+
 
 @dataclass(frozen=True)
 class Change:
@@ -157,7 +172,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a growth does, in order. One that does several things may be several plans: all but the first are `more` of it."""
+    """What a growth does, in order. One that does several things may be several plans."""
 
     changes: tuple[Change, ...]
     edits: tuple[Edit, ...]
@@ -165,7 +180,7 @@ class Plan:
     seed: int = 0
     grafts: tuple[Graft, ...] = ()
     inserts: tuple[Insert, ...] = ()
-    more: bool = False
+    continues: bool = False  # it belongs to the same growth as the plan before it
 
     def renamed(self, name: str) -> str:
         """What a module or tensor of the model before is called afterwards."""
@@ -213,7 +228,7 @@ class Plan:
             ],
             **({"grafts": [asdict(graft) for graft in self.grafts]} if self.grafts else {}),
             **({"inserts": [asdict(insert) for insert in self.inserts]} if self.inserts else {}),
-            **({"more": True} if self.more else {}),
+            **({"continues": True} if self.continues else {}),
         }
 
     @staticmethod
@@ -225,7 +240,7 @@ class Plan:
             data["seed"],
             tuple(Graft(**graft) for graft in data.get("grafts", ())),
             tuple(Insert(**{**insert, "made": tuple(map(tuple, insert["made"]))}) for insert in data.get("inserts", ())),
-            bool(data.get("more", False)),
+            bool(data.get("continues", False)),
         )
 
 

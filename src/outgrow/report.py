@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from outgrow.plan import Plan
+from outgrow.training.cohorts import Cohorts, cohorts
 from outgrow.transforms.widen import Skip
 
 
@@ -33,6 +34,11 @@ class Growth:
     preserving: bool = True
     stochastic: bool = False
     notes: tuple[str, ...] = ()
+
+    @property
+    def cohorts(self) -> Cohorts:
+        """Which entries of the model's parameters came with which growth, as the model is now."""
+        return cohorts(self.model)
 
     def __str__(self) -> str:
         lines = [str(self.plan), ""]

@@ -81,13 +81,13 @@ def save(model: nn.Module, path: Path) -> None:
     bad = _not_finite(model, {**contents, **amounts})
     refuse(f"{path} was not written: the model holds numbers that are not finite", bad)
     tensors, aliases = _unique(contents)
-    plans = {place: [plan.to_json() for plan in plans] for place, plans in histories.items()}
-    about: dict[str, Any] = {"model": type(model).__qualname__, "histories": plans, "aliases": aliases}
-    about["drifts"] = facts
-    about["gates"] = {place: [gate.done, gate.steps] for place, gate in gates_of(model).items()}
-    metadata = {"format": "pt", "outgrow.version": str(VERSION), "outgrow": json.dumps(about, separators=(",", ":"))}
 
     def write(draft: str) -> None:
+        plans = {place: [plan.to_json() for plan in plans] for place, plans in histories.items()}
+        about: dict[str, Any] = {"model": type(model).__qualname__, "histories": plans, "aliases": aliases}
+        about["drifts"] = facts
+        about["gates"] = {place: [gate.done, gate.steps] for place, gate in gates_of(model).items()}
+        metadata = {"format": "pt", "outgrow.version": str(VERSION), "outgrow": json.dumps(about, separators=(",", ":"))}
         save_file({**tensors, **amounts}, draft, metadata)
         describe(draft)
 

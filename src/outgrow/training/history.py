@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from outgrow.plan import Plan
@@ -16,3 +18,14 @@ def history(model: nn.Module) -> tuple[Plan, ...]:
 
 def remember(model: nn.Module, plan: Plan) -> None:
     vars(model)[ATTRIBUTE] = (*history(model), plan)
+
+
+def growths(plans: Sequence[Plan]) -> list[tuple[Plan, ...]]:
+    """Plans of a history, those of one growth together."""
+    found: list[tuple[Plan, ...]] = []
+    for plan in plans:
+        if plan.continues and found:
+            found[-1] += (plan,)
+        else:
+            found.append((plan,))
+    return found
