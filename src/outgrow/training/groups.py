@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from outgrow.apply import Journal
@@ -43,7 +42,7 @@ def regroup(optimizer: Optimizer, model: nn.Module, wanted: Sequence[Sequence[st
     own = {id(parameter) for parameter in parameters.values()}
     for number, (group, names) in enumerate(zip(optimizer.param_groups, wanted, strict=True)):
         strangers = [parameter for parameter in group["params"] if id(parameter) not in own]
-        known = {**parameters, **dict(enumerate(strangers))}
+        known: dict[str | int, Tensor] = {**parameters, **dict(enumerate(strangers))}
         missing = [name for name in names if name not in known]
         left = {
             id(p): name for name, p in parameters.items() if any(p is held for held in group["params"]) and name not in names
@@ -53,24 +52,16 @@ def regroup(optimizer: Optimizer, model: nn.Module, wanted: Sequence[Sequence[st
             raise CheckpointError(
                 f"group {number} of {kind} does not hold what the saved one held ({which}): make it as before"
             )
-        journal.note(partial(group.__setitem__, "params", group["params"]))
+        held = group["params"]
+        journal.note(partial(group.__setitem__, "params", held))
         group["params"] = [known[name] for name in names]
         if "param_names" in group:
-            before = dict(zip(map(id, group["params"]), group["param_names"], strict=False))
+            before = dict(zip(map(id, held), group["param_names"], strict=True))
             journal.note(partial(group.__setitem__, "param_names", group["param_names"]))
             group["param_names"] = [name if isinstance(name, str) else before.get(id(known[name]), "") for name in names]
 
 
-def states_kept(optimizer: Optimizer) -> Any:
-    """How to put an optimizer back as it was."""
-    groups = [dict(group) for group in optimizer.param_groups]
-    state = {parameter: dict(values) for parameter, values in optimizer.state.items()}
-
-    def put_back() -> None:
-        for group, before in zip(optimizer.param_groups, groups, strict=True):
-            group.clear()
-            group.update(before)
-        optimizer.state.clear()
-        optimizer.state.update(state)
-
-    return put_back
+def keep(optimizer: Optimizer, journal: Journal) -> None:
+    """Note how an optimizer was, before a state is loaded into it: that puts new groups and a new state in place of the old."""
+    groups, state = optimizer.param_groups, optimizer.state
+    journal.note(lambda: vars(optimizer).update(param_groups=groups, state=state))

@@ -1,7 +1,7 @@
 """A growth history that travels in a resume checkpoint, so that a freshly built small model can take it.
 
-A plain `state_dict` stays the library's own. What is to be resumed gets a few more keys: `outgrow.history` (JSON, as bytes), and
-the tensors that fades under way and grown buffers outside the state dict need. A hook on the model takes them out again before
+A plain `state_dict` stays the library's own. What is to be resumed gets a few more keys: `outgrow.history` (JSON, as bytes)
+and the tensors that fades under way and grown buffers outside the state dict need. A hook on the model takes them out again before
 anything is loaded, and gives the model the shapes: so whoever calls `load_state_dict`, be it Lightning, a Trainer or you, need
 not know of growth.
 """
@@ -52,10 +52,12 @@ def luggage(model: nn.Module) -> dict[str, Tensor]:
     return {KEY: torch.frombuffer(bytearray(text), dtype=torch.uint8), **amounts, **buffers}
 
 
-def unpack(model: nn.Module, state: MutableMapping[str, Any], journal: Journal, prefix: str = "") -> bool:
+def unpack(
+    model: nn.Module, state: MutableMapping[str, Any], journal: Journal, prefix: str = "", drifting: bool = True
+) -> bool:
     """Take the luggage out of a state dict, and give the model the shapes that it tells of; whether there was any.
 
-    Raises CheckpointError if the model is none that these growths fit.
+    drifting: go on with faded widenings, which averaged copies do not. Raises CheckpointError if the model is none that these growths fit.
     """
     if prefix + KEY not in state:
         return False
@@ -82,7 +84,8 @@ def unpack(model: nn.Module, state: MutableMapping[str, Any], journal: Journal, 
         for name in (name for name in extras if name.startswith(BUFFER)):
             contents[name].copy_(extras[name])
     amounts = {name: value for name, value in extras.items() if name.startswith(STORED)}
-    restore_drifts(model, drifts, amounts, journal)
+    if drifting:
+        restore_drifts(model, drifts, amounts, journal)
     restore_gates(model, gates)
     return True
 
