@@ -1,7 +1,7 @@
 """All that a run needs to go on as if it had never stopped, as one dict of plain values and tensors.
 
-Model (with its growth history), optimizers (with the names of what their groups hold), schedulers, averaged copies, whatever else
-has a state, and the random states of Python, numpy and torch. It holds nothing that `torch.load(weights_only=True)` would refuse.
+Model (with its growth history), optimizers (with the names of what their groups hold), schedulers, averaged copies, whatever
+else has a state, and the random states of Python, numpy and torch. `torch.load(weights_only=True)` reads all of it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A growth history that travels in a resume checkpoint, so that a freshly built small model can take it.
 
 A plain `state_dict` stays the library's own. What is to be resumed gets a few more keys: `outgrow.history` (JSON, as bytes)
-and the tensors that fades under way and grown buffers outside the state dict need. A hook on the model takes them out again before
-anything is loaded, and gives the model the shapes: so whoever calls `load_state_dict`, be it Lightning, a Trainer or you, need
-not know of growth.
+and the tensors that fades under way and grown buffers outside the state dict need. A hook on the model takes them out again
+before anything is loaded, and gives the model the shapes: so whoever calls `load_state_dict`, be it Lightning, a Trainer or you,
+need not know of growth.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def unpack(
 ) -> bool:
     """Take the luggage out of a state dict, and give the model the shapes that it tells of; whether there was any.
 
-    drifting: go on with faded widenings, which averaged copies do not. Raises CheckpointError if the model is none that these growths fit.
+    drifting: go on with faded widenings, which averaged copies do not.
+    Raises CheckpointError if the model is none that these growths fit.
     """
     if prefix + KEY not in state:
         return False
