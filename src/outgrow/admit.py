@@ -16,15 +16,15 @@ from outgrow.trace import apart
 DISTRIBUTED = ("DistributedDataParallel", "FullyShardedDataParallel")
 
 
-def check_model(model: Any) -> None:
+def check_model(model: Any, numbers: bool = True) -> None:
     """A module that can be watched, with parameters that can grow."""
-    check_module(model)
+    check_module(model, numbers)
     if not any(True for _ in model.parameters()):
         raise GrowthError("the model has no parameters: there is nothing that could grow")
 
 
-def check_module(model: Any) -> None:
-    """A module of Python code, with numbers in it."""
+def check_module(model: Any, numbers: bool = True) -> None:
+    """A module of Python code, with numbers in it unless it will do without."""
     if not isinstance(model, nn.Module):
         raise GrowthError(f"the model is {_named(model)}: pass a torch.nn.Module")
     scripted = [path for path, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
@@ -51,7 +51,7 @@ def check_module(model: Any) -> None:
         way_out = "make both one parameter (a.weight = b.weight), or copy one of them: a.weight.data = b.weight.data.clone()"
         raise TraceError("tensors that share memory can't be grown", [Problem(shared[0], reason, way_out)])
     without = [name for name, tensor in tensors_of(model).items() if tensor.is_meta]
-    if without:
+    if without and numbers:
         problem = Problem(without[0], "it is on the meta device", "load the model's weights first, e.g. model.to_empty(…)")
         raise TraceError("the model's tensors have no numbers", [problem])
     try:

@@ -12,9 +12,9 @@ MATMULS = {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.mv", "aten
 
 
 def count_flops(trace: Trace, shape: Callable[[int], Sequence[int]]) -> int:
-    """Matrix products and convolutions, as torch.utils.flop_counter counts them."""
+    """Matrix products and convolutions of one pass, as torch.utils.flop_counter counts them."""
     total = 0
-    for op in trace.ops:
+    for op in trace.ops[: trace.ends[0] if trace.ends else None]:
         if op.name in MATMULS:
             left = refs_in(op.args)[-2]
             total += 2 * math.prod(shape(op.outputs[0])) * shape(left.value)[-1]

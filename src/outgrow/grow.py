@@ -79,14 +79,32 @@ def grow(
     strangers = [transform for transform in transforms if not isinstance(transform, (Widen, Deepen, Kernel, Branch))]
     if strangers:
         raise GrowthError(f"{strangers[0]!r} is no transform: write e.g. outgrow.Widen('*', factor=1.5)")
-    started = time.perf_counter()
-    optimizers, averages = _several(optimizer), _several(average)
     check_seed(seed)
+    return _grow(model, example, transforms, _several(optimizer), _several(average), seed, check)
+
+
+def rehearse(model: nn.Module, example: Example, transforms: Sequence[Widen | Deepen | Kernel | Branch]) -> Growth:
+    """Grow a copy of a model that nobody trains, which may be one without numbers, as `grow` would grow the model."""
+    return _grow(model, example, transforms, [], [], 0, check=False, rehearsal=True)
+
+
+def _grow(
+    model: nn.Module,
+    example: Example,
+    transforms: Sequence[Widen | Deepen | Kernel | Branch],
+    optimizers: Sequence[torch.optim.Optimizer],
+    averages: Sequence[nn.Module],
+    seed: int,
+    check: bool,
+    rehearsal: bool = False,
+) -> Growth:
+    started = time.perf_counter()
     with random_state():
-        check_model(model)
+        check_model(model, numbers=not rehearsal)
         check_averages(averages, model)
         base, limits = verify.before(model, example) if check else (None, (0.0, 0.0))
-        anatomy = dissect(model, example, both_modes=base is not None and base.draws)
+        draws = base.draws if base is not None else rehearsal and verify.draws(model, example)
+        anatomy = dissect(model, example, both_modes=draws)
         before = _parameters(model)
         work = Work(model, [getattr(average, "module", average) for average in averages], optimizers, example, seed)
         try:
@@ -112,8 +130,9 @@ def grow(
         work.journal.close()
     for number, plan in enumerate(work.plans):
         remember(model, replace(plan, continues=number > 0))
-    call = type(transforms[0]).__name__.lower() if len(transforms) == 1 else "grow"
-    watch_for_stale(work.changed, work.added, call)
+    if not rehearsal:
+        call = type(transforms[0]).__name__.lower() if len(transforms) == 1 else "grow"
+        watch_for_stale(work.changed, work.added, call)
     dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
     return Growth(
         model,

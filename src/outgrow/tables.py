@@ -1,4 +1,4 @@
-"""Tables of text for the command line, as wide as the terminal and no wider."""
+"""Tables of text for the command line, as wide as the terminal and no wider; and large numbers in short."""
 
 from __future__ import annotations
 
@@ -63,3 +63,17 @@ def _fitted(columns: Sequence[Sequence[str]], width: int) -> list[int]:
                 break
             widths[max(spare)[1]] -= 1
     return widths
+
+
+def rounded(number: int) -> str:
+    """A large number in short, with three digits.
+
+    Example:
+        >>> [rounded(number) for number in (812, 11_181_642, 999_960)]
+        ['812', '11.2 M', '1.00 M']
+    """
+    for unit, power in (("T", 12), ("G", 9), ("M", 6), ("k", 3)):
+        value = number / 10**power
+        if value >= 0.9995:
+            return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
+    return str(number)

@@ -87,6 +87,7 @@ class Trace:
     outputs: dict[int, None] = field(default_factory=dict)  # in order
     meta: bool = False  # watched on tensors without numbers
     passes: list[bool] = field(default_factory=list)  # for each pass, whether the model was in train mode
+    ends: list[int] = field(default_factory=list)  # and how many operators there were when it was over
     returned: dict[str, int] = field(default_factory=dict)  # for each module that put out a tensor, the value of the first
 
 
@@ -385,4 +386,5 @@ def _record(model: nn.Module, example: Example, training: bool, trace: Trace) ->
             output = call(model, example)
         trace.outputs.update(dict.fromkeys(recorder.value_of(tensor) for tensor in _left(model, recorder, output)))
     trace.passes.append(training)
+    trace.ends.append(len(trace.ops))
     return trace

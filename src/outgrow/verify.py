@@ -105,6 +105,14 @@ def run(model: nn.Module, example: Example) -> Outputs:
     return _run(model, example, {})
 
 
+def draws(model: nn.Module, example: Example) -> bool:
+    """Whether a model computes with random numbers, as far as it runs."""
+    try:
+        return run(model, example).draws
+    except Exception:
+        return False
+
+
 def wider(example: Any) -> Any:
     return tree_map_only(Tensor, lambda tensor: tensor.float() if tensor.dtype in HALF else tensor, example)
 

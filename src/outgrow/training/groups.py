@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -42,7 +43,7 @@ def regroup(optimizer: Optimizer, model: nn.Module, wanted: Sequence[Sequence[st
     own = {id(parameter) for parameter in parameters.values()}
     for number, (group, names) in enumerate(zip(optimizer.param_groups, wanted, strict=True)):
         strangers = [parameter for parameter in group["params"] if id(parameter) not in own]
-        known: dict[str | int, Tensor] = {**parameters, **dict(enumerate(strangers))}
+        known: dict[Any, Tensor] = {**parameters, **dict(enumerate(strangers))}
         missing = [name for name in names if name not in known]
         left = {
             id(p): name for name, p in parameters.items() if any(p is held for held in group["params"]) and name not in names

@@ -32,7 +32,7 @@ class Plateau:
             raise ScheduleError(f"patience={self.patience!r}: write after how many epochs, a whole number above 0")
         if self.mode not in ("min", "max"):
             raise ScheduleError(f"mode={self.mode!r}: write 'min' (lower is better) or 'max'")
-        if not self.least >= 0:
+        if isinstance(self.least, bool) or not isinstance(self.least, (int, float)) or not self.least >= 0:
             raise ScheduleError(f"least={self.least!r}: write by how much a metric must improve, a number from 0 on")
 
     def __call__(self, past: Sequence[Metrics]) -> bool:

@@ -7,7 +7,8 @@ epoch, `When` one that a rule on the metrics decides about. The same schedule ca
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
@@ -204,3 +205,34 @@ class Schedule:
 
     def __str__(self) -> str:
         return "\n".join(f"{event.time}: {told(event)}" for event in self.events)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Schedule:
+        """The schedule in a .toml or .json file; see `outgrow.training.text` for what is written there."""
+        from outgrow.training import text
+
+        return text.read(path)
+
+    def to_file(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a .toml or .json file."""
+        from outgrow.training import text
+
+        text.write(self, path)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Schedule:
+        """The schedule that plain data tells, as `to_dict` writes it."""
+        from outgrow.training import text
+
+        return text.from_dict(data)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The schedule as plain data: dicts, lists, words and numbers.
+
+        Example:
+            >>> Schedule([At(epoch=25, grow=[Widen("*", factor=1.5)])]).to_dict()
+            {'growth': [{'epoch': 25, 'grow': [{'widen': '*', 'factor': 1.5}]}]}
+        """
+        from outgrow.training import text
+
+        return text.to_dict(self)

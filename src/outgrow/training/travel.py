@@ -2,8 +2,8 @@
 
 A plain `state_dict` stays the library's own. What is to be resumed gets a few more keys: `outgrow.history` (JSON, as bytes)
 and the tensors that fades under way and grown buffers outside the state dict need. A hook on the model takes them out again
-before anything is loaded, and gives the model the shapes: so whoever calls `load_state_dict`, be it Lightning, a Trainer or you,
-need not know of growth.
+before anything is loaded, and gives the model the shapes: so whoever calls `load_state_dict`, be it Lightning, a Trainer or
+you, need not know of growth.
 """
 
 from __future__ import annotations

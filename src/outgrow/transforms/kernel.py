@@ -41,6 +41,8 @@ class Kernel:
             raise SelectionError(f"where={self.where!r}: write the path of a convolution, e.g. 'conv1'")
         if not isinstance(sizes, Sequence) or not all(type(size) is int and size > 0 for size in sizes):
             raise SizeError(f"size={self.size!r}: write a whole number, or one for each axis, e.g. (3, 7)")
+        if not isinstance(self.size, int):
+            object.__setattr__(self, "size", tuple(self.size))
         check_fade(self.fade)
 
 

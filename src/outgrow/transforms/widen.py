@@ -59,6 +59,8 @@ class Widen:
             raise SizeError(f"to={self.to!r} is no size: write a whole number of units")
         if not isinstance(self.where, Collection) or not all(isinstance(pattern, str) for pattern in self.where):
             raise SelectionError(f"where={self.where!r}: write a name or a glob such as 'layer1.*', or a list of them")
+        if not isinstance(self.where, str):
+            object.__setattr__(self, "where", tuple(self.where))  # equal to what the same names give as another sequence
         check_fade(self.fade)
         candidates(self.method, self.fade)
         if self.residual == "fold" and self.fade is not None:

@@ -1,0 +1,193 @@
+"""All stages of a run before it starts: sizes, parameters and FLOPs, by a rehearsal that changes nothing.
+
+A twin of the model, with shapes but no numbers (on the meta device), is grown event by event; that costs neither memory nor
+arithmetic, and an event that is impossible is found before anything is trained. Code that looks at numbers can't run there:
+then the rehearsal is made again on a real copy. Rules on metrics are taken to fire in the order in which they are listed, and
+what fades in to be there by the next growth, unless the steps between two growths are known and fewer.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from outgrow.admit import check_model
+from outgrow.anatomy import dissect
+from outgrow.errors import GrowthError, ScheduleError, SelectionError, SizeError
+from outgrow.flops import count_flops
+from outgrow.grow import rehearse
+from outgrow.plan import Change
+from outgrow.sandbox import on_meta, random_state, tensors_of
+from outgrow.tables import plain_table
+from outgrow.trace import Example
+from outgrow.training.drift import without_drifts
+from outgrow.training.fade import gates_of
+from outgrow.training.schedule import At, Schedule, When, described
+
+WIDTH = 132
+SHOWN = 4  # kinds of changes that a table names; the rest it counts
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The model from one growth to the next: when that growth comes, what it does, and what the model is then."""
+
+    when: str
+    what: str
+    changes: tuple[Change, ...]
+    parameters: int
+    flops: int
+    preserving: bool = True
+
+    @property
+    def method(self) -> str:
+        return ", ".join(dict.fromkeys(change.method for change in self.changes))
+
+    @property
+    def sizes(self) -> str:
+        """Which volumes grew, in short: those with the same sizes together."""
+        alike: dict[str, list[str]] = {}
+        for name, sizes, _ in (change.row for change in self.changes):
+            alike.setdefault(sizes, []).append(name)
+        told = []
+        for sizes, (first, *others) in alike.items():
+            told.append(f"{first}{f' + {len(others)} more' if others else ''}: {sizes}")
+        rest = sum(len(names) for names in list(alike.values())[SHOWN:])
+        return ", ".join(told[:SHOWN]) + (f", and {rest} more" if rest else "")
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The stages of a run. `print(timeline)` shows them as a table, `timeline.svg(path)` as a picture."""
+
+    stages: tuple[Stage, ...]
+
+    def __str__(self) -> str:
+        rows = []
+        for number, stage in enumerate(self.stages):
+            before = self.stages[max(number - 1, 0)]
+            note = "" if stage.preserving else " (does not preserve)"
+            rows.append(
+                (
+                    str(number),
+                    stage.when,
+                    stage.sizes or "–",
+                    (stage.method or "–") + note,
+                    f"{stage.parameters:,}{_times(before.parameters, stage.parameters, number)}",
+                    f"{stage.flops:,}{_times(before.flops, stage.flops, number)}",
+                )
+            )
+        shown = plain_table(("stage", "when", "what grows", "method", "parameters", "FLOPs"), rows, WIDTH)
+        if len(self.stages) > 2:
+            first, last = self.stages[0], self.stages[-1]
+            sizes = _times(first.parameters, last.parameters, 1), _times(first.flops, last.flops, 1)
+            shown += "\n\nin all: parameters {}, FLOPs {}".format(*(size.strip(" ()") for size in sizes))
+        return shown
+
+    __repr__ = __str__
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain JSON values."""
+        data: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return data
+
+    def to_svg(self) -> str:
+        """A picture: parameters and FLOPs over the stages, with what grows."""
+        from outgrow.training.picture import draw
+
+        return draw(self.stages)
+
+    def svg(self, path: str | os.PathLike[str]) -> None:
+        """Write the picture to a file."""
+        Path(path).write_text(self.to_svg(), encoding="utf-8")
+
+
+def _times(before: int, after: int, number: int) -> str:
+    return f" (× {after / before:.2f})" if number and before else ""
+
+
+def timeline(model: nn.Module, example: Example, schedule: Schedule | Sequence[At | When]) -> Timeline:
+    """What a schedule will make of a model, stage by stage, before the run starts. The model stays as it is.
+
+    Args:
+        model: what the run starts from; it may be on the meta device.
+        example: a tensor, a tuple of arguments, or a dict of keyword arguments; FLOPs are those of a forward pass on it.
+        schedule: an `outgrow.Schedule`.
+
+    Raises ScheduleError if an event is impossible, and tells which and why.
+
+    Example:
+        >>> import torch
+        >>> from outgrow import At, Deepen, Widen
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> events = At(step=10, grow=[Widen("0", to=16)]), At(step=20, grow=[Deepen(after="1", method="net2net")])
+        >>> print(timeline(model, torch.zeros(1, 4), Schedule(events)))
+        stage  when     what grows       method   parameters    FLOPs
+        ─────  ───────  ───────────────  ───────  ────────────  ────────────
+        0      start    –                –        58            96
+        1      step 10  0: 8 → 16        r2r      114 (× 1.97)  192 (× 2.00)
+        2      step 20  behind 1: 0 → 1  net2net  386 (× 3.39)  704 (× 3.67)
+        <BLANKLINE>
+        in all: parameters × 6.66, FLOPs × 7.33
+    """
+    schedule = schedule if isinstance(schedule, Schedule) else Schedule(schedule)
+    check_model(model, numbers=False)
+    with random_state():
+        try:
+            return Timeline(tuple(_stages(_twin(model, numbers=False), on_meta(example), schedule)))
+        except Exception as error:
+            certain = isinstance(error.__cause__, (SelectionError, SizeError))  # these look at names and sizes alone
+            if certain or any(tensor.is_meta for tensor in tensors_of(model).values()):
+                raise
+        return Timeline(tuple(_stages(_twin(model, numbers=True), example, schedule)))
+
+
+def _stages(twin: nn.Module, example: Example, schedule: Schedule) -> Iterator[Stage]:
+    trace = dissect(twin, example).reading.trace
+    flops = count_flops(trace, [value.shape for value in trace.values].__getitem__)
+    yield Stage("start", "", (), sum(parameter.numel() for parameter in twin.parameters()), flops)
+    step: float | None = 0
+    for number, event in enumerate(schedule, 1):
+        now = event.step if isinstance(event, At) else None
+        _pass(twin, math.inf if now is None or step is None else now - step)
+        step = now
+        try:
+            growth = rehearse(twin, example, event.grow)
+        except GrowthError as error:
+            time = f"{'at' if isinstance(event, At) else 'when'} {event.time}"
+            raise ScheduleError(f"event {number}, {time}: {error}") from error
+        what = ", ".join(map(described, event.grow))
+        yield Stage(event.time, what, growth.plan.changes, growth.parameters[1], growth.flops[1], growth.preserving)
+
+
+def _pass(twin: nn.Module, steps: float) -> None:
+    """Let so many optimizer steps go by, as far as fading in goes."""
+    without_drifts(twin)
+    for gate in set(gates_of(twin).values()):
+        gate.done = int(min(gate.steps, gate.done + steps))
+        if gate.done >= gate.steps:
+            gate.open()
+
+
+def _twin(model: nn.Module, numbers: bool) -> nn.Module:
+    """A copy with tensors of its own, or with tensors that have shapes but no numbers; what was tied is tied."""
+    twins: dict[int, Any] = {}  # by identity
+    for tensor in tensors_of(model).values():
+        other = tensor.detach().clone() if numbers else tensor.detach().to("meta")
+        twins[id(tensor)] = nn.Parameter(other, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else other
+    for module in model.modules():  # what is not registered, and may be part of a graph, which can't be copied
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and id(value) not in twins:
+                twins[id(value)] = value.detach().clone()
+    try:
+        return copy.deepcopy(model, twins)
+    except Exception as error:
+        raise GrowthError(f"the model can't be copied: {type(error).__name__}: {error}") from error
