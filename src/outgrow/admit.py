@@ -16,6 +16,13 @@ from outgrow.trace import apart
 DISTRIBUTED = ("DistributedDataParallel", "FullyShardedDataParallel")
 
 
+def bare(model: Any) -> Any:
+    """The user's own module under `torch.compile` and DistributedDataParallel."""
+    while isinstance(model, nn.parallel.DistributedDataParallel) or "_orig_mod" in getattr(model, "_modules", ()):
+        model = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model._modules["_orig_mod"]
+    return model
+
+
 def check_model(model: Any, numbers: bool = True) -> None:
     """A module that can be watched, with parameters that can grow."""
     check_module(model, numbers)
@@ -85,7 +92,7 @@ def check_averages(averages: Sequence[Any], model: nn.Module) -> None:
     """Copies of the model: other modules with the same tensors."""
     tensors = tensors_of(model)
     for average in averages:
-        copy = getattr(average, "module", average)
+        copy = bare(getattr(average, "module", average))
         if not isinstance(copy, nn.Module):
             raise GrowthError(
                 f"average= is {_named(average)}: pass a copy of the model, or torch.optim.swa_utils.AveragedModel"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from outgrow.admit import check_module
+from outgrow.admit import bare, check_module
 from outgrow.draft import irregular
 from outgrow.errors import TraceError
 from outgrow.finding import find_volumes
@@ -48,6 +48,7 @@ def volumes(model: nn.Module, example: Example) -> list[Volume]:
         >>> [(volume.name, volume.size, volume.growable) for volume in volumes(model, torch.zeros(1, 4))]
         [('0', 8, True), ('0#2', 4, False), ('2', 2, False)]
     """
+    model = bare(model)
     check_module(model)
     anatomy = dissect(model, example)
     for volume in anatomy.volumes:

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from outgrow.admit import check_model
+from outgrow.admit import bare, check_model
 from outgrow.anatomy import dissect
 from outgrow.comparing.columns import Column, deepening, spot_of, widening
 from outgrow.comparing.ending import ends_in
@@ -91,6 +91,7 @@ def compare(model: nn.Module, example: Example, where: str) -> Comparison:
         >>> comparison.deepen["net2net"].unmet, comparison.deepen["r2r"].preserving
         (('gelu',), 'yes')
     """
+    model = bare(model)
     check_model(model)
     if not isinstance(where, str):
         raise SelectionError(f"where={where!r}: write the name of one volume or module")

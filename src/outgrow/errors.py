@@ -76,5 +76,9 @@ class CheckpointError(GrowthError):
     """A file that is damaged, foreign, of another version, or does not fit the model."""
 
 
+class ParallelError(GrowthError):
+    """Processes that did not grow alike, or a wrapper around the model that can't follow."""
+
+
 class ScheduleError(GrowthError):
     """A schedule that makes no sense, or does not fit the run."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from outgrow import verify
-from outgrow.admit import check_averages, check_model, check_seed
+from outgrow.admit import bare, check_averages, check_model, check_seed
 from outgrow.anatomy import dissect
 from outgrow.apply import Journal, apply_plan, apply_setting
 from outgrow.configuration import changed, follow
@@ -33,9 +33,11 @@ from outgrow.report import Growth
 from outgrow.sandbox import random_state, tensors_of
 from outgrow.settle import settle
 from outgrow.trace import Example
+from outgrow.training.compiled import forget_compiled, uncompiled
 from outgrow.training.drift import grow_drifts
 from outgrow.training.history import history, remember
 from outgrow.training.optimizer import adopt, grow_optimizers, thaw
+from outgrow.training.parallel import together
 from outgrow.training.stale import shapes_before, watch_for_stale
 from outgrow.transforms.branch import Branch, branch_step
 from outgrow.transforms.deepen import Deepen, deepen_step
@@ -59,7 +61,8 @@ def grow(
     """Carry out several transforms as one: all of them or none.
 
     Args:
-        model: any module that runs on the example; it is changed in place.
+        model: any module that runs on the example; it is changed in place. `torch.compile` and DistributedDataParallel are
+            looked through: names are those of the module within, and the wrapper goes on (all ranks must make the call).
         example: a tensor, a tuple of arguments, or a dict of keyword arguments.
         transforms: what to grow, e.g. `outgrow.Widen("layer1.*", factor=1.5)`, `outgrow.Deepen(after="layer2.1")`,
             `outgrow.Kernel("conv1", 9)` or `outgrow.Branch(beside="layer3")`; all names are those of the model as it is.
@@ -89,7 +92,7 @@ def rehearse(model: nn.Module, example: Example, transforms: Sequence[Widen | De
 
 
 def _grow(
-    model: nn.Module,
+    given: nn.Module,
     example: Example,
     transforms: Sequence[Widen | Deepen | Kernel | Branch],
     optimizers: Sequence[torch.optim.Optimizer],
@@ -99,14 +102,16 @@ def _grow(
     rehearsal: bool = False,
 ) -> Growth:
     started = time.perf_counter()
-    with random_state():
+    model, copies = bare(given), [bare(getattr(average, "module", average)) for average in averages]
+    with random_state(), uncompiled(), together(given, model, copies, example) as ranks:
+        example = ranks.example
         check_model(model, numbers=not rehearsal)
         check_averages(averages, model)
         base, limits = verify.before(model, example) if check else (None, (0.0, 0.0))
         draws = base.draws if base is not None else rehearsal and verify.draws(model, example)
         anatomy = dissect(model, example, both_modes=draws)
         before = _parameters(model)
-        work = Work(model, [getattr(average, "module", average) for average in averages], optimizers, example, seed)
+        work = Work(model, copies, optimizers, example, seed)
         try:
             for kernel in (transform for transform in transforms if isinstance(transform, Kernel)):
                 work.carry_out(kernel_plan(model, work.anatomy(anatomy), kernel, seed))
@@ -124,6 +129,7 @@ def _grow(
             worst, allowed = float("nan"), 0.0
             if base is not None:
                 worst, allowed = verify.check(model, example, base, limits, preserving)
+            ranks.agree(work.plans)
         except BaseException:
             work.journal.undo()
             raise
@@ -131,6 +137,7 @@ def _grow(
     for number, plan in enumerate(work.plans):
         remember(model, replace(plan, continues=number > 0))
     if not rehearsal:
+        forget_compiled()
         call = type(transforms[0]).__name__.lower() if len(transforms) == 1 else "grow"
         watch_for_stale(work.changed, work.added, call)
     dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())

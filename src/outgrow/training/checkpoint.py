@@ -28,8 +28,10 @@ from outgrow.errors import CheckpointError, Problem
 from outgrow.plan import Plan, renamed
 from outgrow.sandbox import tensors_of
 from outgrow.training.atomic import Path, place_for, write_whole
+from outgrow.training.compiled import forget_compiled
 from outgrow.training.drift import STORED, pack_drifts, restore_drifts
 from outgrow.training.fade import gates_of, restore_gates
+from outgrow.training.parallel import check_renewable, renew_around, wrappers_around
 from outgrow.training.replay import FRESH, Histories, histories_of, refuse, replay
 
 VERSION = 1
@@ -121,6 +123,7 @@ def load(model: nn.Module, path: Path) -> nn.Module:
     given = {name: stored[about.aliases.get(name, name)] for name in (*stored, *about.aliases)}
     final = {name: tuple(tensor.shape) for name, tensor in given.items() if not name.startswith(BUFFER)}
     journal = Journal()
+    check_renewable(wrappers_around([bare]))
     try:
         new = replay(bare, about.histories, final, misfit, journal)
         contents = contents_of(bare, about.histories)
@@ -140,6 +143,8 @@ def load(model: nn.Module, path: Path) -> nn.Module:
         journal.undo()
         raise
     journal.close()
+    renew_around([bare])
+    forget_compiled()
     return model
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outgrow.admit import check_fade, check_module
+from outgrow.admit import bare, check_fade, check_module
 from outgrow.anatomy import dissect
 from outgrow.apply import Journal, apply_setting
 from outgrow.blocks import Parallel
@@ -153,6 +153,7 @@ def places(model: nn.Module, example: Example) -> list[Place]:
         >>> [(place.name, place.methods) for place in places(model, torch.zeros(1, 3)) if place.own]
         [('1', ('r2r', 'r2r-paper', 'residual'))]
     """
+    model = bare(model)
     check_module(model)
     blocks = [_join(path, key) for path, module in _containers(model) for key in module._modules]
     layers = [path for path, module in model.named_modules() if path and (isinstance(module, LAYERS) or is_activation(module))]

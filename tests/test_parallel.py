@@ -1,0 +1,9 @@
+"""Growth in several processes: real ones, two of them, with gloo on the CPU (see `ranks.py` and `workers.py`)."""
+
+from __future__ import annotations
+
+from ranks import launch
+
+
+def test_wrappers_go_on_over_growths_alike_on_all_ranks() -> None:
+    launch("data_parallel", "accumulation", "unlike", "hooks")
