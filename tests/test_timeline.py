@@ -167,6 +167,7 @@ def test_foretells_what_a_real_run_does(name: str) -> None:
         if transforms is not None:
             growth = grow(model, example, *transforms)
             assert (stage.changes, stage.preserving) == (growth.plan.changes, growth.preserving)
+            assert (stage.parameters, stage.flops) == (growth.parameters[1], growth.flops[1])
             steps(model, 3)
         assert stage.parameters == sum(parameter.numel() for parameter in model.parameters())
         if name not in ("keeping", "normed"):
