@@ -118,8 +118,7 @@ SCHEDULES: dict[str, tuple[Callable[[], tuple[nn.Module, Any]], list[Any]]] = {
         resnet,
         [
             [Widen("*", factor=1.25)],
-            [Deepen("layer2.1"), Kernel("layer1.0.conv1", 5), Widen("layer4.*", by=32)],
-            [Widen("layer1.0.conv2", by=8, residual="fold")],
+            [Deepen("layer2.1"), Kernel("layer1.0.conv1", 5), Widen("layer1.0.conv2", by=8, residual="fold")],
         ],
     ),
     "vit": (vit, [[Widen("*", factor=4 / 3)], [Deepen("blocks.1", count=2), Widen("*.mlp.*", factor=1.5)]]),
