@@ -281,6 +281,48 @@ def lean(code: str, *arguments: str, **environment: str) -> subprocess.Completed
     )
 
 
+SCHEDULE = """
+[[growth]]
+epoch = 5
+grow = [{ widen = "0", to = 16 }]
+
+[[growth]]
+when = { rule = "plateau", metric = "val_loss" }
+grow = [{ deepen = "1", method = "net2net" }]
+"""
+
+
+def test_timeline_tells_what_the_library_does(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(SCHEDULE)
+    options = ("timeline", "plan.toml", "--model", "given_models:ready", "--input", "4")
+    code, printed, _ = run(*options, "--svg", "plan.svg")
+    assert code == 0
+    assert "val_loss has not" in printed
+    assert "0: 8 → 16" in printed
+    assert max(map(len, printed.splitlines())) <= 90
+    assert (tmp_path / "plan.svg").read_text("utf-8").startswith("<svg")
+    stages = json.loads(run(*options, "--json")[1])["stages"]
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    first = outgrow.widen(model, torch.zeros(2, 4), "0", to=16)
+    second = outgrow.deepen(model, torch.zeros(2, 4), "1", method="net2net")
+    assert [stage["parameters"] for stage in stages] == [*first.parameters, second.parameters[1]]
+    assert [stage["flops"] for stage in stages] == [*first.flops, second.flops[1]]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (SCHEDULE.replace("widen", "widne"), "plan.toml: growth 1, transform 1: .* did you mean 'widen'?"),
+        (SCHEDULE.replace('deepen = "1"', 'deepen = "9"'), "event 2, when val_loss .*: the model has no module '9'"),
+    ],
+)
+def test_timeline_tells_mistakes_in_one_line(schedule: str, message: str, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(schedule)
+    code, printed, complaint = run("timeline", "plan.toml", "--model", "given_models:ready", "--input", "4")
+    assert (code, printed, complaint.count("\n")) == (2, "", 1)
+    assert re.search(message, complaint)
+
+
 def test_timm_models_build_by_name_also_where_torchvision_lacks_its_operators() -> None:
     done = lean("import outgrow.cli as c, sys; sys.exit(c.main(sys.argv[1:]))", "inspect", "timm:resnet18", "--batch", "1")
     assert (done.returncode, done.stderr) == (0, "")

@@ -155,7 +155,7 @@ def schedules(draw: st.DrawFn) -> outgrow.Schedule:
     return outgrow.Schedule(events)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(schedules())
 def test_round_trips(tmp_path_factory: pytest.TempPathFactory, schedule: outgrow.Schedule) -> None:
     folder = tmp_path_factory.mktemp("schedules")

@@ -118,8 +118,7 @@ SCHEDULES: dict[str, tuple[Callable[[], tuple[nn.Module, Any]], list[Any]]] = {
         resnet,
         [
             [Widen("*", factor=1.25)],
-            [Deepen("layer2.1"), Kernel("layer1.0.conv1", 5), Widen("layer4.*", by=32)],
-            [Widen("layer1.0.conv2", by=8, residual="fold")],
+            [Deepen("layer2.1"), Kernel("layer1.0.conv1", 5), Widen("layer1.0.conv2", by=8, residual="fold")],
         ],
     ),
     "vit": (vit, [[Widen("*", factor=4 / 3)], [Deepen("blocks.1", count=2), Widen("*.mlp.*", factor=1.5)]]),
@@ -167,6 +166,7 @@ def test_foretells_what_a_real_run_does(name: str) -> None:
         if transforms is not None:
             growth = grow(model, example, *transforms)
             assert (stage.changes, stage.preserving) == (growth.plan.changes, growth.preserving)
+            assert (stage.parameters, stage.flops) == (growth.parameters[1], growth.flops[1])
             steps(model, 3)
         assert stage.parameters == sum(parameter.numel() for parameter in model.parameters())
         if name not in ("keeping", "normed"):
@@ -182,7 +182,7 @@ def everything(model: nn.Module) -> list[Any]:
     return [modules, hooks, tensors, states]
 
 
-@pytest.mark.parametrize("name", ["cnn", "mlp", "resnet", "llama", "looking"])
+@pytest.mark.parametrize("name", ["cnn", "mlp", "llama", "looking"])
 def test_changes_nothing(name: str) -> None:
     make, growths = SCHEDULES[name]
     model, example = make()
@@ -213,20 +213,20 @@ def test_a_model_without_numbers_that_would_not_fit_anywhere() -> None:
 
 
 STAGES = [At(epoch=5, grow=[Widen("0", to=16)]), At(epoch=9, grow=[Deepen("4")])]
-IMPOSSIBLE = {
-    "no volume is called 'nowhere'": Widen("nowhere", by=2),
-    "0 has a size of 16 already: to=12 would not grow it": Widen("0", to=12),
-    "net2net: whole": Deepen("5", method="net2net"),
-    "is no larger one": Kernel("0", 3),
-    "the model has no module 'layer9'": Branch("layer9"),
-    "r2r adds|adds 2 at a time": Widen("0", by=3, method="r2r"),
-}
+IMPOSSIBLE = [
+    Widen("nowhere", by=2),
+    Widen("0", to=12),
+    Widen("0", by=3, method="r2r"),
+    Deepen("6", method="net2net"),
+    Kernel("0", 3),
+    Branch("layer9"),
+]
 
 
-@pytest.mark.parametrize("reason", IMPOSSIBLE)
-def test_fails_early(reason: str) -> None:
+@pytest.mark.parametrize("transform", IMPOSSIBLE, ids=str)
+def test_fails_early(transform: Any) -> None:
     model, example = cnn()
-    event = At(epoch=25, grow=[IMPOSSIBLE[reason]])
+    event = At(epoch=25, grow=[transform])
     with pytest.raises(ScheduleError, match=r"^event 3, at epoch 25: ") as error:
         timeline(model, example, [*STAGES, event])
     for before in STAGES:

@@ -1,9 +1,10 @@
-"""The command line: what can grow in a model, what a checkpoint has been through, and how methods compare at a place.
+"""The command line: what can grow in a model, what a checkpoint has been through, how methods compare, what a schedule does.
 
     outgrow inspect timm:resnet18
     outgrow inspect mycode.models:build --input 3,32,32
     outgrow inspect grown.safetensors [--model timm:resnet18]
     outgrow compare timm:resnet18 layer1.0.conv1
+    outgrow timeline schedule.toml --model timm:resnet18 [--svg timeline.svg]
 
 torch, timm and rich are imported only where they are needed; rich makes the tables prettier on a terminal and may be missing.
 """
@@ -15,11 +16,12 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from outgrow.tables import make_table
+from outgrow.tables import WIDTH, make_table
 from outgrow.targets import CommandError, named_model
 
 if TYPE_CHECKING:
@@ -73,6 +75,17 @@ def make_parser() -> Parser:
     _add_target(compare)
     compare.add_argument("where", metavar="WHERE", help="a volume or a module, as outgrow inspect names them")
     compare.set_defaults(run=run_compare)
+    timeline = commands.add_parser(
+        "timeline",
+        help="show what a schedule of growths will make of a model",
+        description="Show every stage that a schedule takes a model through: sizes, parameters and FLOPs, found without "
+        "training. An event that is impossible is an error.",
+    )
+    timeline.add_argument("schedule", metavar="SCHEDULE", help="a .toml or .json file")
+    timeline.add_argument("--model", metavar="TARGET", required=True, help="timm:NAME, or MODULE:CALLABLE (or an attribute)")
+    timeline.add_argument("--svg", metavar="FILE", help="write a picture too")
+    _add_input(timeline)
+    timeline.set_defaults(run=run_timeline)
     return parser
 
 
@@ -83,6 +96,10 @@ def _add_target(command: argparse.ArgumentParser) -> None:
         help="timm:NAME, MODULE:CALLABLE (or a module's attribute), or a file that outgrow.save wrote",
     )
     command.add_argument("--model", metavar="TARGET", help="with a checkpoint: the small model to load it into (timm:NAME, …)")
+    _add_input(command)
+
+
+def _add_input(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--input",
         "--shape",
@@ -163,6 +180,20 @@ def run_compare(args: argparse.Namespace) -> str:
         raise CommandError("--model goes with a checkpoint, a .safetensors file, and the other way round")
     comparison = outgrow.compare(*_model_of(args), args.where)
     return json.dumps(comparison.to_json(), indent=2, ensure_ascii=False) if args.json else str(comparison)
+
+
+def run_timeline(args: argparse.Namespace) -> str:
+    """What `outgrow timeline` prints."""
+    from outgrow.training.schedule import Schedule
+    from outgrow.training.timeline import timeline
+
+    schedule = Schedule.from_file(args.schedule)  # its mistakes are told before a model is built
+    found = timeline(*named_model(args.model, args.shapes, args.batch, args.dtype), schedule)
+    if args.svg is not None:
+        found.svg(args.svg)
+    if args.json:
+        return json.dumps(found.to_json(), indent=2, ensure_ascii=False)
+    return found.table(shutil.get_terminal_size((WIDTH, 24)).columns)
 
 
 def _model_of(args: argparse.Namespace) -> tuple[nn.Module, Any]:

@@ -70,7 +70,8 @@ class Timeline:
 
     stages: tuple[Stage, ...]
 
-    def __str__(self) -> str:
+    def table(self, width: int = WIDTH) -> str:
+        """The stages as text, in lines that are no longer than `width`."""
         rows = []
         for number, stage in enumerate(self.stages):
             before = self.stages[max(number - 1, 0)]
@@ -85,12 +86,15 @@ class Timeline:
                     f"{stage.flops:,}{_times(before.flops, stage.flops, number)}",
                 )
             )
-        shown = plain_table(("stage", "when", "what grows", "method", "parameters", "FLOPs"), rows, WIDTH)
+        shown = plain_table(("stage", "when", "what grows", "method", "parameters", "FLOPs"), rows, width)
         if len(self.stages) > 2:
             first, last = self.stages[0], self.stages[-1]
             sizes = _times(first.parameters, last.parameters, 1), _times(first.flops, last.flops, 1)
             shown += "\n\nin all: parameters {}, FLOPs {}".format(*(size.strip(" ()") for size in sizes))
         return shown
+
+    def __str__(self) -> str:
+        return self.table()
 
     __repr__ = __str__
 
