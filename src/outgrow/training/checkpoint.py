@@ -156,7 +156,7 @@ def load(model: nn.Module, path: Path) -> nn.Module:
         refuse(f"{path} holds numbers that are not finite", _not_finite(bare, {**given, **amounts}), EARLIER)
         _take(bare, contents, given, new, journal)
         restore_drifts(bare, about.drifts, amounts, journal)
-        restore_gates(bare, about.gates)
+        restore_gates(bare, about.gates, _soft(about.histories))
     except CheckpointError:
         journal.undo()
         raise
@@ -335,6 +335,17 @@ def _ties(contents: Mapping[str, Tensor], given: Mapping[str, Tensor], about: De
         if given[first] is not given[name] and not torch.equal(given[first], given[name]):
             problems.append(Problem(name, f"it is one tensor with {first} in the model, and another in the file"))
     return problems
+
+
+def _soft(histories: Histories) -> list[str]:
+    """Paths of new modules whose activations set in over some steps."""
+    found = []
+    for place, plans in histories.items():
+        for number, plan in enumerate(plans):
+            for insert, path in zip(plan.inserts, plan.new_blocks, strict=True):
+                if dict(insert.made).get("soft"):
+                    found.append(".".join(filter(None, (place, renamed(path, plans[number + 1 :])))))
+    return found
 
 
 @torch.no_grad()

@@ -204,14 +204,28 @@ def without_gates(block: nn.Module) -> None:
     for module in block.modules():
         if isinstance(module, PActivation):
             module.gate = Ramp(block, module.gate.steps, module.gate.done)
-        for key in [key for key, hook in module._forward_hooks.items() if isinstance(hook, Gate)]:
-            del module._forward_hooks[key]
+        _take_off(module)
     link_ramps([block])
 
 
-def restore_gates(model: nn.Module, levels: Mapping[str, tuple[int, int]]) -> None:
-    """Put gates where they stood: (steps made, steps in all) by path. P-activations that are not named are done."""
+def _take_off(module: nn.Module) -> None:
+    for key in [key for key, hook in module._forward_hooks.items() if isinstance(hook, Gate)]:
+        del module._forward_hooks[key]
+
+
+def restore_gates(model: nn.Module, levels: Mapping[str, tuple[int, int]], soft: Sequence[str] = ()) -> None:
+    """Put gates where they stood: (steps made, steps in all) by path. P-activations that are not named are done.
+
+    The model may have gone on since, so that gates stand elsewhere, and P-activations have given way to plain ones.
+    soft: paths of modules whose gates are those of P-activations.
+    """
+    for path in levels:
+        parent, _, key = path.rpartition(".")
+        given_way = model.get_submodule(path)
+        if path.startswith(tuple(f"{new}." for new in soft)) and not isinstance(given_way, PActivation):
+            model.get_submodule(parent)._modules[key] = PActivation(given_way, levels[path][1]).train(given_way.training)
     for path, module in list(model.named_modules()):
+        _take_off(module)
         if isinstance(module, PActivation):
             parent, _, key = path.rpartition(".")
             done, steps = levels.get(path, (1, 1))
