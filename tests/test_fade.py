@@ -264,3 +264,32 @@ def test_nothing_is_put_inside_an_activation_that_is_setting_in() -> None:
     with pytest.raises(GrowthError, match=r"takes the place of 1\.f\.1\.1"):
         outgrow.deepen(model, x, "1.f.1.1.activation")
     outgrow.deepen(model, x, "1.f.1.1", method="residual")
+
+
+@pytest.mark.parametrize("more", [0, 1, 5])
+@pytest.mark.parametrize("grow", ["block", "activation", "units", "branch"])
+def test_a_file_puts_the_model_itself_back_in_the_middle_of_a_fade(grow: str, more: int, path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 6), nn.GELU(), nn.Sequential(Block(), Block()), nn.Linear(6, 2)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    if grow == "block":
+        outgrow.deepen(model, X, "2.1", fade=4, optimizer=optimizer)
+    elif grow == "activation":
+        outgrow.deepen(model, X, "1", method="net2net", fade=4, optimizer=optimizer)
+    elif grow == "units":
+        outgrow.widen(model, X, "2.0.a", by=2, fade=4, optimizer=optimizer)
+    else:
+        outgrow.branch(model, X, "2", fade=4, optimizer=optimizer)
+    twin = copy.deepcopy(model)
+    theirs = torch.optim.SGD(twin.parameters(), lr=0.0)
+    steps(model, optimizer, 2)
+    steps(twin, theirs, 2)
+    outgrow.save(model, path)
+    steps(model, optimizer, more)
+    outgrow.load(model, path)
+    for _ in range(3):  # from here on as if nothing had been
+        assert torch.equal(model(X), twin(X))
+        steps(model, optimizer, 1)
+        steps(twin, theirs, 1)
+    assert gates_of(model) == {}
+    assert str(model) == str(twin)

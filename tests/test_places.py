@@ -171,3 +171,25 @@ def test_a_layer_under_two_names_is_left_alone() -> None:
     assert offered(model)["1.0.one"] == ()
     with pytest.raises(MethodError, match="holds it under several names"):
         outgrow.deepen(model, X, "1.0.one")
+
+
+def test_a_list_is_judged_by_itself() -> None:
+    """Blocks that are called with two tensors can't be put into an nn.Sequential; layers of another list can."""
+
+    class Lists(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Bilinear(6, 6, 6) for _ in range(2))
+            self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block, layer in zip(self.blocks, self.layers, strict=True):
+                x = torch.tanh(layer(block(x, x)))
+            return x
+
+    model = chain(Lists())
+    old = copy.deepcopy(model)
+    assert offered(model)["1.0.layers.1"] == ("r2r", "residual", "netmorph")
+    assert offered(model)["1.0.blocks.1"] == ()
+    outgrow.deepen(model, X, "1.0.layers.1")
+    assert_same_function(old, model, [X])

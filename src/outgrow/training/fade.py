@@ -236,12 +236,20 @@ def share_gates(model: nn.Module, copy: nn.Module) -> None:
 
 
 def restore_gates(model: nn.Module, levels: Mapping[str, tuple[int, int]]) -> None:
-    """Put gates where they stood: (steps made, steps in all) by path. P-activations that are not named are done."""
+    """Put gates where they stood: (steps made, steps in all) by path. P-activations that are not named are done.
+
+    The model may have gone on since, so that gates stand elsewhere, and P-activations have given way to plain ones.
+    """
+    modules = dict(model.named_modules())
+    for path in [path for path in levels if path not in modules]:
+        soft = path.removesuffix(".activation")
+        parent, _, key = soft.rpartition(".")
+        modules[parent]._modules[key] = PActivation(modules[soft], levels[path][1]).train(modules[soft].training)
     modules = dict(model.named_modules())
     for module in modules.values():
         _take_off(module)
-    soft = {f"{path}.activation": module for path, module in modules.items() if isinstance(module, PActivation)}
-    for path in [path for path in levels if path in modules and path not in soft]:
+    bent = {f"{path}.activation" for path, module in modules.items() if isinstance(module, PActivation)}
+    for path in [path for path in levels if path not in bent]:
         gate = Gate(_owner(model, path), levels[path][1], levels[path][0])
         gate.go_by(model)
         gate.attach(modules[path])
@@ -252,6 +260,7 @@ def restore_gates(model: nn.Module, levels: Mapping[str, tuple[int, int]]) -> No
             module.gate.owner, module.gate.places = _owner(model, path), [(model.get_submodule(parent), key)]
             module.gate.done, module.gate.steps = done, steps
             module.gate.level.fill_(done / steps)
+            CLOCK.watch(module.gate)
             if done >= steps:
                 module.gate.open()
 

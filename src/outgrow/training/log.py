@@ -14,15 +14,18 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite, isnan
 from typing import Any
 
 from outgrow.errors import ScheduleError
-from outgrow.grow import Growth
+from outgrow.report import Growth
 from outgrow.tables import rounded
 from outgrow.training.schedule import Transform, described
+
+
+Size = int | tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,7 @@ class Record:
     step: int | None = None
     epoch: int | None = None
     what: str
-    sizes: tuple[tuple[str, int, int], ...] = ()  # volume, old, new
+    sizes: tuple[tuple[str, Size, Size], ...] = ()  # volume, old, new
     parameters: tuple[int, int]
     flops: tuple[int, int]
     error: float = float("nan")
@@ -84,6 +87,18 @@ class Record:
         values = {name: _finite(value) for name, value in asdict(self).items()}
         data: dict[str, Any] = json.loads(json.dumps(values))
         return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Record:
+        """The record that `to_json` was made from."""
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+        values["sizes"] = tuple((name, _size(old), _size(new)) for name, old, new in data["sizes"])
+        values["error"] = float("nan") if data["error"] is None else data["error"]
+        return cls(**values)
+
+
+def _size(value: Any) -> Size:
+    return tuple(value) if isinstance(value, list) else int(value)
 
 
 def _finite(value: Any) -> Any:

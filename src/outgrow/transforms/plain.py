@@ -168,15 +168,15 @@ def stands_alone(container: nn.Module) -> bool:
 def unwrappable(model: nn.Module, example: Example, paths: Sequence[str]) -> dict[str, str]:
     """Modules whose parent's code looks at more than what they put out, as torch's encoder layers look at weights; and why.
 
-    Found by trying, those that stand in like places (of sister blocks) together.
+    Found by trying, those that stand in like places of lists (of sister blocks) together.
     """
     alike: dict[Any, list[str]] = {}
     for path in paths:
-        parent, _, key = path.rpartition(".")
-        if stands_alone(model.get_submodule(parent)):
-            steps = parent.split(".") if parent else []
-            around = [type(model.get_submodule(".".join(steps[:count]))) for count in range(len(steps) + 1)]
-            alike.setdefault((*around, key), []).append(path)
+        steps = path.split(".")
+        around = [model.get_submodule(".".join(steps[:count])) for count in range(len(steps) + 1)]
+        if stands_alone(around[-2]):
+            names = ("#" if step.isdecimal() else step for step in steps)
+            alike.setdefault((*names, *map(type, around)), []).append(path)
     return _stuck(model, example, list(alike.values()))
 
 
