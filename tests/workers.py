@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import outgrow
 from outgrow.training.history import history
 from outgrow.training.parallel import checksums, renew
+from outgrow.training.sharded import shard
 from ranks import batches, hand_mean, refusal, same_everywhere, share
 
 X = torch.linspace(-1, 1, 24).view(6, 4)
@@ -215,3 +216,55 @@ def hooks() -> None:
     del wrapper, grown  # the way out
     GROWTHS[0](model)
     assert_mean(DistributedDataParallel(model), batches(1)[0])
+
+
+def sharding(**options: Any) -> Callable[[nn.Module], None]:
+    """A user's own function: every block, then the rest."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+
+    def how(model: nn.Module) -> None:
+        for module in list(model.modules()):
+            if isinstance(module, Block):
+                fully_shard(module, mesh=mesh, **options)
+        fully_shard(model, mesh=mesh)
+
+    return how
+
+
+def whole_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.full_tensor() for name, parameter in model.named_parameters()}
+
+
+def fully_sharded() -> None:
+    """Ten steps before each growth and ten after the last: as one process does, moments too."""
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+    truth, data = alone(), batches(40)
+    for options in ({}, {"reshard_after_forward": False}):
+        model = network()
+        kind = type(model)
+        shard(model, sharding(**options))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for stage, growth in enumerate([*GROWTHS, None]):
+            train(model, optimizer, data[10 * stage : 10 * stage + 10])
+            if growth is None:
+                break
+            before = model(X.double()).detach()  # leaves parameters whole, for the backward pass that does not come
+            growth(model, optimizer=optimizer)
+            assert isinstance(model, FSDPModule)
+            assert isinstance(model, kind)
+            assert all(isinstance(part, FSDPModule) for part in model.modules() if isinstance(part, Block))
+            held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            assert held == {id(parameter) for parameter in model.parameters()} == {id(key) for key in optimizer.state} | held
+            for parameter in model.parameters():
+                for value in optimizer.state.get(parameter, {}).values():
+                    assert value.ndim == 0 or (isinstance(value, DTensor) and value.placements == parameter.placements)
+            torch.testing.assert_close(model(X.double()).detach(), before, rtol=1e-12, atol=1e-12)
+        for name, parameter in truth.named_parameters():
+            torch.testing.assert_close(whole_of(model)[name], parameter.detach(), rtol=1e-9, atol=1e-9)
+        assert len(history(model)) == 3
+        assert sum(len(module._forward_pre_hooks) for module in model.modules()) == 3  # one a group, none doubled

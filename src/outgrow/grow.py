@@ -124,7 +124,7 @@ def grow(
     optimizers, averages = _several(optimizer), _several(average)
     check_seed(seed)
     given, model, copies = model, bare(model), [bare(getattr(average, "module", average)) for average in averages]
-    with random_state(), uncompiled(), together(given, model, copies, example) as ranks:
+    with random_state(), uncompiled(), together(given, model, copies, optimizers, example) as ranks:
         example = ranks.example
         check_model(model)
         check_averages(averages, model)
@@ -148,7 +148,7 @@ def grow(
             worst, allowed = float("nan"), 0.0
             if base is not None:
                 worst, allowed = verify.check(model, example, base, limits, preserving)
-            ranks.agree(work.plans)
+            ranks.conclude(work.plans)
         except BaseException:
             work.journal.undo()
             raise
