@@ -268,3 +268,89 @@ def fully_sharded() -> None:
             torch.testing.assert_close(whole_of(model)[name], parameter.detach(), rtol=1e-9, atol=1e-9)
         assert len(history(model)) == 3
         assert sum(len(module._forward_pre_hooks) for module in model.modules()) == 3  # one a group, none doubled
+
+
+def sharded_refusals() -> None:
+    """Whatever goes wrong, the sharded model and its optimizer are as before, and go on as if nothing had been."""
+    from torch.distributed.fsdp import FSDPModule
+
+    rank, data, how = dist.get_rank(), batches(6), sharding()
+    model, twin = network(), network()
+    how(model)
+    how(twin)
+    optimizer, other = (torch.optim.AdamW(one.parameters(), lr=0.01) for one in (model, twin))
+    train(model, optimizer, data[:3])
+    text = refusal(GROWTHS[0], model, optimizer=optimizer)
+    assert "outgrow.training.sharded.shard(model, function)" in text, text
+    shard(model, how)
+
+    def stumbling(model: nn.Module) -> None:
+        how(model[2].f)
+        raise outgrow.GrowthError("stumbled")
+
+    def idle(model: nn.Module) -> None:
+        pass
+
+    before = {name: (parameter, parameter.to_local().clone()) for name, parameter in model.named_parameters()}
+    states = {parameter: dict(state) for parameter, state in optimizer.state.items()}
+    hooks = [list(module._forward_pre_hooks) for module in model.modules()]
+
+    assert "nonsense" in refusal(outgrow.widen, model, X.double(), "nonsense", by=4, optimizer=optimizer)
+    assert "seed" in refusal(outgrow.widen, model, X.double(), "0", by=4, seed=rank, optimizer=optimizer)
+    assert "refused" in refusal(outgrow.widen, model, X.double(), "0" if rank else "nonsense", by=4) or not rank
+    for wrong, expected in ((stumbling, "stumbled"), (idle, "left it as it is")):
+        vars(model)["_outgrow_shard"] = wrong
+        assert expected in refusal(GROWTHS[1], model, optimizer=optimizer)
+    vars(model)["_outgrow_shard"] = how
+    after = dict(model.named_parameters())
+    assert list(after) == list(before)
+    assert all(after[name] is parameter for name, (parameter, _) in before.items())
+    assert all(torch.equal(after[name].to_local(), numbers) for name, (_, numbers) in before.items())
+    assert {parameter: dict(state) for parameter, state in optimizer.state.items()} == states
+    assert [list(module._forward_pre_hooks) for module in model.modules()] == hooks
+    assert model[0].out_features == 8
+    assert not history(model)
+
+    train(twin, other, data[:3])
+    train(model, optimizer, data[3:])
+    train(twin, other, data[3:])
+    numbers = whole_of(twin)
+    assert all(torch.equal(value, numbers[name]) for name, value in whole_of(model).items())
+
+    model.set_requires_gradient_sync(False)
+    cross_entropy(model(X.double()), torch.zeros(6, dtype=torch.long)).backward()
+    text = refusal(GROWTHS[0], model, optimizer=optimizer)
+    assert "not reduced yet" in text, text
+    model.set_requires_gradient_sync(True)
+    cross_entropy(model(X.double()), torch.zeros(6, dtype=torch.long)).backward()
+
+    # gradients are kept, and an optimizer that was left out is stopped
+    gradients = {name: parameter.grad.full_tensor() for name, parameter in model.named_parameters()}
+    GROWTHS[0](model)
+    assert isinstance(model, FSDPModule)
+    grown = {name: parameter.grad.full_tensor() for name, parameter in model.named_parameters()}
+    assert torch.equal(grown["0.weight"][:8], gradients["0.weight"])
+    assert not grown["0.weight"][8:].any()
+    assert torch.equal(grown["3.bias"], gradients["3.bias"])
+    text = refusal(optimizer.step)
+    assert "the model was sharded again" in text, text
+
+
+def sharded_fades() -> None:
+    """Gates and new columns come in over the steps of a sharded run as over those of a plain one."""
+    data = batches(12)
+    ends = []
+    for sharded in (False, True):
+        model = network()
+        if sharded:
+            shard(model, sharding())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        train(model, optimizer, data[:2], share if sharded else whole)
+        outgrow.widen(model, X.double(), "0", by=4, fade=6, optimizer=optimizer)
+        train(model, optimizer, data[2:5], share if sharded else whole)
+        outgrow.deepen(model, X.double(), "2", fade=6, optimizer=optimizer)
+        train(model, optimizer, data[5:], share if sharded else whole)
+        model.reshard() if sharded else None
+        ends.append(whole_of(model) if sharded else dict(model.named_parameters()))
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value.detach(), rtol=1e-9, atol=1e-9)

@@ -22,6 +22,7 @@ from outgrow.fill import Init, fill_values, grown
 from outgrow.plan import Edit, Insertion, Plan, Rescaling
 from outgrow.sandbox import tensors_of
 from outgrow.training.fade import CLOCK
+from outgrow.training.sharded import placed
 
 ATTRIBUTE = "_outgrow_drifts"  # of the module that has the parameter
 STORED = "outgrow.fade/"  # how amounts are called in a checkpoint
@@ -55,21 +56,13 @@ class Drift:
         tensor, amount = self.tensor, self.amount.to(self.tensor.device)
         now, then = ((amount * (done / self.steps)).to(tensor.dtype) for done in (self.done, self.done + 1))
         if type(tensor).__name__ == "DTensor":
-            tensor.add_(self._in_shards(tensor, then - now))
+            whole = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            tensor.add_(placed(whole.index_add_(self.axis, self.at.to(tensor.device), then - now), tensor))
         else:
             tensor.index_add_(self.axis, self.at.to(tensor.device), then - now)
         self.done += 1
         if self.done >= self.steps:
             _put(self.module, [drift for drift in drifts_at(self.module) if drift is not self])
-
-    def _in_shards(self, tensor: Any, change: Tensor) -> Tensor:
-        """A change of a sharded parameter, laid out as it is."""
-        from torch.distributed.tensor import distribute_tensor
-
-        device = tensor.device_mesh.device_type
-        whole = torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)
-        whole.index_add_(self.axis, self.at.to(device), change.to(device))
-        return distribute_tensor(whole, tensor.device_mesh, tensor.placements).to(tensor.device)
 
 
 def drifts_at(module: nn.Module) -> list[Drift]:

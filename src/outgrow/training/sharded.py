@@ -93,8 +93,8 @@ class Shards:
         after = {key: (plain, _held(module, name)) for key, (plain, module, name) in places.items()}
         for plain, new in after.values():
             if new is not plain and plain.grad is not None:
-                new.grad = _placed(plain.grad, new)
-        _exchange(self.optimizers, {key: new for key, (_, new) in after.items()}, _placed, self.journal)
+                new.grad = placed(plain.grad, new)
+        _exchange(self.optimizers, {key: new for key, (_, new) in after.items()}, placed, self.journal)
         _set_clocks(self.roots, {key: new for key, (_, new) in after.items()}, self.journal)
 
 
@@ -180,7 +180,7 @@ def _gather(shards: Shards) -> None:
         if isinstance(module, FSDPModule):
             module.reshard()
     for module in modules:
-        shards.journal.note(partial(_put_back, module, type(module), *_contents(module)))
+        _put_back_later(module, shards.journal)
     wholes: dict[int, nn.Parameter] = {}
     for root, _ in shards.roots:
         for name, parameter in root.named_parameters():
@@ -192,7 +192,7 @@ def _gather(shards: Shards) -> None:
                 shards.gone.append((parameter, name))
     for module in modules:
         if isinstance(module, FSDPModule):
-            _strip(module, shards.journal)
+            _strip(module)
         for mark in MANAGED:
             vars(module).pop(mark, None)
         for name in module._parameters:
@@ -214,14 +214,22 @@ def _whole(value: Any, parameter: Tensor) -> Tensor:
     return result.clone()
 
 
-def _placed(value: Tensor, parameter: Any) -> Any:
-    """A whole tensor in shards, as the parameter's; what is no such tensor stays as it is."""
-    from torch.distributed.tensor import distribute_tensor
+def placed(value: Tensor, parameter: Any) -> Any:
+    """This rank's part of a tensor that all ranks have, laid out as a parameter is; nothing is sent.
 
+    What has another shape than the parameter stays as it is.
+    """
     if not _is_dtensor(parameter) or value.shape != parameter.shape:
         return value
-    device = parameter.device_mesh.device_type
-    return distribute_tensor(value.to(device), parameter.device_mesh, parameter.placements).to(parameter.device)
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh, placements = parameter.device_mesh, parameter.placements
+    shape, offset = compute_local_shape_and_global_offset(value.shape, mesh, placements)
+    part = value[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
+    local = part.to(parameter.device).clone(memory_format=torch.contiguous_format)
+    whole = value.new_empty(value.shape, device="meta")
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
 
 
 def _group(parameter: Any) -> Any:
@@ -274,22 +282,28 @@ def _set_clocks(roots: Sequence[tuple[nn.Module, How]], others: Mapping[int, nn.
                 gate.clock = others[id(gate.clock)]
 
 
-def _contents(module: nn.Module) -> tuple[dict[str, Any], list[tuple[Any, Any]]]:
-    """All that a module has: its attributes, and what stands in those that are dicts (parameters, hooks)."""
-    attributes = dict(vars(module))
-    return attributes, [(value, dict(value)) for value in attributes.values() if isinstance(value, dict)]
+def _put_back_later(module: nn.Module, journal: Journal) -> None:
+    """Note all that a module has: class, attributes, what is in those that are dicts (parameters, hooks), state."""
+    from torch.distributed._composable_state import _module_state_mapping as states
+
+    kind, attributes, state = type(module), dict(vars(module)), states.get(module)
+    dicts = [(value, dict(value)) for value in attributes.values() if isinstance(value, dict)]
+
+    def put_back() -> None:
+        module.__class__ = kind
+        vars(module).clear()
+        vars(module).update(attributes)
+        for held, before in dicts:
+            held.clear()
+            held.update(before)
+        states.pop(module, None)
+        if state is not None:
+            states[module] = state
+
+    journal.note(put_back)
 
 
-def _put_back(module: nn.Module, kind: type, attributes: Mapping[str, Any], dicts: Sequence[tuple[Any, Any]]) -> None:
-    module.__class__ = kind
-    vars(module).clear()
-    vars(module).update(attributes)
-    for held, before in dicts:
-        held.clear()
-        held.update(before)
-
-
-def _strip(module: Any, journal: Journal) -> None:
+def _strip(module: Any) -> None:
     """Take off a module what `fully_shard` has put on it."""
     from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
     from torch.distributed._composable_state import _module_state_mapping
@@ -303,7 +317,7 @@ def _strip(module: Any, journal: Journal) -> None:
     for handle in handles:
         handle.remove()
     module.__class__ = type(module).__mro__[type(module)._orig_cls_mro_index]
-    journal.note(partial(_module_state_mapping.__setitem__, module, _module_state_mapping.pop(module)))
+    del _module_state_mapping[module]
     others = {key: value for key, value in vars(module)[STATE_KEY].items() if value is not state}
     for key, kept in ((STATE_KEY, others), (REGISTRY_KEY, _without(vars(module)[REGISTRY_KEY], "fully_shard"))):
         del vars(module)[key]
