@@ -14,6 +14,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import outgrow
+from outgrow.admit import bare
+from outgrow.training.dcp import history_state, regrow
 from outgrow.training.history import history
 from outgrow.training.parallel import checksums, renew
 from outgrow.training.sharded import shard
@@ -354,3 +356,47 @@ def sharded_fades() -> None:
         ends.append(whole_of(model) if sharded else dict(model.named_parameters()))
     for name, value in ends[0].items():
         torch.testing.assert_close(ends[1][name], value.detach(), rtol=1e-9, atol=1e-9)
+
+
+def checkpoints() -> None:
+    """Saved by two processes after growths, loaded into the small model: from there on bitwise as if nothing had been."""
+    import tempfile
+
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    data = batches(25)
+    for wrapped in (lambda model: shard(model, sharding()), DistributedDataParallel):
+        folder = [tempfile.mkdtemp()]
+        dist.broadcast_object_list(folder)
+        model = wrapped(network())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for stage, growth in enumerate(GROWTHS):
+            train(model, optimizer, data[5 * stage : 5 * stage + 5])
+            growth(model, optimizer=optimizer)
+        outgrow.widen(model, X.double(), "2.f.0", by=2, fade=8, optimizer=optimizer)
+        train(model, optimizer, data[15:20])
+        weights, moments = get_state_dict(model, optimizer)
+        dcp.save({"model": weights, "optim": moments, **history_state(model)}, checkpoint_id=folder[0])
+
+        again = wrapped(network(seed=1))
+        assert regrow(again, folder[0]) is again
+        resumed = torch.optim.AdamW(again.parameters(), lr=0.01)
+        weights, moments = get_state_dict(again, resumed)
+        state = {"model": weights, "optim": moments}
+        dcp.load(state, checkpoint_id=folder[0])
+        set_state_dict(again, resumed, model_state_dict=state["model"], optim_state_dict=state["optim"])
+        assert history(bare(again)) == history(bare(model))
+        train(model, optimizer, data[20:])
+        train(again, resumed, data[20:])
+        local = [(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True)]
+        for one, other in local:
+            assert torch.equal(getattr(one, "_local_tensor", one), getattr(other, "_local_tensor", other))
+
+        other = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+        shapes = [parameter.shape for parameter in other.parameters()]
+        assert "does not fit this model" in refusal(regrow, other, folder[0])
+        assert [parameter.shape for parameter in other.parameters()] == shapes
+        dcp.save({"model": other.state_dict()}, checkpoint_id=folder[0] + "/plain")
+        assert "history_state(model)" in refusal(regrow, network(), folder[0] + "/plain")
+        assert "no distributed checkpoint" in refusal(regrow, network(), folder[0] + "/nowhere")

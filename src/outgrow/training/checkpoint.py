@@ -85,7 +85,7 @@ def save(model: nn.Module, path: Path) -> None:
     if not os.path.isdir(os.path.dirname(target)):
         raise CheckpointError(f"{path}: there is no folder {os.path.dirname(target)}: create it first")
     histories = histories_of(model)
-    contents = _contents(model, histories)
+    contents = contents_of(model, histories)
     facts, amounts = pack_drifts(model)
     bad = _not_finite(model, {**contents, **amounts})
     refuse(f"{path} was not written: the model holds numbers that are not finite", bad)
@@ -153,7 +153,7 @@ def load(model: nn.Module, path: Path) -> nn.Module:
     check_renewable(wrappers_around([bare]))
     try:
         new = replay(bare, about.histories, final, misfit, journal)
-        contents = _contents(bare, about.histories)
+        contents = contents_of(bare, about.histories)
         refuse(misfit, _differences(contents, given), FRESH)
         refuse(misfit, _ties(contents, given, about), FRESH)
         refuse(f"{path} holds numbers that are not finite", _not_finite(bare, {**given, **amounts}), EARLIER)
@@ -255,7 +255,7 @@ def _bare(model: nn.Module) -> nn.Module:
     return model
 
 
-def _contents(model: nn.Module, histories: Histories) -> dict[str, Tensor]:
+def contents_of(model: nn.Module, histories: Histories) -> dict[str, Tensor]:
     """What a checkpoint holds: the state dict, and buffers outside it that some plan has changed."""
     contents: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
     for name, value in contents.items():
