@@ -40,12 +40,14 @@ def check_module(model: Any, numbers: bool = True) -> None:
         problem = Problem(scripted[0] or "the model", reason, "grow the Python module, then script or trace it again")
         raise TraceError("a scripted model can't be grown", [problem])
     wrapped = [path or "the model" for path, module in model.named_modules() if type(module).__name__ in DISTRIBUTED]
-    if wrapped or any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
+    if wrapped:
         reason = "it averages the gradients of the parameters it was given, and would not see new ones"
         way_out = "grow the module inside it (model.module) on every process with the same seed, then wrap it again"
-        raise TraceError(
-            "a model wrapped for distributed training can't be grown", [Problem(" ".join(wrapped[:1]), reason, way_out)]
-        )
+        raise TraceError("a model wrapped for distributed training can't be grown", [Problem(wrapped[0], reason, way_out)])
+    sharded = [name for name, parameter in model.named_parameters() if type(parameter).__name__ == "DTensor"]
+    if sharded:
+        problem = Problem(sharded[0], "it is in shards (a DTensor)", "look at a plain copy of the model, before it is sharded")
+        raise TraceError("a sharded model can't be watched", [problem])
     lazy = [path for path, module in model.named_modules() if getattr(module, "has_uninitialized_params", bool)()]
     if lazy:
         problem = Problem(lazy[0], "its parameters have no shape yet", "run the model once first: model(example)")

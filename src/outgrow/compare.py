@@ -27,6 +27,7 @@ from outgrow.sandbox import random_state
 from outgrow.structure import calls_of
 from outgrow.tables import plain_table
 from outgrow.trace import Example
+from outgrow.training.compiled import uncompiled
 from outgrow.transforms.widen import matches
 from outgrow.volumes import Anatomy, Volume
 
@@ -75,6 +76,7 @@ class Comparison:
         return data
 
 
+@uncompiled()
 def compare(model: nn.Module, example: Example, where: str) -> Comparison:
     """Tell what R2R, Net2Net and NetMorph need and do at one place of a model: the paper's table 1, found by trying.
 

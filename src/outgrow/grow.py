@@ -103,7 +103,7 @@ def _grow(
 ) -> Growth:
     started = time.perf_counter()
     model, copies = bare(given), [bare(getattr(average, "module", average)) for average in averages]
-    with random_state(), uncompiled(), together(given, model, copies, example) as ranks:
+    with random_state(), uncompiled(), together(given, model, copies, optimizers, example) as ranks:
         example = ranks.example
         check_model(model, numbers=not rehearsal)
         check_averages(averages, model)
@@ -129,7 +129,7 @@ def _grow(
             worst, allowed = float("nan"), 0.0
             if base is not None:
                 worst, allowed = verify.check(model, example, base, limits, preserving)
-            ranks.agree(work.plans)
+            ranks.conclude(work.plans)
         except BaseException:
             work.journal.undo()
             raise

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Iterator
 
 import torch
@@ -21,7 +22,9 @@ def uncompiled() -> Iterator[None]:
     if "torch._dynamo" not in sys.modules:  # torch.compile imports it: nothing is compiled
         yield
         return
-    with torch.compiler.set_stance("force_eager"):
+    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        # torch warns where a compiled part is watched by hooks that see all modules: they see the part and what it holds
+        warnings.filterwarnings("ignore", "Using `torch.compile")
         yield
 
 

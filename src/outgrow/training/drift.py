@@ -22,6 +22,7 @@ from outgrow.fill import Init, fill_values, grown
 from outgrow.plan import Edit, Insertion, Plan, Rescaling
 from outgrow.sandbox import tensors_of
 from outgrow.training.fade import CLOCK
+from outgrow.training.sharded import placed
 
 ATTRIBUTE = "_outgrow_drifts"  # of the module that has the parameter
 STORED = "outgrow.fade/"  # how amounts are called in a checkpoint
@@ -54,7 +55,11 @@ class Drift:
         """One step on. In low precision small steps would be lost one by one, so λA is rounded as a whole."""
         tensor, amount = self.tensor, self.amount.to(self.tensor.device)
         now, then = ((amount * (done / self.steps)).to(tensor.dtype) for done in (self.done, self.done + 1))
-        tensor.index_add_(self.axis, self.at.to(tensor.device), then - now)
+        if type(tensor).__name__ == "DTensor":
+            whole = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            tensor.add_(placed(whole.index_add_(self.axis, self.at.to(tensor.device), then - now), tensor))
+        else:
+            tensor.index_add_(self.axis, self.at.to(tensor.device), then - now)
         self.done += 1
         if self.done >= self.steps:
             _put(self.module, [drift for drift in drifts_at(self.module) if drift is not self])

@@ -24,7 +24,6 @@ from outgrow.report import Growth
 from outgrow.tables import rounded
 from outgrow.training.schedule import Transform, described
 
-
 Size = int | tuple[int, ...]
 
 
@@ -91,7 +90,7 @@ class Record:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Record:
         """The record that `to_json` was made from."""
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+        values: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in data.items()}
         values["sizes"] = tuple((name, _size(old), _size(new)) for name, old, new in data["sizes"])
         values["error"] = float("nan") if data["error"] is None else data["error"]
         return cls(**values)

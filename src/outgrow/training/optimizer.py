@@ -78,7 +78,7 @@ def check_optimizers(optimizers: Sequence[Any], model: nn.Module, plan: Plan, ol
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     edits = edits_by_tensor(plan)
     problems: list[Problem] = []
-    for optimizer in _unwrapped(optimizers):
+    for optimizer in unwrapped(optimizers):
         kind = type(optimizer).__name__
         held = [parameter for parameter in held_by(optimizer) if id(parameter) in names]
         if not held:
@@ -112,7 +112,7 @@ def grow_optimizers(
     names = {id(tensors[name]): name for name in edits_by_tensor(plan)}
     before = {name: olds[id(tensor)] for name, tensor in tensors.items()}
     edits = edits_by_tensor(plan)
-    for optimizer in _unwrapped(optimizers):
+    for optimizer in unwrapped(optimizers):
         averages = {name: optimizer.state.get(tensor, {}).get("ax", before[name]) for name, tensor in tensors.items()}
         for parameter in held_by(optimizer):
             state = optimizer.state.get(parameter)
@@ -187,7 +187,7 @@ def _marking(edit: Insertion) -> Insertion:
     return replace(edit, fill=fill, signs=(1.0,) * len(edit.at), keep=(), noise=0.0)
 
 
-def _unwrapped(optimizers: Sequence[Any]) -> list[Optimizer]:
+def unwrapped(optimizers: Sequence[Any]) -> list[Optimizer]:
     """The optimizers that hold state, each once: trainers wrap theirs in an object with an attribute `optimizer`."""
     found: dict[int, Optimizer] = {}
     for given in optimizers:
@@ -269,7 +269,7 @@ def adopt(
                 gaps = [(p.ndim != parameter.ndim, abs(place[id(p)] - place[id(parameter)])) for p in near]
                 like = near[gaps.index(min(gaps))] if near else like
             twins.setdefault(id(like), []).append(parameter)
-    for optimizer in _unwrapped(optimizers):
+    for optimizer in unwrapped(optimizers):
         if isinstance(optimizer, LBFGS) and _stepped(optimizer):
             reason = "LBFGS remembers past steps as flat vectors over all parameters, which can't be grown"
             problem = Problem("LBFGS", reason, f"leave it out and {ANEW}: torch.optim.LBFGS(model.parameters())")

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import ref
@@ -32,6 +32,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from outgrow.errors import GrowthError, ParallelError, Problem
 from outgrow.plan import Plan
 from outgrow.trace import Example
+from outgrow.training.sharded import gathered
 
 ANEW = "grow the module in it (wrapper.module) once the wrapper is dropped (del wrapper), then wrap it again"
 ALIKE = (
@@ -143,13 +144,15 @@ class Ranks:
     example: Example
     group: Any = None
     before: Mapping[str, int] = field(default_factory=dict)
+    again: Callable[[], None] = lambda: None
     agreed: bool = False
 
-    def agree(self, plans: Sequence[Plan]) -> None:
-        """Raise, on all ranks, if the growth did not come out alike on all of them."""
+    def conclude(self, plans: Sequence[Plan]) -> None:
+        """Raise, on all ranks, if the growth did not come out alike on all of them; then shard again what was sharded."""
         if self.group is not None:
             after = checksums(self.model)
             self._compare({"plans": [plan.to_json() for plan in plans], "before": self.before, "after": after})
+        self.again()
 
     def tell(self, error: Exception) -> None:
         """Let the other ranks know that this one has not grown."""
@@ -206,32 +209,42 @@ def checksums(model: nn.Module) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def together(given: Any, model: nn.Module, copies: Sequence[nn.Module], example: Example) -> Iterator[Ranks]:
-    """A growth of the model in what was given, with all wrappers around it: alike on all ranks, or on none."""
+def together(
+    given: Any, model: nn.Module, copies: Sequence[nn.Module], optimizers: Sequence[Any], example: Example
+) -> Iterator[Ranks]:
+    """A growth of the model in what was given, with all that is around it: alike on all ranks, or on none."""
     wrappers = wrappers_around([model, *copies], given)
     check_renewable(wrappers)
-    first = next((wrapper for wrapper in wrappers[:1] if dist.get_world_size(wrapper.process_group) > 1), None)
     buffers: list[tuple[Tensor, Tensor]] = []
-    ranks = Ranks(model, example)
-    if first is not None:
-        ranks.group, ranks.before = first.process_group, checksums(model)
-        first._assign_modules_buffers()
-        if first.broadcast_buffers and first.modules_buffers:
-            buffers = [(buffer, buffer.detach().clone()) for buffer in first.buffers()]
-            first._sync_buffers()
-    try:
-        if first is not None:
-            ranks.example = _from_first(example, ranks.group)
-        yield ranks
-    except BaseException as error:
-        with torch.no_grad():
-            for buffer, old in buffers:
-                buffer.copy_(old)
-        if isinstance(error, Exception):
-            ranks.tell(error)
-        raise
+    with gathered([model, *copies], optimizers) as shards:
+        ranks = Ranks(model, example, shards.group, again=shards.again)
+        for wrapper in wrappers[:1]:
+            if dist.get_world_size(wrapper.process_group) > 1:
+                ranks.group, buffers = wrapper.process_group, _buffers_from_first(wrapper)
+        try:
+            if ranks.group is not None:
+                ranks.before = checksums(model)
+                ranks.example = _from_first(example, ranks.group)
+            yield ranks
+        except BaseException as error:
+            with torch.no_grad():
+                for buffer, old in buffers:
+                    buffer.copy_(old)
+            if isinstance(error, Exception):
+                ranks.tell(error)
+            raise
     for wrapper in wrappers:
         renew(wrapper)
+
+
+def _buffers_from_first(wrapper: DistributedDataParallel) -> list[tuple[Tensor, Tensor]]:
+    """Send rank 0's buffers, as the wrapper would before its next forward pass; returns those that were here."""
+    wrapper._assign_modules_buffers()
+    if not (wrapper.broadcast_buffers and wrapper.modules_buffers):
+        return []
+    before = [(buffer, buffer.detach().clone()) for buffer in wrapper.buffers()]
+    wrapper._sync_buffers()
+    return before
 
 
 def _from_first(example: Example, group: Any) -> Example:

@@ -55,6 +55,14 @@ def watch_for_stale(
     _WATCH.start()
 
 
+def watch_for_gone(parameters: Sequence[tuple[Tensor, str]]) -> None:
+    """From now on, stop any optimizer that still holds one of these: others have taken their place in the model."""
+    for parameter, name in parameters:
+        _WATCH.gone[parameter] = name
+    if parameters:
+        _WATCH.start()
+
+
 class _Watch:
     """Which parameters have grown, and which optimizers have been seen to fit them since.
 
@@ -65,6 +73,7 @@ class _Watch:
     def __init__(self) -> None:
         self.grown: Any = WeakTensorKeyDictionary()  # parameter → (name, shapes that it had before, what grew it last)
         self.added: Any = WeakTensorKeyDictionary()  # new parameter → (the one it goes with, name)
+        self.gone: Any = WeakTensorKeyDictionary()  # parameter that is in no model any more → name
         self.fitting: WeakSet[Optimizer] = WeakSet()
         self.listening: WeakSet[Optimizer] = WeakSet()
         self.started = False
@@ -126,6 +135,9 @@ def _left_out(optimizer: Optimizer) -> Iterator[str]:
 
 def _stale(optimizer: Optimizer) -> Iterator[Problem]:
     held = list(held_by(optimizer))
+    for parameter in held:
+        if parameter in _WATCH.gone:
+            yield Problem(_WATCH.gone[parameter], "the model was sharded again after it grew, and has another parameter there")
     entries = [(parameter, *_WATCH.grown[parameter][:2]) for parameter in held if parameter in _WATCH.grown]
     if isinstance(optimizer, LBFGS) and entries:
         total = sum(parameter.numel() * (2 if parameter.is_complex() else 1) for parameter in held)

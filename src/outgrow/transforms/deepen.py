@@ -36,6 +36,7 @@ from outgrow.structure import (
     signature,
 )
 from outgrow.trace import Example, outputs_in
+from outgrow.training.compiled import uncompiled
 from outgrow.training.fade import close_gates
 from outgrow.transforms.plain import LAYERS, is_activation, legal, plain_step, unwrappable
 from outgrow.volumes import Anatomy
@@ -139,6 +140,7 @@ class Kinds:
         return found
 
 
+@uncompiled()
 def places(model: nn.Module, example: Example) -> list[Place]:
     """All children of the model's containers, and whether a block can be put behind each.
 
@@ -153,8 +155,7 @@ def places(model: nn.Module, example: Example) -> list[Place]:
         >>> [(place.name, place.methods) for place in places(model, torch.zeros(1, 3)) if place.own]
         [('1', ('r2r', 'r2r-paper', 'residual'))]
     """
-    model = bare(model)
-    check_module(model)
+    check_module(model := bare(model))
     blocks = [_join(path, key) for path, module in _containers(model) for key in module._modules]
     layers = [path for path, module in model.named_modules() if path and (isinstance(module, LAYERS) or is_activation(module))]
     paths = list(dict.fromkeys((*blocks, *layers)))

@@ -1,0 +1,123 @@
+"""Growths in checkpoints of `torch.distributed.checkpoint`: the history travels in the saved dict, as a tensor.
+
+`dcp.load` fills tensors that are there already, so the model must have its grown shapes before. Thus two steps around the
+usual ones:
+
+    dcp.save({"model": …, "optim": …, **history_state(model)}, checkpoint_id=path)
+
+    regrow(model, path)                      # the shapes: read the history alone, replay it, shard again what was sharded
+    optimizer = AdamW(model.parameters())
+    dcp.load({"model": …, "optim": …}, checkpoint_id=path)      # the numbers
+
+The history is JSON in a uint8 tensor under the key `outgrow.history`. With it go numbers that no state dict holds: buffers with
+persistent=False that a growth has changed, and what faded widenings have still to bring in.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outgrow.admit import bare
+from outgrow.apply import Journal
+from outgrow.errors import CheckpointError
+from outgrow.plan import Plan
+from outgrow.training.checkpoint import BUFFER, EARLIER, VERSION, Path, contents_of
+from outgrow.training.compiled import forget_compiled
+from outgrow.training.drift import STORED, pack_drifts, restore_drifts
+from outgrow.training.fade import gates_of, restore_gates
+from outgrow.training.parallel import check_renewable, renew_around, wrappers_around
+from outgrow.training.replay import histories_of, replay
+from outgrow.training.sharded import gathered
+
+KEY = "outgrow.history"
+
+
+def history_state(model: nn.Module) -> dict[str, Tensor]:
+    """What a distributed checkpoint has to hold of a model's growths, besides its state dict: a few small tensors.
+
+    Example:
+        >>> import outgrow
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> growth = outgrow.widen(model, torch.zeros(1, 4), "0", to=12)
+        >>> {name: tensor.dtype for name, tensor in history_state(model).items()}
+        {'outgrow.history': torch.uint8}
+    """
+    model = bare(model)
+    histories = histories_of(model)
+    contents = contents_of(model, histories)
+    facts, amounts = pack_drifts(model)
+    about = {
+        "version": VERSION,
+        "model": type(model).__qualname__,
+        "histories": {place: [plan.to_json() for plan in plans] for place, plans in histories.items()},
+        "shapes": {name: list(tensor.shape) for name, tensor in contents.items() if not name.startswith(BUFFER)},
+        "gates": {place: [gate.done, gate.steps] for place, gate in gates_of(model).items()},
+        "drifts": facts,
+    }
+    text = bytearray(json.dumps(about, separators=(",", ":")).encode())
+    buffers = {name: tensor.detach() for name, tensor in contents.items() if name.startswith(BUFFER)}
+    return {KEY: torch.frombuffer(text, dtype=torch.uint8), **amounts, **buffers}
+
+
+def regrow(model: nn.Module, path: Path) -> nn.Module:
+    """Give a freshly built small model the shapes that a distributed checkpoint has; its numbers are loaded after this.
+
+    Call it on every rank, before the optimizer is made. DistributedDataParallel wrappers go on, and a model that was sharded
+    by `sharded.shard` is sharded again. Returns the model.
+
+    Raises CheckpointError, and leaves the model as it was, if the checkpoint tells no history or does not fit.
+    """
+    about, tensors = _read(path)
+    inner = bare(model)
+    misfit = f"{path} does not fit this model ({type(inner).__qualname__}; it was written for {about['model']})"
+    check_renewable(wrappers_around([inner]))
+    journal = Journal()
+    with gathered([inner], []) as shards:
+        try:
+            histories = {place: tuple(map(Plan.from_json, plans)) for place, plans in about["histories"].items()}
+            final = {name: tuple(shape) for name, shape in about["shapes"].items()}
+            replay(inner, histories, final, misfit, journal)
+            for name, tensor in tensors.items():
+                if name.startswith(BUFFER):
+                    inner.get_buffer(name.removeprefix(BUFFER)).copy_(tensor)
+            restore_drifts(inner, about["drifts"], tensors, journal)
+            restore_gates(inner, {place: (done, steps) for place, (done, steps) in about["gates"].items()})
+            shards.again()
+        except BaseException:
+            journal.undo()
+            raise
+        journal.close()
+    renew_around([inner])
+    forget_compiled()
+    return model
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The history, and the tensors that go with it: nothing else is read."""
+    from torch.distributed.checkpoint import filesystem, state_dict_loader
+
+    try:
+        stored = filesystem.FileSystemReader(path).read_metadata().state_dict_metadata
+    except Exception as error:
+        raise CheckpointError(
+            f"{path} is no distributed checkpoint that can be read: {type(error).__name__}: {error}"
+        ) from error
+    if KEY not in stored:
+        raise CheckpointError(
+            f"{path} tells no growth history: save it with dcp.save({{…, **outgrow.training.dcp.history_state(model)}}, …)"
+        )
+    sizes: dict[str, Any] = {name: each for name, each in stored.items() if name == KEY or name.startswith((STORED, BUFFER))}
+    tensors: dict[str, Any] = {name: torch.empty(each.size, dtype=each.properties.dtype) for name, each in sizes.items()}
+    state_dict_loader.load(tensors, checkpoint_id=path)
+    try:
+        about: dict[str, Any] = json.loads(bytes(tensors.pop(KEY).tolist()))
+        version = int(about["version"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged: its growth history can't be read ({error}): {EARLIER}") from error
+    if version > VERSION:
+        raise CheckpointError(f"{path} has format version {version}, this outgrow reads up to {VERSION}: install a newer one")
+    return about, tensors
