@@ -30,6 +30,7 @@ __all__ = [
     "Parallel",
     "RandomPad",
     "ResidualBlock",
+    "Run",
     "Schedule",
     "When",
     "Widen",

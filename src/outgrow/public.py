@@ -23,6 +23,7 @@ from outgrow.training.checkpoint import save as save
 from outgrow.training.fade import PActivation as PActivation
 from outgrow.training.rules import plateau as plateau
 from outgrow.training.rules import reached as reached
+from outgrow.training.run import Run as Run
 from outgrow.training.schedule import At as At
 from outgrow.training.schedule import Schedule as Schedule
 from outgrow.training.schedule import When as When

@@ -25,7 +25,8 @@ from outgrow.admit import bare
 from outgrow.apply import Journal
 from outgrow.errors import CheckpointError
 from outgrow.plan import Plan
-from outgrow.training.checkpoint import BUFFER, EARLIER, VERSION, Path, contents_of
+from outgrow.training.atomic import Path
+from outgrow.training.checkpoint import BUFFER, EARLIER, VERSION, contents_of
 from outgrow.training.compiled import forget_compiled
 from outgrow.training.drift import STORED, pack_drifts, restore_drifts
 from outgrow.training.fade import gates_of, restore_gates

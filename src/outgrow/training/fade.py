@@ -165,9 +165,17 @@ class Clock:
 CLOCK = Clock()
 
 
+def _idle(optimizer: Optimizer) -> bool:
+    """No step at all, all rates and gradients zero: torch's distributed checkpoints make one to set up the state they load."""
+    if any(group.get("lr", 1) != 0 for group in optimizer.param_groups):
+        return False
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return bool(gradients) and not any(bool(gradient.any()) for gradient in gradients)
+
+
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if CLOCK.moving and all(group.get("lr", 1) == 0 for group in optimizer.param_groups):
-        return  # no step at all: torch's distributed checkpoints make one to set up the state that they load
+    if CLOCK.moving and _idle(optimizer):
+        return
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]} if CLOCK.moving else set()
     for one in [one for one in CLOCK.moving if one.moves_with(held)]:
         one.advance()

@@ -257,7 +257,7 @@ def adopt(
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     place = {key: index for index, key in enumerate(names)}
-    trained = {id(p) for optimizer in _unwrapped(optimizers) for p in held_by(optimizer)}
+    trained = {id(p) for optimizer in unwrapped(optimizers) for p in held_by(optimizer)}
     twins: dict[int, list[nn.Parameter]] = {}
     for new, old in sources:
         originals = dict(model.get_submodule(old).named_parameters())

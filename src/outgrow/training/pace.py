@@ -24,7 +24,7 @@ from torch.optim import LBFGS
 from outgrow.errors import OptimizerError, Problem, ScheduleError
 from outgrow.training.cohorts import Cohorts, cohorts
 from outgrow.training.history import history
-from outgrow.training.optimizer import _unwrapped, held_by
+from outgrow.training.optimizer import held_by, unwrapped
 from outgrow.training.rein import Rein
 
 Made = Sequence[tuple[int, int]]  # by optimizer: steps since a hold, and since a warm-up, began
@@ -64,7 +64,7 @@ class Pace:
     def __init__(self, model: nn.Module, optimizers: Any) -> None:
         given = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
         self.model = model
-        self._reins = [Rein(self, optimizer) for optimizer in _unwrapped(given)]
+        self._reins = [Rein(self, optimizer) for optimizer in unwrapped(given)]
         self._settings = Settings()
         self._seen: object = None
 

@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from outgrow.apply import Journal
 from outgrow.errors import OptimizerError, Problem
 from outgrow.sandbox import random_state
-from outgrow.training.optimizer import _unwrapped
+from outgrow.training.optimizer import unwrapped
 
 IN_GROUPS = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
 IN_SCHEDULERS = ("base_lrs", "_last_lr", "eta_min", "min_lrs", "max_lrs", "default_min_lr")
@@ -41,7 +41,7 @@ def scale_rates(optimizers: Sequence[Any], schedulers: Sequence[Any], factor: fl
     scheduler would not follow.
     """
     _check_factor(factor, positive=True)
-    real, bare = _unwrapped(optimizers), bare_schedulers(schedulers)
+    real, bare = unwrapped(optimizers), bare_schedulers(schedulers)
     if factor != 1:
         _check(real, bare, factor)
         _scale(real, bare, factor, journal)
@@ -50,7 +50,7 @@ def scale_rates(optimizers: Sequence[Any], schedulers: Sequence[Any], factor: fl
 def scale_decay(optimizers: Sequence[Any], factor: float, journal: Journal) -> None:
     """Multiply the weight decay of every group."""
     _check_factor(factor, positive=False)
-    for optimizer in _unwrapped(optimizers):
+    for optimizer in unwrapped(optimizers):
         for group in optimizer.param_groups:
             if group.get("weight_decay") is not None:
                 _set(group, "weight_decay", group["weight_decay"] * factor, journal)

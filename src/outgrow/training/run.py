@@ -1,0 +1,355 @@
+"""A training run that grows on the way: call `step` after each optimizer step and `epoch` after each epoch.
+
+    for epoch in range(run.epochs, 90):
+        for x, y in loader:
+            …; loss.backward(); optimizer.step(); scheduler.step()
+            run.step(loss)
+        run.epoch({"val_loss": …})
+        run.save("run.pt")
+
+The loop stays the user's own. A growth happens inside one of these two calls, as a whole or not at all: the model, what the
+optimizers remember, rates, averaged copies. `run.load("run.pt")`, on a run made from the *small* constructor, goes on bit for
+bit where the saved one was.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from outgrow.admit import bare, check_averages, check_model, check_seed
+from outgrow.apply import Journal
+from outgrow.errors import CheckpointError, GrowthError, OptimizerError, Problem, ScheduleError
+from outgrow.grow import grow
+from outgrow.plan import Plan
+from outgrow.report import Growth
+from outgrow.trace import Example
+from outgrow.training.atomic import Path, place_for, write_whole
+from outgrow.training.cohorts import Cohorts, cohorts
+from outgrow.training.fade import share_gates
+from outgrow.training.log import Record, check_sinks, write
+from outgrow.training.optimizer import check_optimizers
+from outgrow.training.optimizer import unwrapped as bare_optimizers
+from outgrow.training.pace import Pace
+from outgrow.training.rates import scale_decay, scale_rates
+from outgrow.training.resume import Parts, pack, restore
+from outgrow.training.rules import Metrics
+from outgrow.training.schedule import At, Schedule, When
+from outgrow.training.terminal import line, track
+from outgrow.training.timeline import Timeline, timeline
+
+T = TypeVar("T")
+NOTHING = Plan((), (), (), 0)
+
+
+class Run:
+    """A model in training, with all that follows its growths.
+
+    Args:
+        model: the model as it is trained; wrappers (`torch.compile`, DistributedDataParallel) are looked through.
+        example: what the model can be run on, as for `outgrow.grow`.
+        optimizer: one or several.
+        schedule: an `outgrow.Schedule`, a list of events, or a file that holds one.
+        scheduler: learning-rate schedulers, one or several; they are needed where an event says lr=.
+        average: averaged copies of the model, which grow too.
+        also: whatever else is to be saved and loaded with the run, by name: anything with `state_dict` and `load_state_dict`
+            (a GradScaler, a sampler), or a torch.Generator.
+        seed: for the free values of growths.
+        check: compare old and new outputs at each growth.
+        log: where each growth is told, besides the terminal: a `logging.Logger`, a callable, a TensorBoard writer, a logger of
+            Lightning's, a .csv or .jsonl file; one or several. `quiet=True` keeps the terminal free.
+
+    Everything is checked before training starts, by a dry run of the whole schedule: `print(run.timeline)`.
+
+    Example:
+        >>> import outgrow
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> schedule = Schedule([At(step=3, grow=[outgrow.Widen("0", to=12)], lr=0.5)])
+        >>> run = Run(model, torch.zeros(1, 4), optimizer, schedule, quiet=True)
+        >>> for _ in range(5):
+        ...     optimizer.zero_grad()
+        ...     model(torch.randn(6, 4)).square().mean().backward()
+        ...     optimizer.step()
+        ...     growth = run.step()
+        >>> model[0].out_features, optimizer.param_groups[0]["lr"], len(run.records)
+        (12, 0.05, 1)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Example,
+        optimizer: Optimizer | Sequence[Optimizer],
+        schedule: Schedule | Sequence[At | When] | Path,
+        scheduler: Any = None,
+        average: nn.Module | Sequence[nn.Module] | None = None,
+        *,
+        also: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        check: bool = True,
+        log: Any = None,
+        quiet: bool = False,
+    ) -> None:
+        check_seed(seed)
+        self.model, self.example, self.seed, self.check = model, example, seed, check
+        self.schedule = _schedule(schedule)
+        self.optimizers: list[Any] = _several(optimizer)
+        self.schedulers, self.averages, self.log, self.quiet = _several(scheduler), _several(average), _several(log), quiet
+        self.also = dict(also or {})
+        check_model(bare(model))
+        if not self.optimizers:
+            raise OptimizerError("a run needs its optimizer: pass the one that was made from model.parameters()")
+        check_optimizers(self.optimizers, bare(model), NOTHING)
+        check_averages(self.averages, bare(model))
+        _check_stateful(self.schedulers, self.also)
+        check_sinks(self.log)
+        for event in self.schedule:  # a scheduler that can't follow says so now
+            if event.lr is not None:
+                trial = Journal()
+                try:
+                    scale_rates(self.optimizers, self.schedulers, event.lr, trial)
+                finally:
+                    trial.undo()
+        self.timeline: Timeline = timeline(bare(model), example, self.schedule)
+        self.pace = Pace(bare(model), self.optimizers)
+        for average_ in self.averages:
+            share_gates(bare(model), getattr(average_, "module", average_))
+        self.steps, self.epochs = 0, 0
+        self.done: list[int] = []  # events that have happened, by their number in the schedule
+        self.metrics: list[dict[str, float]] = []  # of the epochs since the last growth
+        self.records: list[Record] = []
+        self._loss: Any = None
+        self._untold: Record | None = None
+
+    @property
+    def cohorts(self) -> Cohorts:
+        """Which entries of each parameter came with which growth."""
+        return cohorts(bare(self.model))
+
+    def step(self, loss: Any = None) -> Growth | None:
+        """Count an optimizer step, and grow if it is time; call it after `optimizer.step()` (and `scheduler.step()`).
+
+        loss: of this step, for the log: what it was before a growth and after it.
+        """
+        if loss is not None:
+            self._tell(loss)
+            self._loss = loss.detach() if isinstance(loss, Tensor) else loss  # a number only where one is needed
+        self.steps += 1
+        due = [number for number, event in self._waiting() if isinstance(event, At) and event.step == self.steps]
+        return self._grow(due)
+
+    def epoch(self, metrics: Metrics | None = None) -> Growth | None:
+        """Count an epoch, and grow if it is time, or if a rule says so after a look at the metrics."""
+        given = {name: _number(value) for name, value in (metrics or {}).items()}
+        past = [*self.metrics, given]
+        rules = [(number, event) for number, event in self._waiting() if isinstance(event, When)]
+        if rules and not given:
+            raise ScheduleError(f"the schedule waits for {rules[0][1].time!r}: call run.epoch(metrics) with what was measured")
+        due = [number for number, event in self._waiting() if isinstance(event, At) and event.epoch == self.epochs + 1]
+        if rules and rules[0][1].rule(past):  # one after the other, as they are listed
+            due.append(rules[0][0])
+        self.epochs, self.metrics = self.epochs + 1, past
+        return self._grow(sorted(due))
+
+    def track(self, batches: Iterable[T]) -> Iterator[T]:
+        """A progress bar over an epoch's batches, which tells the step, the size and what is next."""
+        return track(batches, self._told) if not self.quiet else iter(batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that this run needs to go on; `torch.load(weights_only=True)` reads it back."""
+        return {"outgrow": self.position(), **pack(self._parts())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another run was; this one is made from the small model, or is that run itself."""
+        journal = Journal()
+        before = self.position()
+        try:
+            self._check_position(state["outgrow"])
+            restore(self._parts(), state, journal)
+            self.go_to(state["outgrow"])
+        except GrowthError:
+            journal.undo()
+            self.go_to(before)
+            raise
+        except Exception as error:
+            journal.undo()
+            self.go_to(before)
+            raise CheckpointError(f"the checkpoint can't be loaded into this run: {type(error).__name__}: {error}") from error
+        journal.close()
+
+    def save(self, path: Path, extra: Any = None) -> None:
+        """Write the whole run to a file, whole or not at all: a process that dies meanwhile leaves the old file as it was.
+
+        extra: anything more of plain values and tensors; `load` returns it.
+        """
+        target = place_for(path, "run.pt")
+        state = {**self.state_dict(), "extra": extra}
+        write_whole(target, lambda draft: torch.save(state, draft))
+
+    def load(self, path: Path) -> Any:
+        """Go on where the run that wrote a file was. Returns the extra that was saved with it."""
+        if not os.path.isfile(path):
+            raise CheckpointError(f"{path}: there is no such file")
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise CheckpointError(
+                f"{path} is damaged, or no file that Run.save wrote ({type(error).__name__}: {error})"
+            ) from error
+        if not isinstance(state, dict) or "outgrow" not in state:
+            raise CheckpointError(f"{path} was not written by Run.save: it tells no growth history")
+        self.load_state_dict(state)
+        return state.get("extra")
+
+    def position(self) -> dict[str, Any]:
+        """Where the run is, without its model and optimizers: plain values."""
+        self._tell(None)
+        return {
+            "steps": self.steps,
+            "epochs": self.epochs,
+            "done": [_mark(self.schedule.events[number]) for number in self.done],
+            "metrics": [dict(metrics) for metrics in self.metrics],
+            "records": [record.to_json() for record in self.records],
+            "pace": self.pace.state_dict(),
+        }
+
+    def go_to(self, position: Mapping[str, Any]) -> None:
+        """Be where another run was; its model and optimizers are loaded already."""
+        self._check_position(position)
+        self.steps, self.epochs = position["steps"], position["epochs"]
+        self.done = self._matched(position)
+        self.metrics = [dict(metrics) for metrics in position["metrics"]]
+        self.records = [Record.from_json(record) for record in position["records"]]
+        self.pace.load_state_dict(position["pace"])
+        self._loss = self._untold = None
+
+    def _check_position(self, position: Mapping[str, Any]) -> None:
+        """An event that has not happened and whose time is past can't be meant."""
+        done = self._matched(position)
+        for number, event in enumerate(self.schedule):
+            if number in done or not isinstance(event, At):
+                continue
+            now = position["epochs"] if event.step is None else position["steps"]
+            if (event.step or event.epoch or 0) <= now:
+                raise ScheduleError(
+                    f"event {number + 1} is past: the run is at step {position['steps']:,} after {position['epochs']} epochs",
+                    [
+                        Problem(
+                            repr(event),
+                            "it has not happened in the run that was saved",
+                            "give it a later time, or leave it out",
+                        )
+                    ],
+                )
+
+    def _matched(self, position: Mapping[str, Any]) -> list[int]:
+        """Events of this schedule that have happened in a saved run."""
+        happened, result = list(position["done"]), []
+        for number, event in enumerate(self.schedule):
+            if _mark(event) in happened:
+                happened.remove(_mark(event))
+                result.append(number)
+        return result
+
+    def _waiting(self) -> list[tuple[int, At | When]]:
+        return [(number, event) for number, event in enumerate(self.schedule) if number not in self.done]
+
+    def _parts(self) -> Parts:
+        return Parts(self.model, bare_optimizers(self.optimizers), self.schedulers, self.averages, self.also)
+
+    def _grow(self, due: Sequence[int]) -> Growth | None:
+        growth = None
+        for number in due:
+            growth = self._carry_out(number, self.schedule.events[number])
+        return growth
+
+    def _carry_out(self, number: int, event: At | When) -> Growth:
+        """One event: rates first, which can be put back, then the growth, which puts itself back if it fails."""
+        journal = Journal()
+        try:
+            if event.lr is not None:
+                scale_rates(self.optimizers, self.schedulers, event.lr, journal)
+            if event.weight_decay is not None:
+                scale_decay(self.optimizers, event.weight_decay, journal)
+            growth = grow(
+                self.model,
+                self.example,
+                *event.grow,
+                optimizer=self.optimizers,
+                average=self.averages,
+                seed=self.seed + number,
+                check=self.check,
+            )
+        except BaseException:
+            journal.undo()
+            raise
+        journal.close()
+        if event.state == "fresh":
+            for optimizer in bare_optimizers(self.optimizers):
+                optimizer.state.clear()
+        self.pace.grown(new_lr=event.new_lr, train=event.train, hold=event.hold, warmup=event.warmup)
+        self.done.append(number)
+        self.metrics = []
+        self._note(growth, event)
+        return growth
+
+    def _note(self, growth: Growth, event: At | When) -> None:
+        before = None if self._loss is None else _number(self._loss)
+        record = Record.of(growth, event.grow, len(self.records) + 1, step=self.steps, epoch=self.epochs, loss_before=before)
+        self.records.append(record)
+        self._untold = record
+        if before is None:
+            self._tell(None)
+
+    def _tell(self, loss: Any) -> None:
+        """Tell the last growth, once the loss after it is known, or will not be."""
+        if self._untold is None:
+            return
+        record = replace(self._untold, loss_after=None if loss is None else _number(loss))
+        self.records[-1], self._untold = record, None
+        if not self.quiet:
+            line(str(record))
+        write(record, self.log)
+
+    def _told(self) -> str:
+        waiting = self._waiting()
+        size = sum(parameter.numel() for parameter in bare(self.model).parameters())
+        ahead = f"next growth: {waiting[0][1].time}" if waiting else "no more growths"
+        return f"epoch {self.epochs + 1} · step {self.steps:,} · {size:,} parameters · {ahead}"
+
+
+def _number(value: Any) -> float:
+    return float(value.detach() if isinstance(value, Tensor) else value)
+
+
+def _mark(event: At | When) -> str:
+    """What tells one event from another; addresses of functions are not the same in another process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", f"{event.time}: {event.grow!r}")
+
+
+def _schedule(given: Any) -> Schedule:
+    if isinstance(given, (str, os.PathLike)):
+        return Schedule.from_file(given)
+    return given if isinstance(given, Schedule) else Schedule(given)
+
+
+def _check_stateful(schedulers: Sequence[Any], also: Mapping[str, Any]) -> None:
+    for name, part in (*((f"scheduler {number}", one) for number, one in enumerate(schedulers)), *also.items()):
+        if not isinstance(part, torch.Generator) and not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+            raise GrowthError(
+                f"{name} is of type {type(part).__name__}, which has no state_dict and load_state_dict to save it by"
+            )
+
+
+def _several(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    return list(given) if isinstance(given, (list, tuple)) else [given]
