@@ -157,7 +157,7 @@ def test_a_copy_goes_its_own_way_and_two_optimizers_are_one_step() -> None:
     assert (levels(model), levels(fork)) == ([0.0], [0.75])
     parts = list(model[2][2].parameters())
     for part in (parts[:1], parts[1:]):
-        steps(model, torch.optim.SGD(part, lr=0.0), 1)
+        steps(model, torch.optim.SGD(part, lr=0.1), 1)
     assert levels(model) == [0.25]
 
 
