@@ -151,12 +151,15 @@ def test_part_of_a_model_of_ones_own_is_described_by_its_configuration() -> None
         def __init__(self) -> None:
             super().__init__()
             self.body, self.head = build("gpt2").transformer, nn.Linear(16, 3)
+            self.other = build("gpt2").transformer
+            self.other.h[0].mlp.act = nn.Tanh()  # its configuration says otherwise, which is none of this growth's business
 
         def forward(self, ids: Tensor) -> Tensor:
-            return self.head(self.body(input_ids=ids).last_hidden_state)
+            return self.head(self.body(input_ids=ids).last_hidden_state + self.other(input_ids=ids).last_hidden_state)
 
     model, ids = Tagger(), example("gpt2")["input_ids"]
-    outgrow.widen(model, ids, "body.h.*.mlp.c_fc", factor=1.5)
+    growth = outgrow.widen(model, ids, "body.h.*.mlp.c_fc", factor=1.5)
+    assert growth.notes == ("config: n_inner None → 96",)
     assert model.body.config.n_inner == 96
     assert shapes(type(model.body)(model.body.config)) == shapes(model.body)
 

@@ -54,7 +54,7 @@ def follow(model: nn.Module, example: Example, plans: Sequence[Plan], journal: J
     """
     settings: list[Setting] = []
     told = ""
-    for path in _described(model):
+    for path in (path for path in _described(model) if _grew(path, plans)):
         found = _settled(model, path, example, plans, journal)
         settings += found or ()
         told = LEFT if found is None else told
@@ -81,6 +81,11 @@ def _described(model: nn.Module) -> list[str]:
         if hasattr(vars(module).get(NAME), "to_dict") and not any(_within(path, outer) for outer in paths):
             paths.append(path)
     return paths
+
+
+def _grew(path: str, plans: Sequence[Plan]) -> bool:
+    places = [place for plan in plans for place in (*(e.tensor for e in plan.edits), *(i.container for i in plan.inserts))]
+    return any(_within(place, path) for place in places)
 
 
 def _within(name: str, path: str) -> bool:
