@@ -27,6 +27,7 @@ from outgrow.training.pace import Pace
 X = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)).double()
 Y = torch.randn(8, 2, generator=torch.Generator().manual_seed(1)).double()
 FACTORS = {0: 0.25, 1: 1.3, 2: 0.0}
+GAP = {0: 0.25, 1: 1.0, 2: 0.0}  # what is scaled stands on both sides of what is not
 ELEMENTWISE: dict[str, dict[str, Any]] = {
     "SGD": {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01},
     "SGD nesterov": {"lr": 0.05, "momentum": 0.9, "nesterov": True},
@@ -62,7 +63,7 @@ def small() -> nn.Module:
 
 def twice_grown() -> nn.Module:
     model = small()
-    outgrow.widen(model, X, "1.f.0", by=4)
+    outgrow.widen(model, X, "*", by=4)
     outgrow.grow(model, X, outgrow.Widen("1.f.0", by=2), outgrow.Deepen(after="1"))
     return model
 
@@ -150,7 +151,7 @@ def test_any_optimizer_makes_the_step_it_would_make_scaled(case: str) -> None:
     matrices = [p for p in model.parameters() if p.ndim == 2 or case != "Muon"]
     optimizer = getattr(torch.optim, case)(matrices, lr=0.01)
     pace = Pace(model, optimizer)
-    pace.set(FACTORS)
+    pace.set(GAP)
     found = cohorts(model)
     for _ in range(3):
         backward(model)
@@ -162,7 +163,7 @@ def test_any_optimizer_makes_the_step_it_would_make_scaled(case: str) -> None:
         alone.step()
         optimizer.step()
         for name, p in model.named_parameters():
-            factor = torch.tensor([FACTORS[k] for k in found[name].expand_as(p).flatten().tolist()], dtype=p.dtype).view_as(p)
+            factor = torch.tensor([GAP[k] for k in found[name].expand_as(p).flatten().tolist()], dtype=p.dtype).view_as(p)
             wanted = before[name] + factor * (plain.get_parameter(name) - before[name])
             assert torch.allclose(p, wanted, rtol=1e-9, atol=1e-14)
         for one, other in zip(optimizer.state.values(), alone.state.values(), strict=True):
@@ -191,15 +192,16 @@ def test_sparse_gradients() -> None:
     assert {column for _, column in changed} == {4, 5}
 
 
-def test_ones_change_nothing_to_the_last_bit() -> None:
+@pytest.mark.parametrize("factor", [0.0, 0.5])
+def test_ones_change_nothing_to_the_last_bit(factor: float) -> None:
     models = [twice_grown(), twice_grown(), twice_grown()]
-    optimizers = [Adam(model.parameters(), lr=0.01, weight_decay=0.1) for model in models]
+    optimizers = [AdamW(model.parameters(), lr=1e-3, weight_decay=999.0) for model in models]
     pace = Pace(models[1], optimizers[1])
     pace.set({0: 1.0, 1: 1, 2: 1.0})
     assert not hooks(optimizers[1])
-    Pace(models[2], optimizers[2]).set({1: 0.0})
+    Pace(models[2], optimizers[2]).set({1: factor})
     for model, optimizer in zip(models, optimizers, strict=True):
-        step(model, optimizer)
+        step(model, optimizer)  # from large numbers to small ones: w₀ + (w − w₀) is not w there
     assert same(numbers(models[0]), numbers(models[1]))
     found = cohorts(models[2])
     for (name, p), q in zip(models[0].named_parameters(), models[2].parameters(), strict=True):
@@ -262,6 +264,21 @@ def test_a_hold_of_steps_goes_on_over_another_growth() -> None:
     for number in (2, 3, 4):
         step(model, optimizer)
         assert torch.equal(model[2].weight, start) == (number <= 3)
+
+
+def test_every_growth_counts_from_its_own_start() -> None:
+    model = small()
+    optimizer = Told(model.parameters(), lr=0.5)
+    optimizer.seen = []
+    pace = Pace(model, optimizer)
+    for growth in range(2):
+        outgrow.widen(model, X, "1.f.0", by=2, optimizer=optimizer)
+        pace.grown(train="new", hold=2, warmup=4)
+        start = numbers(model)["2.weight"]
+        for number in range(1, 6):
+            step(model, optimizer)
+            assert torch.equal(model[2].weight, start) == (number <= 2), (growth, number)
+    assert optimizer.seen == [[0.125], [0.25], [0.375], [0.5], [0.5]] * 2
 
 
 def test_new_blocks_are_cohorts_as_a_whole() -> None:

@@ -18,14 +18,14 @@ from math import isfinite
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import LBFGS
 
 from outgrow.errors import OptimizerError, Problem, ScheduleError
 from outgrow.training.cohorts import Cohorts, cohorts
 from outgrow.training.history import history
 from outgrow.training.optimizer import held_by, unwrapped
-from outgrow.training.rein import Rein
+from outgrow.training.rein import Rein, Share
 
 Made = Sequence[tuple[int, int]]  # by optimizer: steps since a hold, and since a warm-up, began
 
@@ -144,9 +144,8 @@ class Pace:
 
     def look(self, rein: Rein) -> None:
         """Before a step: a growth that nobody told of changes shapes, and ends a hold until the next growth."""
-        shapes = rein.shapes
-        changed = any(shapes.get(id(p), p.shape) != p.shape for p in held_by(rein.optimizer))  # or a part of it has grown
-        if changed or history(self.model) is not self._seen:
+        held = [p for p in held_by(rein.optimizer) if id(p) in rein.shares]
+        if any(p.shape != rein.shares[id(p)].shape for p in held) or history(self.model) is not self._seen:
             self._take(self._settings, self._made(), cohorts(self.model))
 
     def stepped(self, rein: Rein) -> None:
@@ -172,14 +171,13 @@ class Pace:
         for rein, (held, _) in zip(self._reins, made, strict=True):
             by_cohort = [settings.factor(cohort, held) for cohort in range(found.count + 1)]
             mine = {id(parameter) for parameter in held_by(rein.optimizer)}
-            news.append(_factors([(n, p) for n, p in self.model.named_parameters() if id(p) in mine], found, by_cohort))
+            news.append(_shares([(n, p) for n, p in self.model.named_parameters() if id(p) in mine], found, by_cohort))
             if news[-1] and isinstance(rein.optimizer, LBFGS):
                 reason = "it searches along lines and remembers its own steps, which can't be changed afterwards"
                 raise OptimizerError("updates can't be scaled", [Problem("LBFGS", reason, "leave new_lr= and train= out")])
         self._settings, self._seen = settings, history(self.model)
-        for rein, (held, warmed), factors in zip(self._reins, made, news, strict=True):
-            rein.held, rein.warmed, rein.factors, rein.level = held, warmed, factors, _level(settings, warmed)
-            rein.shapes = {id(p): p.shape for p in held_by(rein.optimizer) if id(p) in factors}
+        for rein, (held, warmed), shares in zip(self._reins, made, news, strict=True):
+            rein.held, rein.warmed, rein.shares, rein.level = held, warmed, shares, _level(settings, warmed)
             rein.settle()
 
 
@@ -187,15 +185,14 @@ def _level(settings: Settings, warmed: int) -> float:
     return min((warmed + 1) / settings.warmup, 1.0) if settings.warmup else 1.0
 
 
-def _factors(parameters: Sequence[tuple[str, nn.Parameter]], found: Cohorts, by_cohort: Sequence[float]) -> dict[int, Tensor]:
-    """For parameters whose factors are not all one, by id, a tensor that broadcasts."""
-    result: dict[int, Tensor] = {}
+def _shares(parameters: Sequence[tuple[str, nn.Parameter]], found: Cohorts, by_cohort: Sequence[float]) -> dict[int, Share]:
+    """For parameters whose factors are not all one, by id, what is to be scaled of them."""
+    result: dict[int, Share] = {}
     for name, parameter in parameters if any(factor != 1 for factor in by_cohort) else ():
         exact = parameter.dtype in (torch.float64, torch.complex128)
-        table = torch.tensor(by_cohort, dtype=torch.float64 if exact else torch.float32)
-        factors = table[found[name].long()]
+        factors = torch.tensor(by_cohort, dtype=torch.float64 if exact else torch.float32)[found[name].long()]
         if bool((factors != 1).any()):
-            result[id(parameter)] = factors.to(parameter.device)
+            result[id(parameter)] = Share(parameter, factors.to(parameter.device))
     return result
 
 

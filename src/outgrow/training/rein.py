@@ -21,6 +21,52 @@ from outgrow.training.optimizer import held_by
 MASS = {"ax": "mu"}  # ASGD's average: how much of the parameter goes into it at a step
 
 
+class Share:
+    """The entries of a parameter whose updates are scaled, and by how much.
+
+    Where factors differ along one axis alone, the positions that keep their updates are left out, and cost nothing.
+    """
+
+    def __init__(self, parameter: Tensor, factor: Tensor) -> None:
+        """factor: broadcasts to the parameter."""
+        self.shape = parameter.shape
+        long = [axis for axis, size in enumerate(factor.shape) if size > 1]
+        self.axis = long[0] if len(long) == 1 else 0
+        self.at: Tensor | None = (factor.flatten() != 1).nonzero().flatten() if len(long) == 1 else None
+        self.factor = factor if self.at is None else factor.index_select(self.axis, self.at)
+        self.start = int(self.at[0]) if self.at is not None and int(self.at[-1] - self.at[0]) == len(self.at) - 1 else None
+        self.ones, self.zeros = (bool((self.factor == number).any()) for number in (1, 0))
+
+    def part(self, tensor: Tensor) -> Tensor:
+        """These entries: a view where they are neighbours, a copy elsewhere."""
+        if self.at is None:
+            return tensor
+        if self.start is not None:
+            return tensor.narrow(self.axis, self.start, len(self.at))
+        return tensor.index_select(self.axis, self.at.to(tensor.device))
+
+    def put(self, tensor: Tensor, values: Tensor) -> None:
+        if self.at is None or self.start is not None:
+            self.part(tensor).copy_(values)
+        else:
+            tensor.index_copy_(self.axis, self.at.to(tensor.device), values)
+
+    @torch.no_grad()
+    def scale(self, parameter: Tensor, before: Tensor, state: Mapping[str, Any], masses: Mapping[str, Any]) -> None:
+        """before: the part before the step. state, masses: averages of the parameter are corrected too."""
+        now, factor = self.part(parameter), self.factor.to(parameter.device)
+        wide = torch.promote_types(parameter.dtype, factor.dtype)
+        scaled = now.to(wide).sub(before).mul_(factor).add_(before).to(parameter.dtype)
+        if self.zeros:  # also where the update is not finite
+            scaled = torch.where(factor == 0, before, scaled)
+        if self.ones:
+            scaled = torch.where(factor == 1, now, scaled)
+        for average in (average for average in MASS if average in state):
+            moved = (scaled - now) * masses.get(average, 1.0)
+            self.put(state[average], self.part(state[average]) + moved)
+        self.put(parameter, scaled)
+
+
 class Driver(Protocol):
     """Who says how fast to go."""
 
@@ -41,8 +87,7 @@ class Rein:
     def __init__(self, driver: Driver, optimizer: Optimizer) -> None:
         self.driver, self.optimizer = driver, optimizer
         self.held = self.warmed = 0  # steps made since a hold, and a warm-up, began
-        self.factors: Mapping[int, Tensor] = {}  # by the parameter's id; each broadcasts to it
-        self.shapes: Mapping[int, torch.Size] = {}  # and the shapes that these parameters had then
+        self.shares: Mapping[int, Share] = {}  # by the parameter's id
         self.level = 1.0  # of the learning rates, in the next step
         self._handles: dict[str, Any] = {}
         self._running = ""  # the hook that torch is calling
@@ -52,7 +97,7 @@ class Rein:
 
     def settle(self) -> None:
         """Put hooks on, or take them off, as there is something to do or not."""
-        if self.factors or self.level != 1:
+        if self.shares or self.level != 1:
             if "before" not in self._handles:
                 self._handles["before"] = self.optimizer.register_step_pre_hook(self._begin)
             if "after" not in self._handles:
@@ -72,15 +117,16 @@ class Rein:
             self.driver.look(self)
         finally:
             self._running = ""
-        self._open = bool(self.factors) or self.level != 1
+        self._open = bool(self.shares) or self.level != 1
         if self.level != 1:
             self._slow_down()
-        if self.factors:
+        if self.shares:
             for parameter in held_by(optimizer):
-                if id(parameter) in self.factors:
+                if id(parameter) in self.shares:
                     state = optimizer.state.get(parameter, {})
                     masses = {key: _copied(state[mass]) for key, mass in MASS.items() if mass in state}
-                    self._before.append((parameter, parameter.detach().clone(), masses))
+                    part = self.shares[id(parameter)].part(parameter.detach())
+                    self._before.append((parameter, part.clone(), masses))
 
     def _end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self._open:
@@ -88,7 +134,7 @@ class Rein:
         skipped = getattr(optimizer, "found_inf", None)  # a fused step under a GradScaler that found infinities
         if skipped is None or not bool(skipped):
             for parameter, before, masses in self._before:
-                _scale(parameter, before, self.factors[id(parameter)], optimizer.state.get(parameter, {}), masses)
+                self.shares[id(parameter)].scale(parameter, before, optimizer.state.get(parameter, {}), masses)
         self._put_back()
         if skipped is None or not bool(skipped):
             self._running = "after"
@@ -125,17 +171,6 @@ class Rein:
         """A state that is saved within a step, or after one that failed, holds the rates as they were."""
         for index, rate in self._rates:
             state["param_groups"][index]["lr"] = _copied(rate)
-
-
-@torch.no_grad()
-def _scale(parameter: Tensor, before: Tensor, factor: Tensor, state: Mapping[str, Any], masses: Mapping[str, Any]) -> None:
-    wide = torch.promote_types(parameter.dtype, factor.dtype)
-    factor = factor.to(parameter.device)
-    scaled = (before.to(wide) + factor * (parameter.to(wide) - before.to(wide))).to(parameter.dtype)
-    scaled = torch.where(factor == 1, parameter, torch.where(factor == 0, before, scaled))
-    for key in (key for key in MASS if key in state):
-        state[key].add_((scaled - parameter) * masses.get(key, 1.0))
-    parameter.copy_(scaled)
 
 
 def _copied(value: Any) -> Any:
