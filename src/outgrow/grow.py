@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,7 +25,6 @@ from outgrow.draft import inits_of
 from outgrow.errors import GrowthError
 from outgrow.flops import count_flops
 from outgrow.graft import apply_grafts
-from outgrow.methods import Method
 from outgrow.methods.base import Init
 from outgrow.plan import Plan, joined, noted, renamed
 from outgrow.predict import Prediction
@@ -34,7 +33,8 @@ from outgrow.sandbox import random_state, tensors_of
 from outgrow.settle import settle
 from outgrow.trace import Example
 from outgrow.training.compiled import forget_compiled, uncompiled
-from outgrow.training.drift import grow_drifts
+from outgrow.training.drift import drifts_of, grow_drifts
+from outgrow.training.fade import gates_of
 from outgrow.training.history import history, remember
 from outgrow.training.optimizer import adopt, grow_optimizers, thaw
 from outgrow.training.parallel import together
@@ -46,13 +46,14 @@ from outgrow.transforms.kernel import Kernel, kernel_plan
 from outgrow.transforms.widen import Skip, Widen
 from outgrow.volumes import Anatomy
 
+Transform = Widen | Deepen | Kernel | Branch
 THAWED = "what is new there learns, though what it is a copy of is frozen"
 
 
 def grow(
     model: nn.Module,
     example: Example,
-    *transforms: Widen | Deepen | Kernel | Branch,
+    *transforms: Transform,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     average: nn.Module | Sequence[nn.Module] | None = None,
     seed: int = 0,
@@ -83,24 +84,31 @@ def grow(
     if strangers:
         raise GrowthError(f"{strangers[0]!r} is no transform: write e.g. outgrow.Widen('*', factor=1.5)")
     check_seed(seed)
-    return _grow(model, example, transforms, _several(optimizer), _several(average), seed, check)
+    return carry_through(model, example, transforms, _several(optimizer), _several(average), seed, check)[0]
 
 
-def rehearse(model: nn.Module, example: Example, transforms: Sequence[Widen | Deepen | Kernel | Branch]) -> Growth:
-    """Grow a copy of a model that nobody trains, which may be one without numbers, as `grow` would grow the model."""
-    return _grow(model, example, transforms, [], [], 0, check=False, rehearsal=True)
+def rehearse(model: nn.Module, example: Example, transforms: Sequence[Transform], seed: int = 0) -> tuple[Growth, Ready | None]:
+    """Grow a copy of a model that nobody trains, which may be one without numbers, as `grow` would grow the model.
+
+    Returns also what is left to do with the model itself, if all that has to be found out is known from the copy.
+    """
+    shapes = shapes_of(model)
+    growth, work = carry_through(model, example, transforms, [], [], seed, check=False, rehearsal=True)
+    return growth, Ready.of(shapes, work, growth)
 
 
-def _grow(
+def carry_through(
     given: nn.Module,
     example: Example,
-    transforms: Sequence[Widen | Deepen | Kernel | Branch],
+    transforms: Sequence[Transform],
     optimizers: Sequence[torch.optim.Optimizer],
     averages: Sequence[nn.Module],
     seed: int,
     check: bool,
     rehearsal: bool = False,
-) -> Growth:
+    ready: Ready | None = None,
+) -> tuple[Growth, Work]:
+    """A growth from its first look at the model to its report; `ready`: what a rehearsal of it has found out."""
     started = time.perf_counter()
     model, copies = bare(given), [bare(getattr(average, "module", average)) for average in averages]
     with random_state(), uncompiled(), together(given, model, copies, optimizers, example) as ranks:
@@ -108,23 +116,14 @@ def _grow(
         check_model(model, numbers=not rehearsal)
         check_averages(averages, model)
         base, limits = verify.before(model, example) if check else (None, (0.0, 0.0))
-        draws = base.draws if base is not None else rehearsal and verify.draws(model, example)
-        anatomy = dissect(model, example, both_modes=draws)
         before = _parameters(model)
         work = Work(model, copies, optimizers, example, seed)
         try:
-            for kernel in (transform for transform in transforms if isinstance(transform, Kernel)):
-                work.carry_out(kernel_plan(model, work.anatomy(anatomy), kernel, seed))
-            widenings = [transform for transform in transforms if isinstance(transform, Widen)]
-            if widenings:
-                work.widen(work.anatomy(anatomy), widenings)
-            for deepening in (transform for transform in transforms if isinstance(transform, Deepen)):
-                work.deepen(replace(deepening, after=renamed(deepening.after, work.plans)))
-            for branch in (transform for transform in transforms if isinstance(transform, Branch)):
-                work.branch(replace(branch, beside=renamed(branch.beside, work.plans)))
-            shape = [value.shape for value in anatomy.reading.trace.values]
-            flops = count_flops(anatomy.reading.trace, shape.__getitem__), work.flops(anatomy)
-            work.describe()
+            if ready is not None and ready.fits(model):
+                flops = work.follow(ready)
+            else:
+                draws = base.draws if base is not None else rehearsal and verify.draws(model, example)
+                flops = work.find_and_do(transforms, dissect(model, example, both_modes=draws))
             preserving = all(change.exact for plan in work.plans for change in plan.changes)
             worst, allowed = float("nan"), 0.0
             if base is not None:
@@ -141,7 +140,7 @@ def _grow(
         call = type(transforms[0]).__name__.lower() if len(transforms) == 1 else "grow"
         watch_for_stale(work.changed, work.added, call)
     dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
-    return Growth(
+    growth = Growth(
         model,
         joined(work.plans),
         worst,
@@ -154,6 +153,34 @@ def _grow(
         dropout or (base is not None and base.drops),
         tuple(work.notes),
     )
+    return growth, work
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """What a rehearsal has found out, so that a growth need only be carried out: plans, and how drawn values are drawn."""
+
+    shapes: Mapping[str, tuple[int, ...]]  # of the model's tensors before
+    plans: Sequence[Plan]
+    inits: Sequence[Mapping[str, Init]]
+    skipped: Sequence[Skip]
+    notes: Sequence[str]
+    flops: tuple[int, int]
+
+    @staticmethod
+    def of(shapes: Mapping[str, tuple[int, ...]], work: Work, growth: Growth) -> Ready | None:
+        """None if new modules are put in: what these start from is made of the model's numbers."""
+        if any(plan.inserts or plan.grafts for plan in work.plans):
+            return None
+        return Ready(shapes, work.plans, work.inits, work.skipped, work.notes, growth.flops)
+
+    def fits(self, model: nn.Module) -> bool:
+        """Whether the model is as the copy was. What is fading in changes how it is read."""
+        return shapes_of(model) == self.shapes and not gates_of(model) and not any(True for _ in drifts_of(model))
+
+
+def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors_of(model).items()}
 
 
 class Work:
@@ -165,11 +192,35 @@ class Work:
         self.model, self.copies, self.optimizers, self.example, self.seed = model, copies, optimizers, example, seed
         self.journal = Journal()
         self.plans: list[Plan] = []
+        self.inits: list[Mapping[str, Init]] = []  # of each plan
         self.skipped: list[Skip] = []
         self.notes: list[str] = []
         self.changed: list[tuple[Tensor, str, tuple[int, ...]]] = []
         self.added: list[tuple[nn.Parameter, nn.Parameter, str]] = []
         self._after: int | None = None
+
+    def find_and_do(self, transforms: Sequence[Transform], anatomy: Anatomy) -> tuple[int, int]:
+        """All transforms, one after the other; the FLOPs before and after."""
+        for kernel in (transform for transform in transforms if isinstance(transform, Kernel)):
+            self.carry_out(kernel_plan(self.model, self.anatomy(anatomy), kernel, self.seed))
+        widenings = [transform for transform in transforms if isinstance(transform, Widen)]
+        if widenings:
+            self.widen(self.anatomy(anatomy), widenings)
+        for deepening in (transform for transform in transforms if isinstance(transform, Deepen)):
+            self.deepen(replace(deepening, after=renamed(deepening.after, self.plans)))
+        for branch in (transform for transform in transforms if isinstance(transform, Branch)):
+            self.branch(replace(branch, beside=renamed(branch.beside, self.plans)))
+        shape = [value.shape for value in anatomy.reading.trace.values]
+        flops = count_flops(anatomy.reading.trace, shape.__getitem__), self.flops(anatomy)
+        self.describe()
+        return flops
+
+    def follow(self, ready: Ready) -> tuple[int, int]:
+        """Do what a rehearsal has found out; the FLOPs before and after."""
+        for plan, inits in zip(ready.plans, ready.inits, strict=True):
+            self.carry_out(plan, inits)
+        self.skipped, self.notes = list(ready.skipped), list(ready.notes)
+        return ready.flops
 
     def anatomy(self, first: Anatomy) -> Anatomy:
         """The model as it is now; `first` is how it was before."""
@@ -194,6 +245,7 @@ class Work:
         grow_optimizers(self.optimizers, self.model, plan, before, self.journal)
         self.changed += shapes_before(self.model, plan)
         self.plans.append(plan)
+        self.inits.append(inits)
 
     def widen(self, anatomy: Anatomy, requests: Sequence[Widen]) -> None:
         anatomy, requests, grafts = fold_residuals(self.model, self.example, anatomy, requests, self.journal)
@@ -217,6 +269,7 @@ class Work:
         plan = noted(plan, THAWED) if thaw(self.model, sources) else plan
         self.added += adopt(self.optimizers, self.model, sources, self.journal)
         self.plans.append(plan)
+        self.inits.append({})
         self._after = None
 
     def describe(self) -> None:
@@ -229,151 +282,6 @@ class Work:
         new = changed([setting for plan in self.plans for setting in plan.settings])
         self.notes += [f"config: {new}"] if new else []
         self.notes += [told] if told else []
-
-
-def widen(
-    model: nn.Module,
-    example: Example,
-    where: str | Sequence[str] = "*",
-    *,
-    factor: float | None = None,
-    by: int | None = None,
-    to: int | None = None,
-    method: str | Method = "auto",
-    residual: str = "stream",
-    fade: int | None = None,
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
-    average: nn.Module | Sequence[nn.Module] | None = None,
-    seed: int = 0,
-    check: bool = True,
-) -> Growth:
-    """Add units to the volumes that `where` selects, without changing what the model computes.
-
-    Args:
-        where: names or globs; a pattern selects a volume if it matches its name, or the path of every module that writes it.
-        factor, by, to: exactly one; a factor is rounded to the nearest size that the volume and the method allow.
-        method: "auto", "r2r", "net2net", "netmorph", "mean", "random", or an instance such as `outgrow.R2R(init="he")`.
-        residual: "stream" widens whole residual streams; "fold" is the paper's folded residual: `where` names a module
-            that writes a stream, and only the volume it writes is widened, by R2R; its skips go through an `outgrow.Fold`.
-        fade: over how many optimizer steps new units come in: they are drawn, and what reads them goes from zero to drawn
-            values. Where that would not be exact, `method="auto"` takes a method that needs no fade.
-
-    Example:
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-        >>> print(widen(model, torch.zeros(1, 4), "0", factor=1.5, method="r2r").plan)
-        volume  size    method
-        ──────  ──────  ──────
-        0       8 → 12  r2r
-    """
-    request = Widen(where, factor, by, to, method, residual, fade)
-    return grow(model, example, request, optimizer=optimizer, average=average, seed=seed, check=check)
-
-
-def deepen(
-    model: nn.Module,
-    example: Example,
-    after: str,
-    *,
-    count: int = 1,
-    method: str = "auto",
-    fade: int | None = None,
-    layers: int | None = None,
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
-    average: nn.Module | Sequence[nn.Module] | None = None,
-    seed: int = 0,
-    check: bool = True,
-) -> Growth:
-    """Put new blocks behind the module `after`, without changing what the model computes.
-
-    Args:
-        after: the path of a block; `outgrow.places(model, example)` lists those behind which there can be another.
-        count: how many.
-        method: "auto" or "r2r" (a copy of a block whose branches are made zero; behind plain layers an
-            `outgrow.ResidualBlock`), "r2r-paper" (the same, also where branches end in a batch norm), "residual" (an
-            `outgrow.ResidualBlock` behind blocks of any kind), "net2net" (an identity layer behind an idempotent activation),
-            "netmorph" (a layer split in two), "copy" or "random" (which do not preserve the function).
-        fade: over how many optimizer steps a gate opens that is closed at first: behind it the new block is a copy of its
-            neighbour (or what `method` says), and the growth is exact whatever it is.
-        layers: put an `outgrow.ResidualBlock` of so many layers there, two or more, rather than a block of the model's own.
-
-    Example:
-        >>> class Block(nn.Module):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self.f = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
-        ...     def forward(self, x):
-        ...         return x + self.f(x)
-        >>> model = nn.Sequential(nn.Linear(3, 4), Block(), nn.Linear(4, 2))
-        >>> growth = deepen(model, torch.zeros(1, 3), "1", count=2)
-        >>> len(model), growth.plan.renamed("2.weight")
-        (5, '4.weight')
-    """
-    request = Deepen(after, count, method, fade, layers)
-    return grow(model, example, request, optimizer=optimizer, average=average, seed=seed, check=check)
-
-
-def kernel(
-    model: nn.Module,
-    example: Example,
-    where: str,
-    size: int | Sequence[int],
-    *,
-    fade: int | None = None,
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
-    average: nn.Module | Sequence[nn.Module] | None = None,
-    seed: int = 0,
-    check: bool = True,
-) -> Growth:
-    """Enlarge the kernel of a convolution, without changing what the model computes: zeros around the old one.
-
-    Args:
-        where: the path of a convolution, of any kind.
-        size: of the new kernel, one number or one an axis.
-        fade: over how many optimizer steps what is new comes in, from zero to drawn values; without, it stays at zero until
-            it has learned.
-
-    Example:
-        >>> model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU())
-        >>> growth = kernel(model, torch.randn(1, 1, 8, 8), "0", size=5)
-        >>> model[0]
-        Conv2d(1, 4, kernel_size=(5, 5), stride=(1, 1), padding=(2, 2))
-    """
-    request = Kernel(where, size, fade)
-    return grow(model, example, request, optimizer=optimizer, average=average, seed=seed, check=check)
-
-
-def branch(
-    model: nn.Module,
-    example: Example,
-    beside: str,
-    *,
-    method: str = "auto",
-    layers: int | None = None,
-    hidden: int | None = None,
-    fade: int | None = None,
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
-    average: nn.Module | Sequence[nn.Module] | None = None,
-    seed: int = 0,
-    check: bool = True,
-) -> Growth:
-    """Put a branch beside a module, m(x) → m(x) + b(x), without changing what the model computes: b is zero at first.
-
-    Args:
-        beside: the path of a layer or a stage that turns one tensor into another.
-        method: "auto" or "r2r" (zero by pairs), "netmorph" (zero by its last layer); "copy" (of the module) and "random", which
-            preserve the function only with `fade`.
-        layers, hidden: build a branch of so many layers and hidden units; without, a copy of the module is made zero, or
-            beside a single layer a branch of two is built.
-        fade: over how many optimizer steps the branch sets in.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-        >>> growth = branch(model, torch.zeros(1, 3), "0", hidden=6)
-        >>> growth.plan.renamed("0.weight"), sorted(model[0].state_dict())
-        ('0.0.weight', ['0.bias', '0.weight', '1.0.bias', '1.0.weight', '1.2.bias', '1.2.weight'])
-    """
-    request = Branch(beside, method, layers, hidden, fade)
-    return grow(model, example, request, optimizer=optimizer, average=average, seed=seed, check=check)
 
 
 def _parameters(model: nn.Module) -> int:

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from outgrow.admit import bare, check_averages, check_model, check_seed
 from outgrow.apply import Journal
 from outgrow.errors import CheckpointError, GrowthError, OptimizerError, Problem, ScheduleError
-from outgrow.grow import grow
+from outgrow.grow import carry_through
 from outgrow.plan import Plan
 from outgrow.report import Growth
 from outgrow.trace import Example
@@ -118,7 +118,7 @@ class Run:
                     scale_rates(self.optimizers, self.schedulers, event.lr, trial)
                 finally:
                     trial.undo()
-        self.timeline: Timeline = timeline(bare(model), example, self.schedule)
+        self.timeline: Timeline = timeline(bare(model), example, self.schedule, seed)
         self.pace = Pace(bare(model), self.optimizers)
         for average_ in self.averages:
             share_gates(bare(model), getattr(average_, "module", average_))
@@ -279,14 +279,15 @@ class Run:
                 scale_rates(self.optimizers, self.schedulers, event.lr, journal)
             if event.weight_decay is not None:
                 scale_decay(self.optimizers, event.weight_decay, journal)
-            growth = grow(
+            growth, _ = carry_through(
                 self.model,
                 self.example,
-                *event.grow,
-                optimizer=self.optimizers,
-                average=self.averages,
-                seed=self.seed + number,
-                check=self.check,
+                event.grow,
+                self.optimizers,
+                self.averages,
+                self.seed + number,
+                self.check,
+                ready=self.timeline.stages[number + 1].ready,
             )
         except BaseException:
             journal.undo()

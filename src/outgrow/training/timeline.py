@@ -13,7 +13,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from outgrow.admit import check_model
 from outgrow.anatomy import dissect
 from outgrow.errors import GrowthError, ScheduleError, SelectionError, SizeError
 from outgrow.flops import count_flops
-from outgrow.grow import rehearse
+from outgrow.grow import Ready, rehearse
 from outgrow.plan import Change
 from outgrow.sandbox import on_meta, random_state, tensors_of
 from outgrow.tables import plain_table
@@ -46,6 +46,7 @@ class Stage:
     parameters: int
     flops: int
     preserving: bool = True
+    ready: Ready | None = field(default=None, repr=False, compare=False)  # what the run need not find out again
 
     @property
     def method(self) -> str:
@@ -100,7 +101,10 @@ class Timeline:
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain JSON values."""
-        data: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        bare = replace(self, stages=tuple(replace(stage, ready=None) for stage in self.stages))
+        data: dict[str, Any] = json.loads(json.dumps(asdict(bare)))
+        for stage in data["stages"]:
+            del stage["ready"]
         return data
 
     def to_svg(self) -> str:
@@ -118,13 +122,14 @@ def _times(before: int, after: int, number: int) -> str:
     return f" (× {after / before:.2f})" if number and before else ""
 
 
-def timeline(model: nn.Module, example: Example, schedule: Schedule | Sequence[At | When]) -> Timeline:
+def timeline(model: nn.Module, example: Example, schedule: Schedule | Sequence[At | When], seed: int = 0) -> Timeline:
     """What a schedule will make of a model, stage by stage, before the run starts. The model stays as it is.
 
     Args:
         model: what the run starts from; it may be on the meta device.
         example: a tensor, a tuple of arguments, or a dict of keyword arguments; FLOPs are those of a forward pass on it.
         schedule: an `outgrow.Schedule`.
+        seed: that of the run.
 
     Raises ScheduleError if an event is impossible, and tells which and why.
 
@@ -146,15 +151,15 @@ def timeline(model: nn.Module, example: Example, schedule: Schedule | Sequence[A
     check_model(model, numbers=False)
     with random_state():
         try:
-            return Timeline(tuple(_stages(_twin(model, numbers=False), on_meta(example), schedule)))
+            return Timeline(tuple(_stages(_twin(model, numbers=False), on_meta(example), schedule, seed)))
         except Exception as error:
             certain = isinstance(error.__cause__, (SelectionError, SizeError))  # these look at names and sizes alone
             if certain or any(tensor.is_meta for tensor in tensors_of(model).values()):
                 raise
-        return Timeline(tuple(_stages(_twin(model, numbers=True), example, schedule)))
+        return Timeline(tuple(_stages(_twin(model, numbers=True), example, schedule, seed)))
 
 
-def _stages(twin: nn.Module, example: Example, schedule: Schedule) -> Iterator[Stage]:
+def _stages(twin: nn.Module, example: Example, schedule: Schedule, seed: int) -> Iterator[Stage]:
     trace = dissect(twin, example).reading.trace
     flops = count_flops(trace, [value.shape for value in trace.values].__getitem__)
     yield Stage("start", "", (), sum(parameter.numel() for parameter in twin.parameters()), flops)
@@ -164,12 +169,12 @@ def _stages(twin: nn.Module, example: Example, schedule: Schedule) -> Iterator[S
         _pass(twin, math.inf if now is None or step is None else now - step)
         step = now
         try:
-            growth = rehearse(twin, example, event.grow)
+            growth, ready = rehearse(twin, example, event.grow, seed + number - 1)
         except GrowthError as error:
             time = f"{'at' if isinstance(event, At) else 'when'} {event.time}"
             raise ScheduleError(f"event {number}, {time}: {error}") from error
         what = ", ".join(map(described, event.grow))
-        yield Stage(event.time, what, growth.plan.changes, growth.parameters[1], growth.flops[1], growth.preserving)
+        yield Stage(event.time, what, growth.plan.changes, growth.parameters[1], growth.flops[1], growth.preserving, ready)
 
 
 def _pass(twin: nn.Module, steps: float) -> None:
