@@ -6,6 +6,7 @@ wait for torch.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,8 @@ __all__ = [
     "zero_init",
 ]
 
+INTEGRATIONS = ("accelerate", "lightning", "transformers")  # each needs the library that it is called after
+
 
 class Package(ModuleType):
     """Public names first, then submodules: `outgrow.grow` is the function, also after `outgrow/grow.py` was imported."""
@@ -60,6 +63,8 @@ class Package(ModuleType):
             return getattr(public, name)
         if f"outgrow.{name}" in sys.modules:
             return sys.modules[f"outgrow.{name}"]
+        if name in INTEGRATIONS:
+            return importlib.import_module(f"outgrow.{name}")
         raise AttributeError(f"module 'outgrow' has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:

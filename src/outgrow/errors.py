@@ -82,3 +82,7 @@ class ParallelError(GrowthError):
 
 class ScheduleError(GrowthError):
     """A schedule that makes no sense, or does not fit the run."""
+
+
+class MissingError(GrowthError, ImportError):
+    """A library that an integration is for is not installed."""

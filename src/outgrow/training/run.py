@@ -65,6 +65,7 @@ class Run:
         check: compare old and new outputs at each growth.
         log: where each growth is told, besides the terminal: a `logging.Logger`, a callable, a TensorBoard writer, a logger of
             Lightning's, a .csv or .jsonl file; one or several. `quiet=True` keeps the terminal free.
+        position: of the run that this one goes on with (`Run.position`), if the model has been through its growths already.
 
     Everything is checked before training starts, by a dry run of the whole schedule: `print(run.timeline)`.
 
@@ -97,6 +98,7 @@ class Run:
         check: bool = True,
         log: Any = None,
         quiet: bool = False,
+        position: Mapping[str, Any] | None = None,
     ) -> None:
         check_seed(seed)
         self.model, self.example, self.seed, self.check = model, example, seed, check
@@ -118,12 +120,17 @@ class Run:
                     scale_rates(self.optimizers, self.schedulers, event.lr, trial)
                 finally:
                     trial.undo()
-        self.timeline: Timeline = timeline(bare(model), example, self.schedule, seed)
+        if position is not None:
+            self._check_position(position)
+        self.done: list[int] = [] if position is None else self._matched(position)  # events that have happened, by number
+        ahead = dict(self._waiting())
+        seeds = [seed + number for number in ahead]
+        self.timeline: Timeline = timeline(bare(model), example, Schedule(list(ahead.values())), seeds)
+        self._ready = {number: stage.ready for number, stage in zip(ahead, self.timeline.stages[1:], strict=True)}
         self.pace = Pace(bare(model), self.optimizers)
         for average_ in self.averages:
             share_gates(bare(model), getattr(average_, "module", average_))
         self.steps, self.epochs = 0, 0
-        self.done: list[int] = []  # events that have happened, by their number in the schedule
         self.metrics: list[dict[str, float]] = []  # of the epochs since the last growth
         self.records: list[Record] = []
         self._loss: Any = None
@@ -251,12 +258,11 @@ class Run:
                 )
 
     def _matched(self, position: Mapping[str, Any]) -> list[int]:
-        """Events of this schedule that have happened in a saved run."""
-        happened, result = list(position["done"]), []
-        for number, event in enumerate(self.schedule):
-            if _mark(event) in happened:
-                happened.remove(_mark(event))
-                result.append(number)
+        """Events of this schedule that have happened in a saved run, in that order."""
+        result: list[int] = []
+        for happened in position["done"]:
+            same = (number for number, event in enumerate(self.schedule) if _mark(event) == happened and number not in result)
+            result.extend(list(same)[:1])
         return result
 
     def _waiting(self) -> list[tuple[int, At | When]]:
@@ -287,7 +293,7 @@ class Run:
                 self.averages,
                 self.seed + number,
                 self.check,
-                ready=self.timeline.stages[number + 1].ready,
+                ready=self._ready.get(number),
             )
         except BaseException:
             journal.undo()

@@ -122,14 +122,16 @@ def _times(before: int, after: int, number: int) -> str:
     return f" (× {after / before:.2f})" if number and before else ""
 
 
-def timeline(model: nn.Module, example: Example, schedule: Schedule | Sequence[At | When], seed: int = 0) -> Timeline:
+def timeline(
+    model: nn.Module, example: Example, schedule: Schedule | Sequence[At | When], seeds: Sequence[int] | None = None
+) -> Timeline:
     """What a schedule will make of a model, stage by stage, before the run starts. The model stays as it is.
 
     Args:
         model: what the run starts from; it may be on the meta device.
         example: a tensor, a tuple of arguments, or a dict of keyword arguments; FLOPs are those of a forward pass on it.
         schedule: an `outgrow.Schedule`.
-        seed: that of the run.
+        seeds: that of each growth, so that the run need not work its plan out again.
 
     Raises ScheduleError if an event is impossible, and tells which and why.
 
@@ -148,18 +150,19 @@ def timeline(model: nn.Module, example: Example, schedule: Schedule | Sequence[A
         in all: parameters × 6.66, FLOPs × 7.33
     """
     schedule = schedule if isinstance(schedule, Schedule) else Schedule(schedule)
+    seeds = range(len(schedule)) if seeds is None else seeds
     check_model(model, numbers=False)
     with random_state():
         try:
-            return Timeline(tuple(_stages(_twin(model, numbers=False), on_meta(example), schedule, seed)))
+            return Timeline(tuple(_stages(_twin(model, numbers=False), on_meta(example), schedule, seeds)))
         except Exception as error:
             certain = isinstance(error.__cause__, (SelectionError, SizeError))  # these look at names and sizes alone
             if certain or any(tensor.is_meta for tensor in tensors_of(model).values()):
                 raise
-        return Timeline(tuple(_stages(_twin(model, numbers=True), example, schedule, seed)))
+        return Timeline(tuple(_stages(_twin(model, numbers=True), example, schedule, seeds)))
 
 
-def _stages(twin: nn.Module, example: Example, schedule: Schedule, seed: int) -> Iterator[Stage]:
+def _stages(twin: nn.Module, example: Example, schedule: Schedule, seeds: Sequence[int]) -> Iterator[Stage]:
     trace = dissect(twin, example).reading.trace
     flops = count_flops(trace, [value.shape for value in trace.values].__getitem__)
     yield Stage("start", "", (), sum(parameter.numel() for parameter in twin.parameters()), flops)
@@ -169,7 +172,7 @@ def _stages(twin: nn.Module, example: Example, schedule: Schedule, seed: int) ->
         _pass(twin, math.inf if now is None or step is None else now - step)
         step = now
         try:
-            growth, ready = rehearse(twin, example, event.grow, seed + number - 1)
+            growth, ready = rehearse(twin, example, event.grow, seeds[number - 1])
         except GrowthError as error:
             time = f"{'at' if isinstance(event, At) else 'when'} {event.time}"
             raise ScheduleError(f"event {number}, {time}: {error}") from error

@@ -91,13 +91,16 @@ def unpack(
     return True
 
 
-def expect(model: nn.Module) -> torch.utils.hooks.RemovableHandle:
-    """Let a model take luggage whenever it loads a state dict, from whatever code."""
+def expect(model: nn.Module, drifting: bool = True) -> torch.utils.hooks.RemovableHandle:
+    """Let a model take luggage whenever it loads a state dict, from whatever code.
+
+    A copy that is made of the model meanwhile (an average of its weights) expects it too, and does not drift.
+    """
 
     def hook(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         journal = Journal()
         try:
-            unpack(module, state, journal, prefix)
+            unpack(module, state, journal, prefix, drifting and module is model)
         except BaseException:
             journal.undo()
             raise

@@ -1,0 +1,290 @@
+"""Grow in the middle of a Lightning run: a callback.
+
+    trainer = lightning.Trainer(callbacks=[outgrow.lightning.Grow(schedule, example)])
+    trainer.fit(LitModel(), loader)
+    trainer.fit(LitModel(), loader, ckpt_path="last.ckpt")   # goes on where that was, from the small constructor
+
+`At(step=…)` is Lightning's `global_step` (optimizer steps), `At(epoch=…)` counts finished epochs, and rules see
+`trainer.callback_metrics` at the end of each training epoch, after its validation: what was logged under that name last.
+
+What a resumed run needs travels in Lightning's own checkpoints: the history of growths in the state dict (`outgrow.history`),
+and the rest under the key `outgrow`. The order in which Lightning restores makes that work: the model first, then optimizers
+are made, so they are made from the grown model; here their groups are put in the order of the saved ones; then their state is
+restored. Weights-only checkpoints hold the history too; `load` reads any of them without a trainer.
+
+Resumed runs are bitwise equal to uninterrupted ones, within epochs too, if their loaders can be made again: shuffled by the
+process's random state, by a seeded generator, or by the number of the epoch. Batches that were seen already are loaded once
+more and passed over. A loader with a `state_dict` of its own (torchdata's StatefulDataLoader) is left to Lightning. One thing
+differs by Lightning's own doing: from a checkpoint that was written behind the last batch of an epoch, before its validation
+(as `every_n_train_steps` may), it goes on without that validation, so a rule sees the values from before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from outgrow.apply import Journal
+from outgrow.errors import CheckpointError, GrowthError, MissingError, Problem
+from outgrow.trace import Example
+from outgrow.training.checkpoint import unwrapped
+from outgrow.training.feed import Feed
+from outgrow.training.groups import names_in, regroup
+from outgrow.training.resume import _load as load_weights
+from outgrow.training.run import Run
+from outgrow.training.schedule import At, Schedule, When
+from outgrow.training.travel import expect, luggage
+
+KEY = "outgrow"  # of a checkpoint
+
+
+def _installed() -> Any:
+    """`lightning.pytorch` or `pytorch_lightning`, whichever the program uses."""
+    for name in sorted(("lightning.pytorch", "pytorch_lightning"), key=lambda name: name not in sys.modules):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+    raise MissingError("outgrow.lightning needs Lightning, which is not installed: pip install outgrow[lightning]")
+
+
+_LIGHTNING = _installed()
+Callback: Any = _LIGHTNING.Callback
+
+
+class Grow(Callback):  # type: ignore[misc]
+    """A callback that grows the model by a schedule, and resumes from checkpoints that were written on the way.
+
+    Args:
+        schedule: an `outgrow.Schedule`, a list of events, or a file that holds one.
+        example: what the module can be run on: a tensor, a tuple of arguments or a dict of keyword arguments.
+        module: the part to grow, e.g. "model"; names in the schedule are those of this part. Without, it is the
+            LightningModule itself, which then needs a `forward` that takes the example.
+        seed: for the free values of growths.
+        check: compare old and new outputs at each growth.
+        quiet: print nothing. The trainer's loggers are told of each growth in any case.
+
+    `grow.run` is the `outgrow.Run` once training has started. An EMA or other `WeightAveraging` callback of the trainer
+    follows the growths. Lightning's StochasticWeightAveraging is refused, and so are strategies for several processes.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule | Sequence[At | When] | str | os.PathLike[str],
+        example: Example,
+        module: str | None = None,
+        *,
+        seed: int = 0,
+        check: bool = True,
+        quiet: bool = False,
+    ) -> None:
+        self.schedule, self.example, self.module = schedule, example, module
+        self.seed, self.check, self.quiet = seed, check, quiet
+        self.run: Run | None = None
+        self._feed = Feed()
+        self._position: Mapping[str, Any] | None = None  # of the run that this one goes on with
+        self._saved: Mapping[str, Any] | None = None  # from the checkpoint that is resumed
+        self._measured: dict[str, float] = {}  # metrics of the run that is resumed: Lightning forgets them
+        self._hooks: list[Any] = []
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Before anything is restored: let the model take the shapes of a checkpoint, and write them into checkpoints."""
+        self._saved = None
+        if stage == "fit":
+            _refuse(trainer)
+            self._part(pl_module)
+        self._hooks = [expect(pl_module), *(expect(average, drifting=False) for average in _averages(trainer))]
+        if not isinstance(vars(pl_module).get("on_save_checkpoint"), Packing):
+            pl_module.on_save_checkpoint = Packing(pl_module)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        if self._saved is not None:  # nothing was left to train
+            checkpoint[KEY] = self._saved
+        elif self.run is not None:
+            checkpoint[KEY] = {
+                "position": self.run.position(),
+                "groups": [names_in(optimizer, pl_module) for optimizer in trainer.optimizers],
+                "metrics": self._metrics(trainer),
+                "feed": self._feed.state(trainer),
+            }
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        self._saved = checkpoint.get(KEY)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """The optimizers are made, their state is not yet restored: check everything, by a dry run of what is to come."""
+        part, saved = self._part(pl_module), self._saved
+        self._position = self._earlier(part) if saved is None else saved["position"]
+        if saved is not None:
+            _regroup(trainer.optimizers, pl_module, saved["groups"])
+        optimizers = [optimizer for optimizer in trainer.optimizers if _trains(optimizer, part)] or trainer.optimizers
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        place = next(path for path, module in pl_module.named_modules() if module is part)
+        bar = None if self.quiet else trainer.progress_bar_callback
+        self.run = Run(
+            part,
+            self._on_device(trainer, pl_module),
+            optimizers,
+            self.schedule,
+            [scheduler for scheduler in schedulers if any(scheduler.optimizer is one for one in optimizers)],
+            [average.get_submodule(place) for average in _averages(trainer)],
+            seed=self.seed,
+            check=self.check,
+            log=[*trainer.loggers, *([] if bar is None else [lambda record: bar.print(str(record))])],
+            quiet=self.quiet or bar is not None,
+            position=self._position,
+        )
+        self._feed = Feed()
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """All is restored. Lightning counts steps and epochs; what it has counted and the run has not is an epoch's end."""
+        run, saved = self._running(), self._saved
+        if saved is None:
+            counted = {"steps": trainer.global_step, "epochs": trainer.current_epoch}
+            run.go_to({**(self._position or run.position()), **counted})
+            return
+        run.go_to(saved["position"])
+        self._measured = dict(saved["metrics"])
+        ended = run.epochs < trainer.current_epoch
+        if ended:
+            run.epoch(self._metrics(trainer))
+        self._feed.go_to(saved["feed"], trainer, ended)
+        self._saved = None
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self._feed.epoch_starts(trainer)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        run, loss = self._running(), outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        self._feed.seen = batch_idx + 1
+        while run.steps < trainer.global_step:  # not in batches that only gather gradients
+            run.step(loss if isinstance(loss, Tensor) else None)
+            loss = None
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        run = self._running()
+        if run.epochs <= trainer.current_epoch:  # a resumed run may go through the end of an epoch once more
+            run.epoch(self._metrics(trainer))
+        self._feed.epoch_ends()
+
+    def _running(self) -> Run:
+        assert self.run is not None, "on_fit_start comes first"
+        return self.run
+
+    def _earlier(self, part: nn.Module) -> dict[str, Any] | None:
+        """Where the last `fit` has left the same model."""
+        return None if self.run is None or self.run.model is not part else self.run.position()
+
+    def _metrics(self, trainer: Any) -> dict[str, float]:
+        return {**self._measured, **{name: float(value) for name, value in trainer.callback_metrics.items()}}
+
+    def _on_device(self, trainer: Any, pl_module: Any) -> Any:
+        return tree_map_only(Tensor, lambda x: x.to(pl_module.device), trainer.precision_plugin.convert_input(self.example))
+
+    def _part(self, pl_module: Any) -> nn.Module:
+        """What is grown."""
+        kind = type(pl_module).__name__
+        parts = [name for name, child in pl_module.named_children() if any(True for _ in child.parameters())]
+        instead = f"name the part to grow, e.g. Grow(schedule, example, module={(parts or ['model'])[0]!r})"
+        if self.module is None:
+            if type(pl_module).forward is _LIGHTNING.LightningModule.forward:
+                reason = "it has no forward, so the example can't be run through it"
+                raise GrowthError("what is to grow?", [Problem(kind, reason, instead)])
+            return pl_module  # type: ignore[no-any-return]
+        try:
+            part: nn.Module = pl_module.get_submodule(self.module)
+        except AttributeError:
+            reason = f"it has no such module; it has {', '.join(parts)}"
+            raise GrowthError(f"module={self.module!r}", [Problem(kind, reason, instead)]) from None
+        return part
+
+
+class Packing:
+    """`on_save_checkpoint` of a LightningModule, which packs the growth history too.
+
+    Of all that may add to a checkpoint this one comes last, behind callbacks that exchange its state dict for another. Where
+    only weights are saved, no callback is asked.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module, self.usual = module, module.on_save_checkpoint
+
+    def __call__(self, checkpoint: dict[str, Any]) -> None:
+        self.usual(checkpoint)
+        for name in ("state_dict", "current_model_state"):  # the second is WeightAveraging's
+            if name in checkpoint:
+                checkpoint[name].update(luggage(self.module))
+
+
+def load(module: Any, path: str | os.PathLike[str], weights_only: bool = True) -> Any:
+    """Give a LightningModule, as it was first built, the shapes and weights of a checkpoint. Returns the module.
+
+    This takes the place of `LitModel.load_from_checkpoint(path)`, which knows of no growth. Weights-only checkpoints will do.
+
+    weights_only: as for `torch.load`; False also reads hyper-parameters of types of your own, from files that you trust.
+
+    Example:
+        >>> model = load(LitModel(width=8), "last.ckpt")  # doctest: +SKIP
+    """
+    if not os.path.isfile(path):
+        raise CheckpointError(f"{path}: there is no such file")
+    checkpoint = torch.load(path, map_location="cpu", weights_only=weights_only)
+    if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
+        raise CheckpointError(f"{path} is no checkpoint of Lightning's: it has no state_dict")
+    module.on_load_checkpoint(checkpoint)
+    journal = Journal()
+    try:
+        load_weights(module, dict(checkpoint["state_dict"]), journal)
+    except BaseException:
+        journal.undo()
+        raise
+    journal.close()
+    return module
+
+
+def _refuse(trainer: Any) -> None:
+    """What can't follow a growth."""
+    problems = []
+    if not isinstance(trainer.strategy, _LIGHTNING.strategies.SingleDeviceStrategy):
+        reason = "it wraps the model or shares it out among processes, and would not see new parameters"
+        problems.append(Problem(type(trainer.strategy).__name__, reason, "Trainer(devices=1), or outgrow.Run in a plain loop"))
+    for callback in trainer.callbacks:
+        if isinstance(callback, _LIGHTNING.callbacks.StochasticWeightAveraging):
+            reason = "it puts a scheduler of its own in place of the run's, and its average can't be restored in other shapes"
+            problems.append(Problem(type(callback).__name__, reason, "use EMAWeightAveraging or WeightAveraging"))
+    if problems:
+        raise GrowthError("this trainer can't grow its model", problems)
+
+
+def _averages(trainer: Any) -> list[Any]:
+    """Averaged copies of the LightningModule that callbacks keep."""
+    kept = (getattr(callback, "_average_model", None) for callback in trainer.callbacks)
+    return [average.module for average in kept if isinstance(average, torch.optim.swa_utils.AveragedModel)]
+
+
+def _regroup(optimizers: Sequence[Any], module: nn.Module, wanted: Sequence[Any]) -> None:
+    if len(optimizers) != len(wanted):
+        raise CheckpointError(
+            f"there are {len(optimizers)} optimizers, and {len(wanted)} in the checkpoint: make them as before"
+        )
+    journal = Journal()
+    for optimizer, names in zip(optimizers, wanted, strict=True):
+        regroup(optimizer, module, names, journal)
+    journal.close()
+
+
+def _trains(optimizer: Any, part: nn.Module) -> bool:
+    own = {id(parameter) for parameter in unwrapped(part).parameters()}
+    return any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
