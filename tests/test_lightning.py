@@ -1,0 +1,451 @@
+"""Growing under the real Lightning: the run is that of a plain loop, and a resumed one is the one that was not interrupted."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import importlib.util
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Sampler, TensorDataset
+
+import outgrow
+from outgrow.training.log import Record
+from outgrow.training.timeline import timeline
+from training import Net, assert_equal
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*ended before the epoch ended and your dataloader is not resumable"),
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks used to create"),
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:.*isinstance\\(treespec, LeafSpec\\)"),
+]
+
+SIZE, BATCH, EPOCHS, PER_EPOCH = 48, 8, 4, 3  # two batches a step
+X = torch.randn(SIZE, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+Y = torch.randint(0, 4, (SIZE,), generator=torch.Generator().manual_seed(2))
+DATA = TensorDataset(X, Y)
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    named = list(model.named_parameters())
+    groups = [
+        {"params": [p for _, p in named if p.ndim > 1]},
+        {"params": [p for _, p in named if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.1)
+
+
+def scheduler_of(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-2, total_steps=40)
+
+
+class Lit(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x)
+
+    def training_step(self, batch: Any, number: int) -> Tensor:
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, number: int) -> None:
+        self.log("val_loss", nn.functional.cross_entropy(self(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = optimizer_of(self)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler_of(optimizer), "interval": "step"}}
+
+
+def schedule(prefix: str = "") -> outgrow.Schedule:
+    return outgrow.Schedule(
+        [
+            outgrow.At(step=2, grow=[outgrow.Widen("*", factor=1.5)], lr=0.5),
+            outgrow.At(epoch=2, grow=[outgrow.Deepen(f"{prefix}blocks.0", fade=4), outgrow.Kernel(f"{prefix}stem.0", 5)]),
+            outgrow.When(
+                outgrow.reached("val_loss", 9.0, "min"),
+                grow=[outgrow.Widen(f"{prefix}blocks.*", factor=2, fade=3)],
+                weight_decay=0.5,
+            ),
+            outgrow.At(step=11, grow=[outgrow.Deepen(f"{prefix}blocks.1")]),
+        ]
+    )
+
+
+WHEN = [2, 3, 6, 11]  # steps of these growths; the rule's is the first epoch's end
+
+
+def shuffled() -> DataLoader[Any]:
+    return DataLoader(DATA, BATCH, shuffle=True)
+
+
+def by_generator() -> DataLoader[Any]:
+    return DataLoader(DATA, BATCH, shuffle=True, generator=torch.Generator().manual_seed(4))
+
+
+class ByEpoch(Sampler[int]):
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(SIZE, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+
+def by_epoch() -> DataLoader[Any]:
+    return DataLoader(DATA, BATCH, sampler=ByEpoch())
+
+
+class Fit:
+    """A run with all that may be in the way: two batches a step, dropout, clipping, rates that change with every step."""
+
+    def __init__(
+        self,
+        *callbacks: L.Callback,
+        grow: outgrow.lightning.Grow | None = None,
+        loader: Callable[[], Any] = shuffled,
+        path: Path | None = None,
+        validate: bool = True,
+        **options: Any,
+    ) -> None:
+        L.seed_everything(3 if path is None else 77, verbose=False)  # what a new process has is not what counts
+        self.model = Lit()
+        self.grow = grow or outgrow.lightning.Grow(schedule(), X[:4], module="model")
+        places = callbacks if self.grow in callbacks else (self.grow, *callbacks)
+        settings: dict[str, Any] = {"max_epochs": EPOCHS, "logger": False, "num_sanity_val_steps": 0, **options}
+        self.trainer = L.Trainer(
+            accelerator="cpu",
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
+            callbacks=list(places),
+            accumulate_grad_batches=2,
+            gradient_clip_val=1.0,
+            log_every_n_steps=1,
+            **settings,
+        )
+        self.trainer.fit(self.model, loader(), DataLoader(DATA, 16) if validate else None, ckpt_path=path)
+
+    def state(self) -> dict[str, Any]:
+        """All that must be the same in two runs; how long a growth took need not."""
+        position = self.grow.run.position() if self.grow.run else {}
+        return copy.deepcopy(
+            {
+                "model": dict(self.model.state_dict()),
+                "optimizers": [optimizer.state_dict() for optimizer in self.trainer.optimizers],
+                "schedulers": [config.scheduler.state_dict() for config in self.trainer.lr_scheduler_configs],
+                "position": {name: value for name, value in position.items() if name != "records"},
+                "random": torch.get_rng_state(),
+            }
+        )
+
+
+class Watch(L.Callback):
+    """The loss on the same batch, dropout off, and the model's size, after each optimizer step and each epoch."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, tuple[float, int]] = {}
+
+    @property
+    def state_key(self) -> str:
+        return f"Watch{id(self)}"
+
+    def look(self, when: str, model: nn.Module) -> None:
+        model.eval()
+        with torch.no_grad():
+            loss = nn.functional.cross_entropy(model(X), Y).item()
+        model.train()
+        self.seen.setdefault(when, (loss, sum(parameter.numel() for parameter in model.parameters())))
+
+    def on_train_batch_end(self, trainer: Any, model: Any, *rest: Any) -> None:
+        self.look(f"step {trainer.global_step}", model)
+
+    def on_train_epoch_end(self, trainer: Any, model: Any) -> None:
+        self.look(f"epoch {trainer.current_epoch + 1}", model)
+
+
+def every(number: int, folder: Path) -> ModelCheckpoint:
+    name = "step{step}"
+    return ModelCheckpoint(folder, name, auto_insert_metric_name=False, every_n_train_steps=number, save_top_k=-1)
+
+
+def each_epoch(folder: Path, **options: Any) -> ModelCheckpoint:
+    return ModelCheckpoint(folder, "epoch{epoch}", auto_insert_metric_name=False, save_top_k=-1, **options)
+
+
+def test_growths_leave_the_loss_where_it_was() -> None:
+    before, after = Watch(), Watch()
+    grow = outgrow.lightning.Grow(schedule(), X[:4], module="model")
+    fit = Fit(before, grow, after, grow=grow)
+    grown = [when for when in before.seen if before.seen[when][1] != after.seen[when][1]]
+    assert grown == ["step 2", "epoch 1", "epoch 2", "step 11"]
+    for when, (loss, _) in before.seen.items():
+        assert after.seen[when][0] == pytest.approx(loss, rel=1e-5), when
+    (optimizer,), (config,) = fit.trainer.optimizers, fit.trainer.lr_scheduler_configs
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    assert held == {id(parameter) for parameter in fit.model.parameters()}
+    assert all(optimizer.state[p]["exp_avg"].shape == p.shape for p in fit.model.parameters())
+    untouched = scheduler_of(optimizer_of(Net()))
+    with pytest.warns(UserWarning, match="before `optimizer.step"):  # a schedule alone, to see its rates
+        rates = [untouched.get_last_lr()[0] for _ in range(EPOCHS * PER_EPOCH) if untouched.step() is None]
+    assert config.scheduler.get_last_lr()[0] == pytest.approx(rates[-1] / 2)
+
+
+def test_the_run_is_the_one_of_a_plain_loop() -> None:
+    fit = Fit(loader=lambda: DataLoader(DATA, BATCH))
+    L.seed_everything(3, verbose=False)
+    model = Net()
+    optimizer = optimizer_of(model)
+    scheduler = scheduler_of(optimizer)
+    run = outgrow.Run(model, X[:4], optimizer, schedule(), scheduler, quiet=True)
+    torch.empty((), dtype=torch.int64).random_()  # which a DataLoader draws for its workers
+    for _ in range(EPOCHS):
+        for start in range(0, SIZE, 2 * BATCH):
+            optimizer.zero_grad()
+            for at in (start, start + BATCH):
+                batch = slice(at, at + BATCH)
+                (nn.functional.cross_entropy(model(X[batch]), Y[batch]) / 2).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            run.step()
+        run.epoch({"val_loss": 0.0})
+        torch.empty((), dtype=torch.int64).random_(), torch.empty((), dtype=torch.int64).random_()  # validation, next epoch
+    assert_equal(dict(fit.model.model.state_dict()), dict(model.state_dict()))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """A run that was not interrupted, and its checkpoints."""
+    folder = tmp_path_factory.mktemp("whole")
+    state = Fit(every(1, folder), each_epoch(folder, save_last=True)).state()
+    assert len(state["position"]["done"]) == len(WHEN)
+    return state, folder
+
+
+@pytest.mark.parametrize("name", ["step1", "step2", "step5", "step8", "step9", "step11", "epoch0", "epoch1", "epoch2"])
+def test_a_resumed_run_is_the_one_that_was_not_interrupted(name: str, whole: tuple[dict[str, Any], Path]) -> None:
+    state, folder = whole
+    assert_equal(Fit(path=folder / f"{name}.ckpt").state(), state)
+
+
+def test_a_finished_run_is_loaded_and_saved_as_it_was(whole: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    _, folder = whole
+    fit = Fit(path=folder / "last.ckpt")
+    fit.trainer.save_checkpoint(tmp_path / "again.ckpt")
+    one, other = (torch.load(path, weights_only=True) for path in (folder / "last.ckpt", tmp_path / "again.ckpt"))
+    assert_equal(other["outgrow"]["position"], one["outgrow"]["position"])
+    assert_equal(other["state_dict"], one["state_dict"])
+    assert len(one["outgrow"]["position"]["done"]) == len(WHEN)
+
+
+@pytest.mark.parametrize("loader", [by_generator, by_epoch])
+def test_the_order_of_batches_is_kept_however_it_is_made(loader: Callable[[], Any], tmp_path: Path) -> None:
+    state = Fit(every(4, tmp_path), loader=loader, validate=False, grow=early()).state()
+    for step in (4, 8):
+        resumed = Fit(path=tmp_path / f"step{step}.ckpt", loader=loader, validate=False, grow=early())
+        assert_equal(resumed.state(), state)
+
+
+def early() -> outgrow.lightning.Grow:
+    """The LightningModule itself grows: names are its own."""
+    events = [
+        outgrow.At(step=1, grow=[outgrow.Widen("model.stem.0", by=2)]),
+        outgrow.At(step=6, grow=[outgrow.Deepen("model.blocks.1", fade=9)]),
+    ]
+    return outgrow.lightning.Grow(events, X[:4], check=False)
+
+
+def test_a_run_that_ends_after_some_steps_is_resumed_too(tmp_path: Path) -> None:
+    limit = {"max_epochs": -1, "max_steps": 10}
+    whole = Fit(each_epoch(tmp_path), grow=early(), **limit).state()
+    assert_equal(Fit(path=tmp_path / "epoch1.ckpt", grow=early(), **limit).state()["model"], whole["model"])
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_average_follows(first: bool, tmp_path: Path) -> None:
+    """Lightning puts the average in the model's place in the end, and in the state dict of checkpoints."""
+
+    def fit(path: Path | None = None, *more: L.Callback) -> Fit:
+        average, grow = EMAWeightAveraging(decay=0.9), early()
+        order = (average, grow) if first else (grow, average)
+        return Fit(*order, *more, grow=grow, path=path)
+
+    whole = fit(None, every(5, tmp_path), each_epoch(tmp_path))
+    assert sum(p.numel() for p in whole.model.parameters()) > sum(p.numel() for p in Lit().parameters())
+    for name in ("step5", "epoch1"):  # before and within a fade
+        assert_equal(fit(tmp_path / f"{name}.ckpt").state(), whole.state())
+    stored = torch.load(tmp_path / "epoch3.ckpt", weights_only=True)["state_dict"]
+    assert_equal({name: stored[name] for name in whole.model.state_dict()}, dict(whole.model.state_dict()))
+
+
+def test_the_average_is_the_one_that_is_computed_by_hand() -> None:
+    """Of the unit that was there all the time; a growth leaves its weights as they are."""
+    kept: list[Tensor] = []
+
+    class Note(L.Callback):
+        def on_train_batch_end(self, trainer: Any, model: Any, outputs: Any, batch: Any, number: int) -> None:
+            if number % 2:
+                kept.append(model.model.stem[0].weight[0].detach().clone())
+
+    fit = Fit(Note(), EMAWeightAveraging(decay=0.9), grow=early())
+    average = kept[0]
+    for weight in kept[1:]:
+        average = 0.9 * average + 0.1 * weight
+    assert torch.allclose(fit.model.model.stem[0].weight[0], average, atol=1e-6)
+
+
+def test_a_checkpoint_is_loaded_without_a_trainer(tmp_path: Path) -> None:
+    fit = Fit(each_epoch(tmp_path, save_weights_only=True), grow=early())
+    fit.trainer.save_checkpoint(tmp_path / "end.ckpt")
+    for name in ("epoch3.ckpt", "end.ckpt"):
+        model = outgrow.lightning.load(Lit(), tmp_path / name)
+        assert_equal(dict(model.state_dict()), dict(fit.model.state_dict()))
+        assert torch.equal(model.eval()(X), fit.model.eval()(X))  # the gate of a fade stands where it stood
+    other = nn.Sequential(nn.Linear(2, 2))
+    other.on_load_checkpoint = lambda checkpoint: None  # type: ignore[assignment]
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(outgrow.GrowthError, match="does not fit this model"):
+        outgrow.lightning.load(other, tmp_path / "end.ckpt")
+    assert_equal(dict(other.state_dict()), dict(before))
+    fresh = L.Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False, callbacks=[early()]
+    )
+    (result,) = fresh.validate(Lit(), DataLoader(DATA, 16), tmp_path / "end.ckpt", verbose=False)
+    assert result["val_loss"] == pytest.approx(float(fit.trainer.callback_metrics["val_loss"]))
+
+
+def test_a_second_fit_goes_on_with_the_first() -> None:
+    grow = early()
+    fit = Fit(grow=grow, max_epochs=1)
+    assert grow.run is not None
+    assert len(grow.run.done) == 1
+    fit.trainer.fit_loop.max_epochs = 3
+    fit.trainer.fit(fit.model, shuffled(), DataLoader(DATA, 16))
+    assert (grow.run.done, grow.run.steps, grow.run.epochs) == ([0, 1], 9, 3)
+
+
+def test_rules_see_what_validation_has_measured() -> None:
+    seen: list[list[float]] = []
+
+    def rule(past: Any) -> bool:
+        seen.append([metrics["val_loss"] for metrics in past])
+        return len(past) == 2
+
+    measured: list[float] = []
+
+    class Measure(L.Callback):
+        def on_validation_end(self, trainer: Any, model: Any) -> None:
+            measured.append(float(trainer.callback_metrics["val_loss"]))
+
+    grow = outgrow.lightning.Grow([outgrow.When(rule, grow=[outgrow.Widen("stem.0", by=2)])], X[:4], "model", check=False)
+    fit = Fit(Measure(), grow=grow)
+    assert len(measured) == EPOCHS
+    assert seen == [measured[:1], measured[:2]]
+    assert fit.model.model.stem[0].out_channels == 8
+
+
+@pytest.mark.skipif(not hasattr(Record, "__dataclass_fields__"), reason="records are not written yet")
+def test_a_logger_is_told_of_each_growth(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path)
+    Fit(grow=early(), logger=logger)
+    with open(Path(logger.log_dir) / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    usual = {"step", "epoch", "train_loss", "val_loss"}
+    told = [int(row["step"]) for row in rows if any(value for name, value in row.items() if name not in usual)]
+    assert len(told) == 2
+    assert told[0] in (0, 1, 2)
+    assert told[1] in (5, 6, 7)
+
+
+def refused(match: str, *callbacks: L.Callback, **options: Any) -> None:
+    steps: list[int] = []
+
+    class Count(L.Callback):
+        def on_train_batch_start(self, *args: Any) -> None:
+            steps.append(1)
+
+    with pytest.raises(outgrow.GrowthError, match=match):
+        Fit(*callbacks, Count(), **options)
+    assert not steps
+
+
+WIDEN = outgrow.At(step=2, grow=[outgrow.Widen("stem.0", by=2)])
+
+
+class NoForward(Lit):
+    forward = L.LightningModule.forward
+
+
+def test_what_cannot_work_is_refused_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    Grow = outgrow.lightning.Grow
+    refused("it has no such module; it has model", grow=Grow([WIDEN], X[:4], module="net"))
+    refused("StochasticWeightAveraging: it puts", StochasticWeightAveraging(1e-2), grow=Grow([WIDEN], X[:4], module="model"))
+    monkeypatch.setattr(sys.modules[__name__], "Lit", NoForward)
+    refused(r"NoForward: it has no forward[\s\S]*module='model'", grow=Grow([WIDEN], X[:4]))
+
+
+def test_strategies_for_several_processes_are_refused() -> None:
+    trainer = L.Trainer(accelerator="cpu", strategy="ddp", devices=2, logger=False, enable_checkpointing=False)
+    with pytest.raises(outgrow.GrowthError, match="DDPStrategy: it wraps the model"):
+        outgrow.lightning.Grow([WIDEN], X[:4], module="model").setup(trainer, Lit(), "fit")
+
+
+@pytest.mark.skipif(timeline(Net(), X[:4], outgrow.Schedule()) is None, reason="there is no dry run yet")
+def test_a_dry_run_comes_before_the_first_step() -> None:
+    nowhere = [outgrow.At(step=2, grow=[outgrow.Widen("stam.0", by=2)])]
+    refused("stam", grow=outgrow.lightning.Grow(nowhere, X[:4], module="model"))
+    refused("", grow=outgrow.lightning.Grow([WIDEN], torch.randn(2, 3, 6, 6), module="model"))
+
+
+def test_an_event_that_is_past_is_refused(whole: tuple[dict[str, Any], Path]) -> None:
+    more = [*schedule().events[:1], outgrow.At(step=4, grow=[outgrow.Widen("stem.0", by=2)]), *schedule().events[1:]]
+    refused("event 2 is past", path=whole[1] / "step5.ckpt", grow=outgrow.lightning.Grow(more, X[:4], module="model"))
+
+
+def loaded_anew() -> Any:
+    spec = importlib.util.find_spec("outgrow.lightning")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_either_name_of_lightning_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert issubclass(outgrow.lightning.Grow, L.Callback)
+    import pytorch_lightning as other
+
+    monkeypatch.delitem(sys.modules, "lightning.pytorch")
+    grow = loaded_anew().Grow([WIDEN], X[:4])
+    assert isinstance(grow, other.Callback)
+    assert not isinstance(grow, L.Callback)
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    with pytest.raises(outgrow.GrowthError, match=r"pip install outgrow\[lightning\]") as caught:
+        loaded_anew()
+    assert isinstance(caught.value, ImportError)
