@@ -415,8 +415,8 @@ def test_strategies_for_several_processes_are_refused() -> None:
 @pytest.mark.skipif(timeline(Net(), X[:4], outgrow.Schedule()) is None, reason="there is no dry run yet")
 def test_a_dry_run_comes_before_the_first_step() -> None:
     nowhere = [outgrow.At(step=2, grow=[outgrow.Widen("stam.0", by=2)])]
-    refused("stam", grow=outgrow.lightning.Grow(nowhere, X[:4], module="model"))
-    refused("", grow=outgrow.lightning.Grow([WIDEN], torch.randn(2, 3, 6, 6), module="model"))
+    refused("no volume is called 'stam.0'", grow=outgrow.lightning.Grow(nowhere, X[:4], module="model"))
+    refused("does not run on the example", grow=outgrow.lightning.Grow([WIDEN], torch.randn(2, 3, 6, 6), module="model"))
 
 
 def test_an_event_that_is_past_is_refused(whole: tuple[dict[str, Any], Path]) -> None:
