@@ -14,9 +14,10 @@ restored. Weights-only checkpoints hold the history too; `load` reads any of the
 
 Resumed runs are bitwise equal to uninterrupted ones, within epochs too, if their loaders can be made again: shuffled by the
 process's random state, by a seeded generator, or by the number of the epoch. Batches that were seen already are loaded once
-more and passed over. A loader with a `state_dict` of its own (torchdata's StatefulDataLoader) is left to Lightning. One thing
-differs by Lightning's own doing: from a checkpoint that was written behind the last batch of an epoch, before its validation
-(as `every_n_train_steps` may), it goes on without that validation, so a rule sees the values from before.
+more and passed over. A loader with a `state_dict` of its own (torchdata's StatefulDataLoader) is left to Lightning. Two things
+differ by Lightning's own doing (2.6), with or without growth: from a checkpoint written behind the last batch of an epoch,
+before its validation (as `every_n_train_steps` may), it goes on without that validation, so a rule sees the values from
+before; and with `max_steps`, no validation and a checkpoint from the end of an epoch, it trains that epoch by one batch more.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ class Grow(Callback):  # type: ignore[misc]
             quiet=self.quiet or bar is not None,
             position=self._position,
         )
-        self._feed = Feed()
+        self._feed = Feed(first=trainer.current_epoch == 0)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """All is restored. Lightning counts steps and epochs; what it has counted and the run has not is an epoch's end."""

@@ -24,10 +24,10 @@ from outgrow.training.resume import random_states, set_random_states
 class Feed:
     """Where a run is among the batches of an epoch; a callback tells it of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: bool = True) -> None:
         self.seen = 0  # batches of this epoch; none between epochs
         self.before = _states(None)  # random states before the iterator of this epoch was made
-        self._made = True  # Lightning makes the first one before training starts
+        self._made = first  # Lightning makes that of the very first epoch before training starts
 
     def epoch_starts(self, trainer: Any) -> None:
         """To be called where Lightning is about to make the iterator."""
