@@ -96,7 +96,6 @@ def assert_mean(wrapper: DistributedDataParallel, batch: tuple[Tensor, Tensor]) 
 def data_parallel() -> None:
     """Three growths in one run, by every setting of the wrapper, given the wrapper or the module in it."""
     settings: list[dict[str, Any]] = [
-        {},
         {"find_unused_parameters": True},
         {"static_graph": True, "gradient_as_bucket_view": True, "bucket_cap_mb": 1},
     ]
@@ -183,6 +182,7 @@ def unlike() -> None:
 def hooks() -> None:
     """Communication hooks without a state go on; others are refused before anything is touched."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.distributed.optim import ZeroRedundancyOptimizer
 
     sent = []
 
@@ -217,7 +217,16 @@ def hooks() -> None:
     assert checksums(model) == before
     del wrapper, grown  # the way out
     GROWTHS[0](model)
-    assert_mean(DistributedDataParallel(model), batches(1)[0])
+    wrapper = DistributedDataParallel(model)
+    assert_mean(wrapper, batches(1)[0])
+
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
+    assert "shares parameters out over the ranks" in refusal(GROWTHS[0], wrapper, optimizer=optimizer)
+    compiled = torch.compile(wrapper, backend="eager")
+    before = compiled(X.double()).detach()
+    GROWTHS[1](compiled)
+    torch.testing.assert_close(compiled(X.double()).detach(), before)
+    assert_mean(wrapper, batches(1)[0])
 
 
 def sharding(**options: Any) -> Callable[[nn.Module], None]:
@@ -246,30 +255,29 @@ def fully_sharded() -> None:
     from torch.distributed.tensor import DTensor
 
     truth, data = alone(), batches(40)
-    for options in ({}, {"reshard_after_forward": False}):
-        model = network()
-        kind = type(model)
-        shard(model, sharding(**options))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        for stage, growth in enumerate([*GROWTHS, None]):
-            train(model, optimizer, data[10 * stage : 10 * stage + 10])
-            if growth is None:
-                break
-            before = model(X.double()).detach()  # leaves parameters whole, for the backward pass that does not come
-            growth(model, optimizer=optimizer)
-            assert isinstance(model, FSDPModule)
-            assert isinstance(model, kind)
-            assert all(isinstance(part, FSDPModule) for part in model.modules() if isinstance(part, Block))
-            held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            assert held == {id(parameter) for parameter in model.parameters()} == {id(key) for key in optimizer.state} | held
-            for parameter in model.parameters():
-                for value in optimizer.state.get(parameter, {}).values():
-                    assert value.ndim == 0 or (isinstance(value, DTensor) and value.placements == parameter.placements)
-            torch.testing.assert_close(model(X.double()).detach(), before, rtol=1e-12, atol=1e-12)
-        for name, parameter in truth.named_parameters():
-            torch.testing.assert_close(whole_of(model)[name], parameter.detach(), rtol=1e-9, atol=1e-9)
-        assert len(history(model)) == 3
-        assert sum(len(module._forward_pre_hooks) for module in model.modules()) == 3  # one a group, none doubled
+    model = network()
+    kind = type(model)
+    shard(model, sharding(reshard_after_forward=False))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for stage, growth in enumerate([*GROWTHS, None]):
+        train(model, optimizer, data[10 * stage : 10 * stage + 10])
+        if growth is None:
+            break
+        before = model(X.double()).detach()  # leaves parameters whole, for the backward pass that does not come
+        growth(model, optimizer=optimizer)
+        assert isinstance(model, FSDPModule)
+        assert isinstance(model, kind)
+        assert all(isinstance(part, FSDPModule) for part in model.modules() if isinstance(part, Block))
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        assert held == {id(parameter) for parameter in model.parameters()} == {id(key) for key in optimizer.state} | held
+        for parameter in model.parameters():
+            for value in optimizer.state.get(parameter, {}).values():
+                assert value.ndim == 0 or (isinstance(value, DTensor) and value.placements == parameter.placements)
+        torch.testing.assert_close(model(X.double()).detach(), before, rtol=1e-12, atol=1e-12)
+    for name, parameter in truth.named_parameters():
+        torch.testing.assert_close(whole_of(model)[name], parameter.detach(), rtol=1e-9, atol=1e-9)
+    assert len(history(model)) == 3
+    assert sum(len(module._forward_pre_hooks) for module in model.modules()) == 3  # one a group, none doubled
 
 
 def sharded_refusals() -> None:
