@@ -1,6 +1,7 @@
 """What the tests of several processes share: a small task, ranks that are compared bit for bit, and how to launch them.
 
-Run as a script under torchrun, `ranks.py NAME …` calls the functions of those names in `workers.py`, with gloo on the CPU.
+Run as a script under torchrun, `ranks.py NAME …` calls the functions of those names in `workers.py` or
+`shard_workers.py`, with gloo on the CPU.
 """
 
 from __future__ import annotations
@@ -73,11 +74,12 @@ def refusal(call: object, *args: object, **options: object) -> str:
 
 
 if __name__ == "__main__":
+    import shard_workers
     import workers
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     for name in sys.argv[1:]:
-        getattr(workers, name)()
+        getattr(workers if hasattr(workers, name) else shard_workers, name)()
         dist.barrier()
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Growth in several processes: real ones, two of them, with gloo on the CPU (see `ranks.py` and `workers.py`)."""
+"""Growth in several processes: real ones, two of them, with gloo on the CPU (see `ranks.py`)."""
 
 from __future__ import annotations
 
