@@ -1,4 +1,4 @@
-"""The workers of the tests of sharded models and distributed checkpoints; `ranks.launch` runs them, as those in `workers.py`."""
+"""The workers of the tests of sharded models and distributed checkpoints; `ranks.launch` runs them, like `workers.py`."""
 
 from __future__ import annotations
 

@@ -163,9 +163,8 @@ def unlike() -> None:
     assert checksums(model) == before
     assert torch.equal(model[1].running_mean, running)
 
-    # examples may differ: rank 0's is taken, and so are its batch statistics, on which an identity layer's numbers depend
-    outgrow.deepen(wrapper, X.double() + rank, "2", method="net2net", optimizer=optimizer)
-    assert same_everywhere([*model.parameters(), *model.buffers()])
+    GROWTHS[0](wrapper, optimizer=optimizer)
+    assert same_everywhere([*model.parameters(), *model.buffers()])  # rank 0's batch statistics were sent
     assert_mean(wrapper, batches(1)[0])
     train(wrapper, optimizer, batches(3))
     assert same_everywhere(model.parameters())
@@ -174,6 +173,24 @@ def unlike() -> None:
         model[0].weight[0, 0] += rank
     text = refusal(outgrow.widen, model, X.double(), "0", by=4)
     assert "rank 1: 0.weight was not as on rank 0, before the growth already" in text, text
+
+
+def examples() -> None:
+    """An identity layer's batch norm is set by the example: ranks may have examples of their own, rank 0's is taken."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)]
+    model = nn.Sequential(*layers).double()
+    twin = copy.deepcopy(model)
+    x = torch.linspace(-1, 1, 96, dtype=torch.float64).view(6, 1, 4, 4)
+    shifted = [x, x + x.abs()]
+    wrapper = DistributedDataParallel(model)
+    outgrow.deepen(wrapper, shifted[dist.get_rank()], "2", method="net2net")
+    assert same_everywhere([*model.parameters(), *model.buffers()])
+    by_second = copy.deepcopy(twin)
+    outgrow.deepen(twin, shifted[0], "2", method="net2net")
+    outgrow.deepen(by_second, shifted[1], "2", method="net2net")
+    assert torch.equal(model[3][1].weight, twin[3][1].weight)
+    assert not torch.equal(model[3][1].weight, by_second[3][1].weight)
 
 
 def hooks() -> None:
