@@ -1,6 +1,7 @@
 """What the tests of several processes share: a small task, ranks that are compared bit for bit, and how to launch them.
 
-Run as a script under torchrun, `ranks.py NAME …` calls the functions of those names in `workers.py`, with gloo on the CPU.
+Run as a script under torchrun, `ranks.py NAME …` calls the functions of those names in `workers.py` or
+`shard_workers.py`, with gloo on the CPU.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -21,7 +23,7 @@ def launch(*names: str) -> str:
     """Run workers on two processes, which takes seconds to start; what fails on any rank fails here."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", __file__, *names]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -72,11 +74,12 @@ def refusal(call: object, *args: object, **options: object) -> str:
 
 
 if __name__ == "__main__":
+    import shard_workers
     import workers
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     for name in sys.argv[1:]:
-        getattr(workers, name)()
+        getattr(workers if hasattr(workers, name) else shard_workers, name)()
         dist.barrier()
     dist.destroy_process_group()

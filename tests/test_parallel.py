@@ -1,4 +1,4 @@
-"""Growth in several processes: real ones, two of them, with gloo on the CPU (see `ranks.py` and `workers.py`)."""
+"""Growth in several processes: real ones, two of them, with gloo on the CPU (see `ranks.py`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ranks import launch
 
 
 def test_wrappers_go_on_over_growths_alike_on_all_ranks() -> None:
-    launch("data_parallel", "accumulation", "unlike", "hooks")
+    launch("data_parallel", "accumulation", "unlike", "examples", "hooks")
 
 
 def test_sharded_models_grow_as_one_process_does_and_are_saved() -> None:

@@ -14,11 +14,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import outgrow
-from outgrow.admit import bare
-from outgrow.training.dcp import history_state, regrow
 from outgrow.training.history import history
 from outgrow.training.parallel import checksums, renew
-from outgrow.training.sharded import shard
 from ranks import batches, hand_mean, refusal, same_everywhere, share
 
 X = torch.linspace(-1, 1, 24).view(6, 4)
@@ -96,7 +93,6 @@ def assert_mean(wrapper: DistributedDataParallel, batch: tuple[Tensor, Tensor]) 
 def data_parallel() -> None:
     """Three growths in one run, by every setting of the wrapper, given the wrapper or the module in it."""
     settings: list[dict[str, Any]] = [
-        {},
         {"find_unused_parameters": True},
         {"static_graph": True, "gradient_as_bucket_view": True, "bucket_cap_mb": 1},
     ]
@@ -167,9 +163,8 @@ def unlike() -> None:
     assert checksums(model) == before
     assert torch.equal(model[1].running_mean, running)
 
-    # examples may differ: rank 0's is taken, and so are its batch statistics, on which an identity layer's numbers depend
-    outgrow.deepen(wrapper, X.double() + rank, "2", method="net2net", optimizer=optimizer)
-    assert same_everywhere([*model.parameters(), *model.buffers()])
+    GROWTHS[0](wrapper, optimizer=optimizer)
+    assert same_everywhere([*model.parameters(), *model.buffers()])  # rank 0's batch statistics were sent
     assert_mean(wrapper, batches(1)[0])
     train(wrapper, optimizer, batches(3))
     assert same_everywhere(model.parameters())
@@ -180,9 +175,28 @@ def unlike() -> None:
     assert "rank 1: 0.weight was not as on rank 0, before the growth already" in text, text
 
 
+def examples() -> None:
+    """An identity layer's batch norm is set by the example: ranks may have examples of their own, rank 0's is taken."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)]
+    model = nn.Sequential(*layers).double()
+    twin = copy.deepcopy(model)
+    x = torch.linspace(-1, 1, 96, dtype=torch.float64).view(6, 1, 4, 4)
+    shifted = [x, x + x.abs()]
+    wrapper = DistributedDataParallel(model)
+    outgrow.deepen(wrapper, shifted[dist.get_rank()], "2", method="net2net")
+    assert same_everywhere([*model.parameters(), *model.buffers()])
+    by_second = copy.deepcopy(twin)
+    outgrow.deepen(twin, shifted[0], "2", method="net2net")
+    outgrow.deepen(by_second, shifted[1], "2", method="net2net")
+    assert torch.equal(model[3][1].weight, twin[3][1].weight)
+    assert not torch.equal(model[3][1].weight, by_second[3][1].weight)
+
+
 def hooks() -> None:
     """Communication hooks without a state go on; others are refused before anything is touched."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.distributed.optim import ZeroRedundancyOptimizer
 
     sent = []
 
@@ -217,186 +231,13 @@ def hooks() -> None:
     assert checksums(model) == before
     del wrapper, grown  # the way out
     GROWTHS[0](model)
-    assert_mean(DistributedDataParallel(model), batches(1)[0])
+    wrapper = DistributedDataParallel(model)
+    assert_mean(wrapper, batches(1)[0])
 
-
-def sharding(**options: Any) -> Callable[[nn.Module], None]:
-    """A user's own function: every block, then the rest."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-
-    def how(model: nn.Module) -> None:
-        for module in list(model.modules()):
-            if isinstance(module, Block):
-                fully_shard(module, mesh=mesh, **options)
-        fully_shard(model, mesh=mesh)
-
-    return how
-
-
-def whole_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.full_tensor() for name, parameter in model.named_parameters()}
-
-
-def fully_sharded() -> None:
-    """Ten steps before each growth and ten after the last: as one process does, moments too."""
-    from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import DTensor
-
-    truth, data = alone(), batches(40)
-    for options in ({}, {"reshard_after_forward": False}):
-        model = network()
-        kind = type(model)
-        shard(model, sharding(**options))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        for stage, growth in enumerate([*GROWTHS, None]):
-            train(model, optimizer, data[10 * stage : 10 * stage + 10])
-            if growth is None:
-                break
-            before = model(X.double()).detach()  # leaves parameters whole, for the backward pass that does not come
-            growth(model, optimizer=optimizer)
-            assert isinstance(model, FSDPModule)
-            assert isinstance(model, kind)
-            assert all(isinstance(part, FSDPModule) for part in model.modules() if isinstance(part, Block))
-            held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            assert held == {id(parameter) for parameter in model.parameters()} == {id(key) for key in optimizer.state} | held
-            for parameter in model.parameters():
-                for value in optimizer.state.get(parameter, {}).values():
-                    assert value.ndim == 0 or (isinstance(value, DTensor) and value.placements == parameter.placements)
-            torch.testing.assert_close(model(X.double()).detach(), before, rtol=1e-12, atol=1e-12)
-        for name, parameter in truth.named_parameters():
-            torch.testing.assert_close(whole_of(model)[name], parameter.detach(), rtol=1e-9, atol=1e-9)
-        assert len(history(model)) == 3
-        assert sum(len(module._forward_pre_hooks) for module in model.modules()) == 3  # one a group, none doubled
-
-
-def sharded_refusals() -> None:
-    """Whatever goes wrong, the sharded model and its optimizer are as before, and go on as if nothing had been."""
-    from torch.distributed.fsdp import FSDPModule
-
-    rank, data, how = dist.get_rank(), batches(6), sharding()
-    model, twin = network(), network()
-    how(model)
-    how(twin)
-    optimizer, other = (torch.optim.AdamW(one.parameters(), lr=0.01) for one in (model, twin))
-    train(model, optimizer, data[:3])
-    text = refusal(GROWTHS[0], model, optimizer=optimizer)
-    assert "outgrow.training.sharded.shard(model, function)" in text, text
-    shard(model, how)
-
-    def stumbling(model: nn.Module) -> None:
-        how(model[2].f)
-        raise outgrow.GrowthError("stumbled")
-
-    def idle(model: nn.Module) -> None:
-        pass
-
-    before = {name: (parameter, parameter.to_local().clone()) for name, parameter in model.named_parameters()}
-    states = {parameter: dict(state) for parameter, state in optimizer.state.items()}
-    hooks = [list(module._forward_pre_hooks) for module in model.modules()]
-
-    assert "nonsense" in refusal(outgrow.widen, model, X.double(), "nonsense", by=4, optimizer=optimizer)
-    assert "seed" in refusal(outgrow.widen, model, X.double(), "0", by=4, seed=rank, optimizer=optimizer)
-    assert "refused" in refusal(outgrow.widen, model, X.double(), "0" if rank else "nonsense", by=4) or not rank
-    for wrong, expected in ((stumbling, "stumbled"), (idle, "left it as it is")):
-        vars(model)["_outgrow_shard"] = wrong
-        assert expected in refusal(GROWTHS[1], model, optimizer=optimizer)
-    vars(model)["_outgrow_shard"] = how
-    after = dict(model.named_parameters())
-    assert list(after) == list(before)
-    assert all(after[name] is parameter for name, (parameter, _) in before.items())
-    assert all(torch.equal(after[name].to_local(), numbers) for name, (_, numbers) in before.items())
-    assert {parameter: dict(state) for parameter, state in optimizer.state.items()} == states
-    assert [list(module._forward_pre_hooks) for module in model.modules()] == hooks
-    assert model[0].out_features == 8
-    assert not history(model)
-
-    train(twin, other, data[:3])
-    train(model, optimizer, data[3:])
-    train(twin, other, data[3:])
-    numbers = whole_of(twin)
-    assert all(torch.equal(value, numbers[name]) for name, value in whole_of(model).items())
-
-    model.set_requires_gradient_sync(False)
-    cross_entropy(model(X.double()), torch.zeros(6, dtype=torch.long)).backward()
-    text = refusal(GROWTHS[0], model, optimizer=optimizer)
-    assert "not reduced yet" in text, text
-    model.set_requires_gradient_sync(True)
-    cross_entropy(model(X.double()), torch.zeros(6, dtype=torch.long)).backward()
-
-    # gradients are kept, and an optimizer that was left out is stopped
-    gradients = {name: parameter.grad.full_tensor() for name, parameter in model.named_parameters()}
-    GROWTHS[0](model)
-    assert isinstance(model, FSDPModule)
-    grown = {name: parameter.grad.full_tensor() for name, parameter in model.named_parameters()}
-    assert torch.equal(grown["0.weight"][:8], gradients["0.weight"])
-    assert not grown["0.weight"][8:].any()
-    assert torch.equal(grown["3.bias"], gradients["3.bias"])
-    text = refusal(optimizer.step)
-    assert "the model was sharded again" in text, text
-
-
-def sharded_fades() -> None:
-    """Gates and new columns come in over the steps of a sharded run as over those of a plain one."""
-    data = batches(12)
-    ends = []
-    for sharded in (False, True):
-        model = network()
-        if sharded:
-            shard(model, sharding())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        train(model, optimizer, data[:2], share if sharded else whole)
-        outgrow.widen(model, X.double(), "0", by=4, fade=6, optimizer=optimizer)
-        train(model, optimizer, data[2:5], share if sharded else whole)
-        outgrow.deepen(model, X.double(), "2", fade=6, optimizer=optimizer)
-        train(model, optimizer, data[5:], share if sharded else whole)
-        model.reshard() if sharded else None
-        ends.append(whole_of(model) if sharded else dict(model.named_parameters()))
-    for name, value in ends[0].items():
-        torch.testing.assert_close(ends[1][name], value.detach(), rtol=1e-9, atol=1e-9)
-
-
-def checkpoints() -> None:
-    """Saved by two processes after growths, loaded into the small model: from there on bitwise as if nothing had been."""
-    import tempfile
-
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-
-    data = batches(25)
-    for wrapped in (lambda model: shard(model, sharding()), DistributedDataParallel):
-        folder = [tempfile.mkdtemp()]
-        dist.broadcast_object_list(folder)
-        model = wrapped(network())
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        for stage, growth in enumerate(GROWTHS):
-            train(model, optimizer, data[5 * stage : 5 * stage + 5])
-            growth(model, optimizer=optimizer)
-        outgrow.widen(model, X.double(), "2.f.0", by=2, fade=8, optimizer=optimizer)
-        train(model, optimizer, data[15:20])
-        weights, moments = get_state_dict(model, optimizer)
-        dcp.save({"model": weights, "optim": moments, **history_state(model)}, checkpoint_id=folder[0])
-
-        again = wrapped(network(seed=1))
-        assert regrow(again, folder[0]) is again
-        resumed = torch.optim.AdamW(again.parameters(), lr=0.01)
-        weights, moments = get_state_dict(again, resumed)
-        state = {"model": weights, "optim": moments}
-        dcp.load(state, checkpoint_id=folder[0])
-        set_state_dict(again, resumed, model_state_dict=state["model"], optim_state_dict=state["optim"])
-        assert history(bare(again)) == history(bare(model))
-        train(model, optimizer, data[20:])
-        train(again, resumed, data[20:])
-        local = [(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True)]
-        for one, other in local:
-            assert torch.equal(getattr(one, "_local_tensor", one), getattr(other, "_local_tensor", other))
-
-        other = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
-        shapes = [parameter.shape for parameter in other.parameters()]
-        assert "does not fit this model" in refusal(regrow, other, folder[0])
-        assert [parameter.shape for parameter in other.parameters()] == shapes
-        dcp.save({"model": other.state_dict()}, checkpoint_id=folder[0] + "/plain")
-        assert "history_state(model)" in refusal(regrow, network(), folder[0] + "/plain")
-        assert "no distributed checkpoint" in refusal(regrow, network(), folder[0] + "/nowhere")
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
+    assert "shares parameters out over the ranks" in refusal(GROWTHS[0], wrapper, optimizer=optimizer)
+    compiled = torch.compile(wrapper, backend="eager")
+    before = compiled(X.double()).detach()
+    GROWTHS[1](compiled)
+    torch.testing.assert_close(compiled(X.double()).detach(), before)
+    assert_mean(wrapper, batches(1)[0])

@@ -197,6 +197,10 @@ def unwrapped(optimizers: Sequence[Any]) -> list[Optimizer]:
         real = [layer for layer in layers if isinstance(layer, Optimizer)]
         if not real:
             raise OptimizerError(f"{type(given).__name__} is no optimizer: pass a torch.optim.Optimizer, or a list of them")
+        if any(type(layer).__name__ == "ZeroRedundancyOptimizer" for layer in layers):
+            reason = "it shares parameters out over the ranks by their sizes, and each rank holds the state of its own alone"
+            problem = Problem("ZeroRedundancyOptimizer", reason, f"leave it out and {ANEW}")
+            raise OptimizerError("an optimizer can't follow the growth", [problem])
         found.update({id(layer.state): layer for layer in real})
     return list(found.values())
 
