@@ -82,7 +82,7 @@ def sharded_refusals() -> None:
     optimizer, other = (torch.optim.AdamW(one.parameters(), lr=0.01) for one in (model, twin))
     train(model, optimizer, data[:3])
     text = refusal(GROWTHS[0], model, optimizer=optimizer)
-    assert "outgrow.training.sharded.shard(model, function)" in text, text
+    assert "outgrow.shard(model, function)" in text, text
     shard(model, how)
 
     def stumbling(model: nn.Module) -> None:

@@ -20,13 +20,17 @@ from outgrow.methods import RandomPad as RandomPad
 from outgrow.report import Growth as Growth
 from outgrow.training.checkpoint import load as load
 from outgrow.training.checkpoint import save as save
+from outgrow.training.cohorts import cohorts as cohorts
 from outgrow.training.fade import PActivation as PActivation
+from outgrow.training.pace import Pace as Pace
 from outgrow.training.rules import plateau as plateau
 from outgrow.training.rules import reached as reached
 from outgrow.training.run import Run as Run
 from outgrow.training.schedule import At as At
 from outgrow.training.schedule import Schedule as Schedule
 from outgrow.training.schedule import When as When
+from outgrow.training.sharded import shard as shard
+from outgrow.training.timeline import timeline as timeline
 from outgrow.transforms.branch import Branch as Branch
 from outgrow.transforms.deepen import Deepen as Deepen
 from outgrow.transforms.deepen import places as places

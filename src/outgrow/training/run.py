@@ -102,9 +102,9 @@ class Run:
     ) -> None:
         check_seed(seed)
         self.model, self.example, self.seed, self.check = model, example, seed, check
-        self.schedule = _schedule(schedule)
-        self.optimizers: list[Any] = _several(optimizer)
-        self.schedulers, self.averages, self.log, self.quiet = _several(scheduler), _several(average), _several(log), quiet
+        self.schedule = schedule_of(schedule)
+        self.optimizers: list[Any] = several(optimizer)
+        self.schedulers, self.averages, self.log, self.quiet = several(scheduler), several(average), several(log), quiet
         self.also = dict(also or {})
         check_model(bare(model))
         if not self.optimizers:
@@ -140,6 +140,11 @@ class Run:
     def cohorts(self) -> Cohorts:
         """Which entries of each parameter came with which growth."""
         return cohorts(bare(self.model))
+
+    @property
+    def ahead(self) -> list[At | When]:
+        """Events that have not happened yet."""
+        return [event for _, event in self._waiting()]
 
     def step(self, loss: Any = None) -> Growth | None:
         """Count an optimizer step, and grow if it is time; call it after `optimizer.step()` (and `scheduler.step()`).
@@ -342,7 +347,7 @@ def _mark(event: At | When) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", f"{event.time}: {event.grow!r}")
 
 
-def _schedule(given: Any) -> Schedule:
+def schedule_of(given: Any) -> Schedule:
     if isinstance(given, (str, os.PathLike)):
         return Schedule.from_file(given)
     return given if isinstance(given, Schedule) else Schedule(given)
@@ -356,7 +361,7 @@ def _check_stateful(schedulers: Sequence[Any], also: Mapping[str, Any]) -> None:
             )
 
 
-def _several(given: Any) -> list[Any]:
+def several(given: Any) -> list[Any]:
     if given is None:
         return []
     return list(given) if isinstance(given, (list, tuple)) else [given]

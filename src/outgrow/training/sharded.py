@@ -33,7 +33,7 @@ from outgrow.training.stale import watch_for_gone
 
 HOW = "_outgrow_shard"
 MANAGED = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
-WAY_OUT = "tell how it is sharded: outgrow.training.sharded.shard(model, function), where function(model) calls fully_shard"
+WAY_OUT = "tell how it is sharded: outgrow.shard(model, function), where function(model) calls fully_shard"
 STEP_FIRST = "make the optimizer's step first, or drop the gradients: optimizer.zero_grad()"
 
 How = Callable[[Any], object]
@@ -49,10 +49,16 @@ def shard(model: nn.Module, how: How) -> nn.Module:
                 fully_shard(block, mesh=mesh)
             fully_shard(model, mesh=mesh)
 
-        outgrow.training.sharded.shard(model, how)
+        outgrow.shard(model, how)
         optimizer = torch.optim.AdamW(model.parameters())
         ...
         outgrow.deepen(model, example, "blocks.3", optimizer=optimizer)    # on every rank
+
+    Example:
+        >>> sharded = []
+        >>> model = shard(nn.Linear(2, 3), lambda model: sharded.append(type(model).__name__))
+        >>> sharded
+        ['Linear']
     """
     if not callable(how):
         raise ParallelError(f"how={how!r}: pass a function that calls fully_shard on the model and its parts")

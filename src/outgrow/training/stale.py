@@ -109,7 +109,8 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         return
     problems = list(_stale(optimizer))
     if problems:
-        call = next(_WATCH.grown[parameter][2] for parameter in held_by(optimizer) if parameter in _WATCH.grown)
+        calls = (_WATCH.grown[parameter][2] for parameter in held_by(optimizer) if parameter in _WATCH.grown)
+        call = next(calls, "grow")
         raise StaleOptimizerError(
             f"{type(optimizer).__name__} holds state from before its parameters grew; it did not step. Pass it to the growth, "
             f"outgrow.{call}(model, example, …, optimizer=optimizer), so that its state grows too; or {ANEW}",
