@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from outgrow.plan import Change, Plan
     from outgrow.training.checkpoint import Description
-    from outgrow.transforms.deepen import Place
+    from outgrow.transforms.places import Place
     from outgrow.volumes import Volume
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "bool")

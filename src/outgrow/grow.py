@@ -40,7 +40,7 @@ from outgrow.training.optimizer import adopt, grow_optimizers, thaw
 from outgrow.training.parallel import together
 from outgrow.training.stale import shapes_before, watch_for_stale
 from outgrow.transforms.branch import Branch, branch_step
-from outgrow.transforms.deepen import Deepen, deepen_step
+from outgrow.transforms.deepen import Deepen, Templates, deepen_step
 from outgrow.transforms.fold import fold_residuals
 from outgrow.transforms.kernel import Kernel, kernel_plan
 from outgrow.transforms.widen import Skip, Widen
@@ -163,16 +163,18 @@ class Ready:
     shapes: Mapping[str, tuple[int, ...]]  # of the model's tensors before
     plans: Sequence[Plan]
     inits: Sequence[Mapping[str, Init]]
+    deepenings: Sequence[tuple[Deepen, Templates]]
     skipped: Sequence[Skip]
     notes: Sequence[str]
     flops: tuple[int, int]
 
     @staticmethod
     def of(shapes: Mapping[str, tuple[int, ...]], work: Work, growth: Growth) -> Ready | None:
-        """None if new modules are put in: what these start from is made of the model's numbers."""
-        if any(plan.inserts or plan.grafts for plan in work.plans):
+        """None if modules are put in that are no blocks of the model's own kind: these are made from its numbers."""
+        plans = [plan for plan in work.plans if not plan.inserts]
+        if work.built or any(plan.grafts for plan in plans):
             return None
-        return Ready(shapes, work.plans, work.inits, work.skipped, work.notes, growth.flops)
+        return Ready(shapes, plans, work.inits[: len(plans)], work.deepened, work.skipped, work.notes, growth.flops)
 
     def fits(self, model: nn.Module) -> bool:
         """Whether the model is as the copy was. What is fading in changes how it is read."""
@@ -193,6 +195,8 @@ class Work:
         self.journal = Journal()
         self.plans: list[Plan] = []
         self.inits: list[Mapping[str, Init]] = []  # of each plan
+        self.deepened: list[tuple[Deepen, Templates]] = []  # by blocks of the model's own kind
+        self.built = False  # other modules were put in
         self.skipped: list[Skip] = []
         self.notes: list[str] = []
         self.changed: list[tuple[Tensor, str, tuple[int, ...]]] = []
@@ -219,7 +223,13 @@ class Work:
         """Do what a rehearsal has found out; the FLOPs before and after."""
         for plan, inits in zip(ready.plans, ready.inits, strict=True):
             self.carry_out(plan, inits)
-        self.skipped, self.notes = list(ready.skipped), list(ready.notes)
+        for deepening, templates in ready.deepenings:
+            self.deepen(deepening, templates)
+        if ready.deepenings:
+            self.describe()
+        else:
+            self.notes = list(ready.notes)
+        self.skipped = list(ready.skipped)
         return ready.flops
 
     def anatomy(self, first: Anatomy) -> Anatomy:
@@ -254,8 +264,13 @@ class Work:
         self.carry_out(replace(plan, grafts=grafts), inits_of(choices))
         self.skipped += skipped
 
-    def deepen(self, request: Deepen) -> None:
-        plans, sources = deepen_step([self.model, *self.copies], self.example, request, self.seed, self.journal)
+    def deepen(self, request: Deepen, known: Templates | None = None) -> None:
+        models = [self.model, *self.copies]
+        plans, sources, templates = deepen_step(models, self.example, request, self.seed, self.journal, known)
+        if templates is None:
+            self.built = True
+        else:
+            self.deepened.append((request, templates))
         if thaw(self.model, sources):
             plans[-1] = noted(plans[-1], THAWED)
         self.added += adopt(self.optimizers, self.model, sources, self.journal)
@@ -266,6 +281,7 @@ class Work:
 
     def branch(self, request: Branch) -> None:
         plan, sources = branch_step([self.model, *self.copies], self.example, request, self.seed, self.journal)
+        self.built = True
         plan = noted(plan, THAWED) if thaw(self.model, sources) else plan
         self.added += adopt(self.optimizers, self.model, sources, self.journal)
         self.plans.append(plan)

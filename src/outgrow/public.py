@@ -33,7 +33,7 @@ from outgrow.training.sharded import shard as shard
 from outgrow.training.timeline import timeline as timeline
 from outgrow.transforms.branch import Branch as Branch
 from outgrow.transforms.deepen import Deepen as Deepen
-from outgrow.transforms.deepen import places as places
 from outgrow.transforms.kernel import Kernel as Kernel
+from outgrow.transforms.places import places as places
 from outgrow.transforms.widen import Widen as Widen
 from outgrow.zeroing import zero_init as zero_init

@@ -9,15 +9,13 @@ stacking) and "random" draws its weights anew: neither keeps the function, and b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from outgrow.admit import bare, check_fade, check_module
-from outgrow.anatomy import dissect
+from outgrow.admit import check_fade
 from outgrow.apply import Journal, apply_setting
 from outgrow.blocks import Parallel
 from outgrow.errors import MethodError, Problem, SelectionError, SizeError, TraceError
@@ -36,9 +34,8 @@ from outgrow.structure import (
     signature,
 )
 from outgrow.trace import Example, outputs_in
-from outgrow.training.compiled import uncompiled
 from outgrow.training.fade import close_gates
-from outgrow.transforms.plain import LAYERS, is_activation, legal, plain_step, unwrappable
+from outgrow.transforms.plain import plain_step
 from outgrow.volumes import Anatomy
 from outgrow.zeroing import NotZero, carry_out
 
@@ -92,30 +89,15 @@ class Deepen:
         return (usual if self.method == "auto" else self.method) + (f", faded in over {self.fade} steps" if self.fade else "")
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a model can be deepened: behind the module `name`.
-
-    `methods` are those that keep the function there; where there are none, `reason` tells why. `own`: the block that "r2r" puts
-    there is one of the model's own kind.
-    """
-
-    name: str
-    methods: tuple[str, ...]
-    reason: str = ""
-    own: bool = False
-
-    @property
-    def growable(self) -> bool:
-        return bool(self.methods)
-
-
 @dataclass(frozen=True, eq=False)
 class Template:
     """A child of a container to copy, and how to make the copy the identity."""
 
     index: int
     identity: Identity | None
+
+
+Templates = Sequence[Template]
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,78 +122,11 @@ class Kinds:
         return found
 
 
-@uncompiled()
-def places(model: nn.Module, example: Example) -> list[Place]:
-    """All children of the model's containers, and whether a block can be put behind each.
-
-    Example:
-        >>> class Block(nn.Module):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self.f = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
-        ...     def forward(self, x):
-        ...         return x + self.f(x)
-        >>> model = nn.Sequential(nn.Linear(3, 4), Block(), nn.Linear(4, 2))
-        >>> [(place.name, place.methods) for place in places(model, torch.zeros(1, 3)) if place.own]
-        [('1', ('r2r', 'r2r-paper', 'residual'))]
-    """
-    check_module(model := bare(model))
-    blocks = [_join(path, key) for path, module in _containers(model) for key in module._modules]
-    layers = [path for path, module in model.named_modules() if path and (isinstance(module, LAYERS) or is_activation(module))]
-    paths = list(dict.fromkeys((*blocks, *layers)))
-    found = calls_of(model, example, [*paths, ""])
-    before = outputs_in(found[""][0].output)
-    anatomy = dissect(model, example)
-    stuck = unwrappable(model, example, [path for path in paths if found[path]])
-    kinds = Kinds()
-    idle: dict[str, str] = {}  # containers whose code does not run what is added, and why we think so
-    result = []
-    for path in (path for path in paths if found[path]):
-        container = path.rpartition(".")[0]
-        reasons = dict.fromkeys(OWN, "it stands in no container of blocks")
-        for method in OWN if path in blocks else ():
-            try:
-                _template(model, found, Deepen(path, method=method), 0, kinds)
-                if container not in idle:
-                    idle[container] = _idle(model, example, path, before)
-                reasons[method] = idle[container]
-            except NotZero as refused:
-                reasons[method] = str(refused)
-        plain = legal(model, path, found[path], anatomy, stuck)
-        methods = dict.fromkeys(name for name, why in (*reasons.items(), *plain.items()) if not why)
-        why = "; ".join(dict.fromkeys((reasons["r2r"], plain["r2r"])))
-        result.append(Place(path, tuple(methods), "" if methods else why, own=not reasons["r2r"]))
-    return result
-
-
-def _join(path: str, key: str) -> str:
+def join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def _idle(model: nn.Module, example: Example, path: str, before: Iterable[Tensor]) -> str:
-    """Try whether a block that is added there is run, and changes nothing; why not, if it is not."""
-    journal = Journal()
-    try:
-        _own_kind([model], example, Deepen(path), 0, journal)
-        after = outputs_in(calls_of(model, example, [""])[""][0].output)
-        if not all(_close(one, other) for one, other in zip(before, after, strict=True)):
-            return "with a block more there the model computes something else: its code does more for each block than run it"
-    except NotZero as reason:
-        return str(reason)
-    except Exception as error:
-        return f"the model does not run with a block more there: {str(error).splitlines()[0]}"
-    finally:
-        journal.undo()
-    return ""
-
-
-def _close(one: Tensor, other: Tensor) -> bool:
-    """Up to rounding, generously: this is to find code that does something else."""
-    gap, size = (one - other).abs().max() if one.numel() else 0.0, one.abs().max() if one.numel() else 1.0
-    return one.shape == other.shape and bool(gap <= max(1e-4, 100 * torch.finfo(one.dtype).eps) * size)
-
-
-def _containers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+def containers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(path, module) for path, module in model.named_modules() if _holds_blocks(module)]
 
 
@@ -224,15 +139,16 @@ def _holds_blocks(module: nn.Module) -> bool:
 
 
 def deepen_step(
-    models: Sequence[nn.Module], example: Example, request: Deepen, seed: int, journal: Journal
-) -> tuple[list[Plan], list[tuple[str, str]]]:
+    models: Sequence[nn.Module], example: Example, request: Deepen, seed: int, journal: Journal, known: Templates | None = None
+) -> tuple[list[Plan], list[tuple[str, str]], Templates | None]:
     """Put the new modules into a model and its averaged copies; plans, and each new one's path with that of its like.
 
     The first of `models` is the one that is grown. Edits of the plans are still to be made, settings are made.
+    known: what blocks of the model's own kind are copied from, if that was found out before. Returned too, if they are such.
     """
     model = models[0]
     if request.after not in dict(model.named_modules(remove_duplicate=False)) or not request.after:
-        names = ", ".join([_join(path, key) for path, module in _containers(model) for key in module._modules][:8])
+        names = ", ".join([join(path, key) for path, module in containers(model) for key in module._modules][:8])
         what = f"the model has no module {request.after!r}" if request.after else "after='' is the model itself"
         raise SelectionError(f"{what}: blocks can be put behind {names} …")
     container = model.get_submodule(request.after.rpartition(".")[0])
@@ -243,13 +159,13 @@ def deepen_step(
         try:
             if not _holds_blocks(container):
                 raise NotZero(f"it is no child of an nn.Sequential or nn.ModuleList, but of a {type(container).__name__}")
-            return _own_kind(models, example, request, seed, trial)
+            return own_kind(models, example, request, seed, trial, known)
         except NotZero as reason:
             trial.undo()
             reasons.append(f"no block of the model's own kind can follow it: {reason}")
     if request.method in ("auto", "r2r", "residual", "net2net", "netmorph", "random") or request.fade:
         try:
-            return _plain(models, example, request, seed, journal)
+            return *_plain(models, example, request, seed, journal), None
         except NotZero as reason:
             reasons += [str(reason)] if not any(str(reason) in told for told in reasons) else []
     instead = "outgrow.places(model, example) lists the places, and what is exact there"
@@ -277,21 +193,21 @@ def _plain(
     return [replace(joined(plans), changes=(change,), seed=seed)], sources
 
 
-def _own_kind(
-    models: Sequence[nn.Module], example: Example, request: Deepen, seed: int, journal: Journal
-) -> tuple[list[Plan], list[tuple[str, str]]]:
+def own_kind(
+    models: Sequence[nn.Module], example: Example, request: Deepen, seed: int, journal: Journal, known: Templates | None
+) -> tuple[list[Plan], list[tuple[str, str]], Templates]:
     """Copies of the model's own blocks, a plan for each: settings go by the names that there are at the time."""
     model = models[0]
     container_path, _, key = request.after.rpartition(".")
     container = model.get_submodule(container_path)
-    paths = [_join(container_path, name) for name in container._modules]
-    found = calls_of(model, example, paths)
+    paths = [join(container_path, name) for name in container._modules]
+    found = calls_of(model, example, paths) if known is None else {}
     first = list(container._modules).index(key) + 1
     before = len(container._modules)
     plans: list[Plan] = []
     origins: list[tuple[str, str]] = []
     counted = counters(container)
-    templates = [_template(model, found, request, step, Kinds()) for step in range(request.count)]
+    templates = known or [template_for(model, found, request, step, Kinds()) for step in range(request.count)]
     for step, template in enumerate(templates):
         at, source = first + step, template.index + (step if template.index >= first else 0)
         prefix, number = numbering(container) or (None, 0)
@@ -311,10 +227,11 @@ def _own_kind(
                 apply_setting(one, setting, journal)
         plans.append(Plan((), (), tuple(settings), seed, inserts=(insert,)))
         origins = [(insert.renamed(new), insert.renamed(old)) for new, old in origins]
-        origins.append((insert.path, _join(container_path, list(container._modules)[source + (source >= at)])))
+        origins.append((insert.path, join(container_path, list(container._modules)[source + (source >= at)])))
     change = Change(container_path or "the model", before, len(container._modules), request.named, request.exact)
-    _check_called(model, example, joined(plans), [path for path in paths if found[path]])
-    return [*plans[:-1], replace(plans[-1], changes=(change,))], origins
+    if found:
+        _check_called(model, example, joined(plans), [path for path in paths if found[path]])
+    return [*plans[:-1], replace(plans[-1], changes=(change,))], origins, templates
 
 
 def _key(container: nn.Module, at: int, after: str) -> str:
@@ -327,7 +244,7 @@ def _key(container: nn.Module, at: int, after: str) -> str:
     return f"{after}_{number}"
 
 
-def _template(model: nn.Module, found: dict[str, list[Call]], request: Deepen, step: int, known: Kinds) -> Template:
+def template_for(model: nn.Module, found: dict[str, list[Call]], request: Deepen, step: int, known: Kinds) -> Template:
     """The sibling to copy: one that stands where the new block will stand in the order of kinds, the nearest first."""
     path, _, key = request.after.rpartition(".")
     container = model.get_submodule(path)
@@ -339,7 +256,7 @@ def _template(model: nn.Module, found: dict[str, list[Call]], request: Deepen, s
     if len(here) != 1:
         raise NotZero("the example does not run it" if not here else f"it runs {len(here)} times in one pass")
     shape = _shapes(here[0].output)
-    names = [_join(path, name) for name in children]
+    names = [join(path, name) for name in children]
     period = _period([kind if _keeps(found[name], shape) else None for kind, name in zip(kinds, names, strict=True)])
     reasons: dict[str, str] = {}
     usual = {kind: -kinds.count(kind) for kind in kinds}  # a first block may be unlike all others

@@ -1,0 +1,198 @@
+"""How long a growth holds a training run up, beside what a copy of its state takes.
+
+A run (`outgrow.Run`) has rehearsed its schedule before training starts. What is timed is the one call of `run.step()` that
+grows: the model, both moments of Adam, all bookkeeping. Beside it, every tensor of the grown model and of its grown optimizer
+state is copied, as in `speed.py`, into memory that is new from the system. Each pair is measured in a process of its own.
+
+    stall ≤ 3 × copy + re-compile
+
+Growths are timed without and with the check of outputs, which adds some forward passes on the example: that is a matter of the
+example's size, not of the state's. With `torch.compile`, what comes on top is the next step's compilation, which any change of
+shape costs; it is timed once, on a small model.
+
+    python benchmarks/stall.py            # all of it, in about five minutes; writes results/stall.json and docs/stall.md
+    python benchmarks/stall.py --table    # only write docs/stall.md anew
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from speed import build, clock, map_from, processor, say, spread
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "stall.json"
+PAGE = HERE.parent / "docs" / "stall.md"
+
+LIMIT = 3.0
+REPETITIONS = 5
+THREADS = 1
+AFTER = {"mlp": "4", "resnet50": "layer3.2", "resnet152": "layer3.10", "vit_base_patch16_224": "blocks.5"}
+
+
+def run_of(name: str, what: str, check: bool) -> tuple[Any, Any, Any]:
+    """A run that grows at its first step, its model and its optimizer with both moments."""
+    import torch
+
+    import outgrow
+
+    model, example = build(name)
+    model.train()
+    optimizer = torch.optim.Adam(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter) * 1e-2
+    optimizer.step()
+    optimizer.zero_grad()
+    grow = outgrow.Widen("*", factor=1.5) if what == "widen" else outgrow.Deepen(AFTER[name])
+    example = torch.cat([example, example]) if name != "mlp" else example
+    return outgrow.Run(model, example, optimizer, [outgrow.At(step=1, grow=[grow])], check=check, quiet=True), model, optimizer
+
+
+def measure(name: str, what: str, check: bool) -> dict[str, Any]:
+    import torch
+
+    from outgrow.sandbox import tensors_of
+
+    torch.set_num_threads(THREADS)
+    map_from(2**16)
+    run, model, optimizer = run_of(name, what, check)
+    stall, _ = clock(run.step)
+    state = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, torch.Tensor)]
+    tensors = [tensor.detach() for tensor in (*tensors_of(model).values(), *state)]
+    copying, _ = clock(lambda: [torch.empty_like(tensor).copy_(tensor) for tensor in tensors])
+    record = run.records[0]
+    size = sum(tensor.nbytes for tensor in tensors)
+    return {"stall_s": stall, "copy_s": copying, "parameters": list(record.parameters), "bytes": size}
+
+
+def measure_compiled() -> dict[str, Any]:
+    """A compiled model: the growth, and the step after it, which compiles again; beside the first step of all."""
+    import torch
+    from torch import nn
+
+    import outgrow
+
+    torch.set_num_threads(THREADS)
+    torch.manual_seed(0)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256), nn.GELU())]
+    model = nn.Sequential(*layers, nn.Linear(256, 10))
+    compiled = torch.compile(model)
+    optimizer = torch.optim.Adam(model.parameters())
+    x = torch.randn(32, 256)
+    run = outgrow.Run(compiled, x, optimizer, [outgrow.At(step=3, grow=[outgrow.Widen("*", factor=1.5)])], quiet=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        compiled(x).square().mean().backward()
+        optimizer.step()
+
+    first, _ = clock(step)
+    run.step()
+    usual = [clock(step)[0] for _ in range(3)]
+    run.step()
+    growth, _ = clock(run.step)
+    again, _ = clock(step)
+    return {"first_step_s": first, "usual_step_s": spread(usual), "growth_s": growth, "step_after_s": again}
+
+
+def in_new_process(*what: str) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--measure", *what]
+    result: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    return result
+
+
+def measure_all() -> dict[str, Any]:
+    results: dict[str, Any] = {
+        "command": "python benchmarks/stall.py",
+        "versions": {name: version(name) for name in ("torch", "numpy", "timm", "outgrow")},
+        "machine": {"python": platform.python_version(), "system": platform.platform(), "processor": processor()},
+        "configuration": {"optimizer": "Adam", "dtype": "float32", "threads": THREADS, "repetitions": REPETITIONS},
+        "limit": LIMIT,
+        "arms": [],
+    }
+    for name in AFTER:
+        for what in ("widen", "deepen"):
+            for check in (False, True):
+                say(f"{name}, {what}, {'checked' if check else 'not checked'}")
+                pairs = [in_new_process(name, what, str(int(check))) for _ in range(REPETITIONS)]
+                ratio = spread([pair["stall_s"] / pair["copy_s"] for pair in pairs])
+                say(f"  {ratio['median']:.2f} ({ratio['best']:.2f}–{ratio['worst']:.2f}) × the copy")
+                times = {key: spread([pair[key] for pair in pairs]) for key in ("stall_s", "copy_s")}
+                facts = {key: pairs[0][key] for key in ("parameters", "bytes")}
+                results["arms"].append({"model": name, "what": what, "check": check, "ratio": ratio, **times, **facts})
+    say("compiled")
+    results["compiled"] = in_new_process("compiled")
+    return results
+
+
+def page(results: dict[str, Any]) -> str:
+    rows = []
+    for arm in results["arms"]:
+        ratio = arm["ratio"]
+        met = "" if arm["check"] else "pass" if ratio["median"] <= results["limit"] else "FAIL"
+        rows.append(
+            (
+                arm["model"],
+                arm["what"],
+                "yes" if arm["check"] else "no",
+                " → ".join(f"{count / 1e6:.0f} M" for count in arm["parameters"]),
+                f"{arm['stall_s']['median']:.2f} s",
+                f"{arm['copy_s']['median']:.2f} s",
+                f"{ratio['median']:.2f} ({ratio['best']:.2f}–{ratio['worst']:.2f})",
+                met,
+            )
+        )
+    header = ("model", "growth", "outputs checked", "parameters", "stall", "copy", "stall / copy", f"≤ {results['limit']:g}")
+    versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
+    compiled = results["compiled"]
+    lines = [
+        "# How long a growth holds training up",
+        "",
+        "Made by `make stall` from `benchmarks/results/stall.json`; how it is measured is told in `benchmarks/stall.py`.",
+        f"{versions}; Adam, float32, {results['configuration']['threads']} thread; {results['machine']['processor']}.",
+        "",
+        "The stall is the one call of `run.step()` that grows; the copy is of the grown model and its optimizer's moments. A ratio",
+        "is the median over the repetitions, each in a process of its own, with the best and the worst in brackets.",
+        "",
+        *("| " + " | ".join(line) + " |" for line in (header, ("---",) * len(header), *rows)),
+        "",
+        "The check compares outputs of the old and the new model on the example, which takes forward passes: it depends on the",
+        "example, not on the state, and `Run(…, check=False)` leaves it out. What grows was found out by a rehearsal before the run;",
+        "a new block starts from the numbers of its neighbour, so that a part of the analysis is done when it is put in.",
+        "",
+        f"Compiled (a small network of linear layers): the growth took {compiled['growth_s']:.2f} s, checks included; the step",
+        f"after it {compiled['step_after_s']:.1f} s, since it compiles again, as the first one did in {compiled['first_step_s']:.1f} s;",
+        f"a usual one takes {1e3 * compiled['usual_step_s']['median']:.0f} ms.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", action="store_true", help="only write the page anew")
+    parser.add_argument("--measure", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    if options.measure == ["compiled"]:
+        print(json.dumps(measure_compiled()))
+    elif options.measure:
+        name, what, check = options.measure
+        print(json.dumps(measure(name, what, check == "1")))
+    else:
+        if not options.table:
+            RESULTS.write_text(json.dumps(measure_all(), indent=1) + "\n", encoding="utf-8")
+        PAGE.write_text(page(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
+        say(f"see {PAGE.name}")
+
+
+if __name__ == "__main__":
+    main()
