@@ -51,3 +51,9 @@ def test_pictures_are_up_to_date(drawing: ModuleType, name: str, tmp_path: Path)
     assert drawn == again
     if f"Matplotlib v{matplotlib.__version__}," in committed.decode():
         assert drawn == committed, "`python docs/draw_transforms.py` draws them anew"
+
+
+def test_the_timeline_is_that_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(DOCS))
+    drawn = importlib.import_module("draw_timeline").draw(tmp_path / "timeline.svg")
+    assert drawn.read_text(encoding="utf-8") == (DOCS / "timeline.svg").read_text(encoding="utf-8")
