@@ -230,6 +230,7 @@ def test_hooks_survive_and_fire() -> None:
     layer.weight.register_post_accumulate_grad_hook(lambda p: shape("gathered", p.grad))
     block.register_forward_hook(lambda module, args, out: shape("block", out) if module is block else None)
     run = started(model, optimizer, [at(1, WIDEN, DEEPEN)])
+    seen.clear()
     train(model, optimizer, 1)
     first = sorted(seen)
     run.step()
