@@ -81,12 +81,12 @@ def restore(parts: Parts, state: Mapping[str, Any], journal: Journal) -> None:
     check_renewable(wrappers_around([model]))
     levels = {place: (gate.done, gate.steps) for place, gate in gates_of(model).items()}
     journal.note(lambda: _gates_back(parts, levels))
+    _load(model, dict(state["model"]), journal)
     for average, saved in zip(parts.averages, state["averages"], strict=True):
         inner = getattr(average, "module", average)
         prefix = "module." if inner is not average else ""
         kept = {f"{prefix}{name}": value for name, value in state["model"].items() if name.startswith(PREFIX)}
         _load(average, {**saved, **kept}, journal, averaged=True)
-    _load(model, dict(state["model"]), journal)
     for average in parts.averages:
         share_gates(model, getattr(average, "module", average))
     for optimizer, saved, names in zip(parts.optimizers, state["optimizers"], state["groups"], strict=True):
