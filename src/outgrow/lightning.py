@@ -164,6 +164,9 @@ class Grow(Callback):  # type: ignore[misc]
         self._feed.go_to(saved["feed"], trainer, ended)
         self._saved = None
 
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._running().tell()  # of a growth that no loss came after
+
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._feed.epoch_starts(trainer)
 

@@ -169,7 +169,7 @@ class Grow(transformers.TrainerCallback):
             self._epoch(args, state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **parts: Any) -> None:
-        self._running.position()  # tells of a growth that no loss was logged after
+        self._running.tell()  # of a growth that no loss was logged after
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             self._restore(state.best_model_checkpoint, model)  # its weights are loaded; fades stand where they stood then
             self._saved = None
@@ -226,7 +226,7 @@ def _write_with_ours(write: Callable[[str], None], run: Run, json_path: str) -> 
     if not os.path.basename(folder).startswith(f"{PREFIX_CHECKPOINT_DIR}-"):
         write(json_path)
         return
-    run.position()  # tells of a growth that is not in the log yet
+    run.tell()  # of a growth that is not in the log yet
     write(json_path)
     write_beside(folder, run, last=True)
 

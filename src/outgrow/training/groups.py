@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from outgrow.apply import Journal
 from outgrow.errors import CheckpointError
+from outgrow.training.cohorts import cohorts
 
 Names = list[list[str | int]]  # for each group: names, or positions of parameters that are not the model's among such
 
@@ -39,12 +40,15 @@ def regroup(optimizer: Optimizer, model: nn.Module, wanted: Sequence[Sequence[st
         raise CheckpointError(
             f"{kind} has {len(optimizer.param_groups)} parameter groups, and the checkpoint {len(wanted)}: make it as before"
         )
-    parameters = dict(model.named_parameters())
+    parameters, births = dict(model.named_parameters()), cohorts(model).births
     own = {id(parameter) for parameter in parameters.values()}
     for number, (group, names) in enumerate(zip(optimizer.param_groups, wanted, strict=True)):
         strangers = [parameter for parameter in group["params"] if id(parameter) not in own]
         known: dict[Any, Tensor] = {**parameters, **dict(enumerate(strangers))}
-        missing = [name for name in names if name not in known]
+        here = {id(parameter) for parameter in group["params"]}
+        missing = [  # those of new modules are given to it
+            name for name in names if name not in known or (id(known[name]) not in here and not births[str(name)].whole)
+        ]
         left = {
             id(p): name for name, p in parameters.items() if any(p is held for held in group["params"]) and name not in names
         }

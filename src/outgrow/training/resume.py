@@ -19,9 +19,11 @@ from torch.optim import Optimizer
 
 from outgrow.apply import Journal
 from outgrow.errors import CheckpointError
+from outgrow.sandbox import tensors_of
 from outgrow.training.checkpoint import unwrapped
-from outgrow.training.fade import share_gates
+from outgrow.training.fade import gates_of, restore_gates, share_gates
 from outgrow.training.groups import keep, names_in, regroup
+from outgrow.training.parallel import check_renewable, wrappers_around
 from outgrow.training.travel import PREFIX, luggage, unpack
 
 VERSION = 1
@@ -45,6 +47,7 @@ def pack(parts: Parts) -> dict[str, Any]:
     model = unwrapped(parts.model)
     return {
         "version": VERSION,
+        "kinds": _kinds(parts),
         "model": {**model.state_dict(), **luggage(model)},
         "averages": [average.state_dict() for average in parts.averages],
         "optimizers": [optimizer.state_dict() for optimizer in parts.optimizers],
@@ -71,13 +74,19 @@ def restore(parts: Parts, state: Mapping[str, Any], journal: Journal) -> None:
         raise CheckpointError(
             f"also= holds {sorted(parts.also)}, and the checkpoint {sorted(state['also'])}: make it as before"
         )
+    for name, kind in _kinds(parts).items():
+        if state["kinds"][name] != kind:
+            raise CheckpointError(f"{name} is of type {kind}, and in the checkpoint {state['kinds'][name]}: make it as before")
     model = unwrapped(parts.model)
+    check_renewable(wrappers_around([model]))
+    levels = {place: (gate.done, gate.steps) for place, gate in gates_of(model).items()}
+    journal.note(lambda: _gates_back(parts, levels))
+    _load(model, dict(state["model"]), journal)
     for average, saved in zip(parts.averages, state["averages"], strict=True):
         inner = getattr(average, "module", average)
         prefix = "module." if inner is not average else ""
         kept = {f"{prefix}{name}": value for name, value in state["model"].items() if name.startswith(PREFIX)}
         _load(average, {**saved, **kept}, journal, averaged=True)
-    _load(model, dict(state["model"]), journal)
     for average in parts.averages:
         share_gates(model, getattr(average, "module", average))
     for optimizer, saved, names in zip(parts.optimizers, state["optimizers"], state["groups"], strict=True):
@@ -97,9 +106,23 @@ def restore(parts: Parts, state: Mapping[str, Any], journal: Journal) -> None:
     set_random_states(state["random"])
 
 
+def _kinds(parts: Parts) -> dict[str, str]:
+    """Types by name: state of one kind of optimizer or scheduler loads into another without a word."""
+    several = {"optimizer": parts.optimizers, "scheduler": parts.schedulers}
+    named = {f"{what} {number}": one for what, all_ in several.items() for number, one in enumerate(all_)}
+    return {name: type(part).__name__ for name, part in (*named.items(), *parts.also.items())}
+
+
+def _gates_back(parts: Parts, levels: Mapping[str, tuple[int, int]]) -> None:
+    """Put fades back where they stood, once the model has the modules that it had."""
+    restore_gates(unwrapped(parts.model), levels)
+    for average in parts.averages:
+        share_gates(unwrapped(parts.model), getattr(average, "module", average))
+
+
 def _load(model: nn.Module, state: dict[str, Any], journal: Journal, averaged: bool = False) -> None:
     """Load a state dict with luggage; the numbers can be put back, once the shapes are."""
-    before = {name: value.detach().clone() for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    before = {name: tensor.detach().clone() for name, tensor in tensors_of(model).items()}
     journal.note(lambda: _copy_back(model, before))
     inner = getattr(model, "module", model) if averaged else model
     unpack(inner, state, journal, "" if inner is model else "module.", drifting=not averaged)
@@ -111,9 +134,8 @@ def _load(model: nn.Module, state: dict[str, Any], journal: Journal, averaged: b
 
 def _copy_back(model: nn.Module, before: Mapping[str, torch.Tensor]) -> None:
     with torch.no_grad():
-        for name, value in model.state_dict(keep_vars=True).items():
-            if name in before:
-                value.copy_(before[name])
+        for name, tensor in tensors_of(model).items():
+            tensor.copy_(before[name])
 
 
 def _state(part: Any) -> Any:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from outgrow.admit import bare, check_averages, check_model, check_seed
@@ -33,14 +33,17 @@ from outgrow.report import Growth
 from outgrow.trace import Example
 from outgrow.training.atomic import Path, place_for, write_whole
 from outgrow.training.cohorts import Cohorts, cohorts
+from outgrow.training.compiled import forget_compiled
 from outgrow.training.fade import share_gates
 from outgrow.training.log import Record, check_sinks, write
 from outgrow.training.optimizer import check_optimizers
 from outgrow.training.optimizer import unwrapped as bare_optimizers
 from outgrow.training.pace import Pace
+from outgrow.training.parallel import renew_around
+from outgrow.training.precheck import as_loss, as_number, check_parts
 from outgrow.training.rates import scale_decay, scale_rates
 from outgrow.training.resume import Parts, pack, restore
-from outgrow.training.rules import Metrics
+from outgrow.training.rules import Metrics, Plateau, Reached
 from outgrow.training.schedule import At, Schedule, When
 from outgrow.training.terminal import line, track
 from outgrow.training.timeline import Timeline, timeline
@@ -105,21 +108,14 @@ class Run:
         self.schedule = schedule_of(schedule)
         self.optimizers: list[Any] = several(optimizer)
         self.schedulers, self.averages, self.log, self.quiet = several(scheduler), several(average), several(log), quiet
-        self.also = dict(also or {})
+        self.also: Mapping[str, Any] = {} if also is None else also
         check_model(bare(model))
         if not self.optimizers:
             raise OptimizerError("a run needs its optimizer: pass the one that was made from model.parameters()")
         check_optimizers(self.optimizers, bare(model), NOTHING)
         check_averages(self.averages, bare(model))
-        _check_stateful(self.schedulers, self.also)
+        check_parts(self.optimizers, self.schedulers, self.also, self.schedule)
         check_sinks(self.log)
-        for event in self.schedule:  # a scheduler that can't follow says so now
-            if event.lr is not None:
-                trial = Journal()
-                try:
-                    scale_rates(self.optimizers, self.schedulers, event.lr, trial)
-                finally:
-                    trial.undo()
         if position is not None:
             self._check_position(position)
         self.done: list[int] = [] if position is None else self._matched(position)  # events that have happened, by number
@@ -152,24 +148,25 @@ class Run:
         loss: of this step, for the log: what it was before a growth and after it.
         """
         if loss is not None:
-            self._tell(loss)
-            self._loss = loss.detach() if isinstance(loss, Tensor) else loss  # a number only where one is needed
-        self.steps += 1
-        due = [number for number, event in self._waiting() if isinstance(event, At) and event.step == self.steps]
-        return self._grow(due)
+            self._loss = as_loss(loss)
+            self.tell(self._loss)
+        due = [number for number, event in self._waiting() if isinstance(event, At) and event.step == self.steps + 1]
+        return self._grow(due, self.steps + 1, self.epochs, self.metrics)
 
     def epoch(self, metrics: Metrics | None = None) -> Growth | None:
         """Count an epoch, and grow if it is time, or if a rule says so after a look at the metrics."""
-        given = {name: _number(value) for name, value in (metrics or {}).items()}
+        given = _measured(metrics)
         past = [*self.metrics, given]
         rules = [(number, event) for number, event in self._waiting() if isinstance(event, When)]
         if rules and not given:
             raise ScheduleError(f"the schedule waits for {rules[0][1].time!r}: call run.epoch(metrics) with what was measured")
+        for _, event in rules[1:]:  # theirs are needed later: better told in the first epoch
+            if isinstance(event.rule, (Plateau, Reached)):
+                event.rule(past)
         due = [number for number, event in self._waiting() if isinstance(event, At) and event.epoch == self.epochs + 1]
         if rules and rules[0][1].rule(past):  # one after the other, as they are listed
             due.append(rules[0][0])
-        self.epochs, self.metrics = self.epochs + 1, past
-        return self._grow(sorted(due))
+        return self._grow(sorted(due), self.steps, self.epochs + 1, past)
 
     def track(self, batches: Iterable[T]) -> Iterator[T]:
         """A progress bar over an epoch's batches, which tells the step, the size and what is next."""
@@ -182,20 +179,18 @@ class Run:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another run was; this one is made from the small model, or is that run itself."""
         journal = Journal()
-        before = self.position()
         try:
             self._check_position(state["outgrow"])
             restore(self._parts(), state, journal)
             self.go_to(state["outgrow"])
-        except GrowthError:
+        except BaseException as error:
             journal.undo()
-            self.go_to(before)
-            raise
-        except Exception as error:
-            journal.undo()
-            self.go_to(before)
+            if isinstance(error, GrowthError) or not isinstance(error, Exception):
+                raise
             raise CheckpointError(f"the checkpoint can't be loaded into this run: {type(error).__name__}: {error}") from error
         journal.close()
+        renew_around([bare(self.model)])
+        forget_compiled()
 
     def save(self, path: Path, extra: Any = None) -> None:
         """Write the whole run to a file, whole or not at all: a process that dies meanwhile leaves the old file as it was.
@@ -223,7 +218,6 @@ class Run:
 
     def position(self) -> dict[str, Any]:
         """Where the run is, without its model and optimizers: plain values."""
-        self._tell(None)
         return {
             "steps": self.steps,
             "epochs": self.epochs,
@@ -231,17 +225,19 @@ class Run:
             "metrics": [dict(metrics) for metrics in self.metrics],
             "records": [record.to_json() for record in self.records],
             "pace": self.pace.state_dict(),
+            "loss": None if self._loss is None else as_number("the loss", self._loss),
+            "untold": self._untold is not None,
         }
 
     def go_to(self, position: Mapping[str, Any]) -> None:
         """Be where another run was; its model and optimizers are loaded already."""
         self._check_position(position)
-        self.steps, self.epochs = position["steps"], position["epochs"]
-        self.done = self._matched(position)
-        self.metrics = [dict(metrics) for metrics in position["metrics"]]
-        self.records = [Record.from_json(record) for record in position["records"]]
+        done, metrics = self._matched(position), [dict(metrics) for metrics in position["metrics"]]
+        records = [Record.from_json(record) for record in position["records"]]
         self.pace.load_state_dict(position["pace"])
-        self._loss = self._untold = None
+        self.steps, self.epochs, self.done = position["steps"], position["epochs"], done
+        self.metrics, self.records, self._loss = metrics, records, position.get("loss")
+        self._untold = records[-1] if position.get("untold") else None
 
     def _check_position(self, position: Mapping[str, Any]) -> None:
         """An event that has not happened and whose time is past can't be meant."""
@@ -276,10 +272,18 @@ class Run:
     def _parts(self) -> Parts:
         return Parts(self.model, bare_optimizers(self.optimizers), self.schedulers, self.averages, self.also)
 
-    def _grow(self, due: Sequence[int]) -> Growth | None:
+    def _grow(self, due: Sequence[int], steps: int, epochs: int, metrics: list[dict[str, float]]) -> Growth | None:
+        """Count on, and carry out what is due; if that fails, the time has not come: the next call tries again."""
+        before = self.steps, self.epochs, self.metrics
+        self.steps, self.epochs, self.metrics = steps, epochs, metrics
         growth = None
-        for number in due:
-            growth = self._carry_out(number, self.schedule.events[number])
+        try:
+            for number in due:
+                growth = self._carry_out(number, self.schedule.events[number])
+        except BaseException:
+            self.steps, self.epochs = before[:2]
+            self.metrics = before[2] if growth is None else []
+            raise
         return growth
 
     def _carry_out(self, number: int, event: At | When) -> Growth:
@@ -314,18 +318,19 @@ class Run:
         return growth
 
     def _note(self, growth: Growth, event: At | When) -> None:
-        before = None if self._loss is None else _number(self._loss)
+        self.tell()
+        before = None if self._loss is None else as_number("the loss", self._loss)
         record = Record.of(growth, event.grow, len(self.records) + 1, step=self.steps, epoch=self.epochs, loss_before=before)
         self.records.append(record)
         self._untold = record
         if before is None:
-            self._tell(None)
+            self.tell()
 
-    def _tell(self, loss: Any) -> None:
-        """Tell the last growth, once the loss after it is known, or will not be."""
+    def tell(self, loss: Any = None) -> None:
+        """Tell the last growth if that has not been done: `step` does once the loss after it is known. At the end, by hand."""
         if self._untold is None:
             return
-        record = replace(self._untold, loss_after=None if loss is None else _number(loss))
+        record = replace(self._untold, loss_after=None if loss is None else as_number("the loss", loss))
         self.records[-1], self._untold = record, None
         if not self.quiet:
             line(str(record))
@@ -338,8 +343,10 @@ class Run:
         return f"epoch {self.epochs + 1} · step {self.steps:,} · {size:,} parameters · {ahead}"
 
 
-def _number(value: Any) -> float:
-    return float(value.detach() if isinstance(value, Tensor) else value)
+def _measured(metrics: Any) -> dict[str, float]:
+    if not isinstance(metrics, Mapping | None):
+        raise ScheduleError(f"metrics are a dict of numbers by name, not {metrics!r}: run.epoch({{'val_loss': …}})")
+    return {name: as_number(f"the metric {name!r}", value) for name, value in (metrics or {}).items()}
 
 
 def _mark(event: At | When) -> str:
@@ -351,14 +358,6 @@ def schedule_of(given: Any) -> Schedule:
     if isinstance(given, (str, os.PathLike)):
         return Schedule.from_file(given)
     return given if isinstance(given, Schedule) else Schedule(given)
-
-
-def _check_stateful(schedulers: Sequence[Any], also: Mapping[str, Any]) -> None:
-    for name, part in (*((f"scheduler {number}", one) for number, one in enumerate(schedulers)), *also.items()):
-        if not isinstance(part, torch.Generator) and not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
-            raise GrowthError(
-                f"{name} is of type {type(part).__name__}, which has no state_dict and load_state_dict to save it by"
-            )
 
 
 def several(given: Any) -> list[Any]:

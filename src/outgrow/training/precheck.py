@@ -1,0 +1,82 @@
+"""What a run is given, looked at before training starts: a run of days must not end with what could have been told at once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim import LBFGS, Optimizer
+
+from outgrow.apply import Journal
+from outgrow.errors import GrowthError, OptimizerError, Problem
+from outgrow.training.optimizer import unwrapped
+from outgrow.training.rates import scale_rates
+from outgrow.training.schedule import Schedule
+
+
+def check_parts(optimizers: Sequence[Any], schedulers: Sequence[Any], also: Any, schedule: Schedule) -> None:
+    """Raise if something can't be saved, can't follow a growth, or belongs to something else."""
+    if not isinstance(also, Mapping):
+        raise GrowthError(f"also= is of type {type(also).__name__}: write a dict of names, e.g. also={{'scaler': scaler}}")
+    for name, part in (*((f"scheduler {number}", one) for number, one in enumerate(schedulers)), *also.items()):
+        if not isinstance(part, torch.Generator) and not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+            raise GrowthError(
+                f"{name} is of type {type(part).__name__}, which has no state_dict and load_state_dict to save it by"
+            )
+    real = unwrapped(optimizers)
+    for scheduler in schedulers:
+        _check_own(scheduler, real)
+    _check_line_search(real, schedule)
+    factors = [event.lr for event in schedule if event.lr is not None]
+    for factor in factors:  # a scheduler that can't follow says so now
+        trial = Journal()
+        try:
+            scale_rates(optimizers, schedulers, factor, trial)
+        finally:
+            trial.undo()
+    if factors and not schedulers and any("initial_lr" in group for one in real for group in one.param_groups):
+        warnings.warn(
+            "the optimizer's rates have been set by a scheduler, and none was passed: if it still sets them, it takes back "
+            "what lr= does at a growth. Pass it: outgrow.Run(…, scheduler=scheduler)",
+            stacklevel=3,
+        )
+
+
+def _check_line_search(optimizers: Sequence[Optimizer], schedule: Schedule) -> None:
+    """LBFGS follows no growth of what it trains, and its updates can't be scaled."""
+    found = [isinstance(optimizer, LBFGS) for optimizer in optimizers]
+    if len(schedule) and all(found):
+        reason = "it remembers past steps as flat vectors over all parameters, which can't be grown"
+        raise OptimizerError("an optimizer can't follow the growth", [Problem("LBFGS", reason, "train with another one")])
+    if any(found) and any(event.new_lr is not None or event.train == "new" for event in schedule):
+        reason = "it searches along lines and remembers its own steps, which can't be changed afterwards"
+        raise OptimizerError("updates can't be scaled", [Problem("LBFGS", reason, "leave new_lr= and train= out")])
+
+
+def _check_own(scheduler: Any, optimizers: Sequence[Optimizer]) -> None:
+    """A scheduler must set the rates of an optimizer of the run; trainers wrap theirs in one with an attribute `scheduler`."""
+    layer = scheduler
+    while not hasattr(layer, "optimizer") and hasattr(layer, "scheduler"):
+        layer = layer.scheduler
+    theirs = getattr(layer, "optimizer", None)
+    groups = getattr(theirs, "param_groups", None)
+    if groups is not None and all(groups is not optimizer.param_groups for optimizer in optimizers):
+        whose = f"{type(scheduler).__name__} sets rates of another optimizer, {type(theirs).__name__}"
+        raise OptimizerError(f"{whose}: pass the optimizers whose rates the schedulers set")
+
+
+def as_number(name: str, value: Any) -> float:
+    """A measured value as a number."""
+    try:
+        return float(value.detach() if isinstance(value, torch.Tensor) else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise GrowthError(f"{name} is no number: {error}") from None
+
+
+def as_loss(value: Any) -> torch.Tensor | float:
+    """A loss to remember, which waits for no device: it is made a number only where one is needed."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.detach()
+    return as_number("the loss", value)
