@@ -14,7 +14,7 @@ from torch import nn
 
 import outgrow
 
-EPOCHS = 14
+EPOCHS = 10
 
 digits = load_digits()
 images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
@@ -23,8 +23,8 @@ training, held_out = slice(0, 1400), slice(1400, None)
 
 schedule = outgrow.Schedule(
     [
-        outgrow.At(epoch=4, grow=[outgrow.Widen("*", factor=2)]),
-        outgrow.When(outgrow.plateau("val_loss", patience=1), grow=[outgrow.Deepen(after="2", fade=60)], warmup=20),
+        outgrow.At(epoch=3, grow=[outgrow.Widen("*", factor=2)]),
+        outgrow.When(outgrow.plateau("val_loss", patience=1), grow=[outgrow.Deepen(after="5", fade=60)], warmup=20),
     ]
 )
 

@@ -1,0 +1,39 @@
+"""The examples run as they are, grow what they say, and learn."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
+    monkeypatch.chdir(folder)
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    captured = capsys.readouterr()
+    return captured.out + captured.err
+
+
+def test_a_plain_loop(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said = run("plain_run.py", capsys, monkeypatch, tmp_path)
+    found = re.search(r"after 10 epochs and 2 growths: ([\d.]+)% of the digits held out are right", said)
+    assert found is not None
+    assert float(found[1]) > 85
+    assert len(re.findall(r"^grown at step", said, re.MULTILINE)) == 2
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's own
+def test_lightning(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert "parameters" in run("lightning_run.py", capsys, monkeypatch, tmp_path)
+
+
+def test_the_transformers_trainer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said = run("transformers_run.py", capsys, monkeypatch, tmp_path)
+    assert "3 blocks, 128 hidden units each" in said
+    found = re.findall(r": ([\d.]+) → ([\d.]+)$", said, re.MULTILINE)
+    before, after = map(float, found[-1])
+    assert after < before - 2
