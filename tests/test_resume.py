@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -82,7 +82,7 @@ def train(folder: Path, armed: Callable[[], None] | None = None) -> None:
 
 def dying(number: int, dice: random.Random) -> Callable[[], None]:
     """Die at a chosen moment: in the middle of a save (written, not synced; synced, not renamed), or of a growth."""
-    growing = sys.modules["outgrow.grow"]
+    growing = importlib.import_module("outgrow.grow")
     saving = [(torch, "save"), (atomic, "_sync"), (os, "replace")]
     places = [*saving, (growing, "apply_plan"), (growing, "grow_optimizers")]
     target, name = places[number % len(places)]
