@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -276,9 +277,10 @@ def test_a_schedule_that_the_saved_run_did_not_have_at_all(tmp_path: Path) -> No
     assert_equal(again.model.state_dict(), Scene().go(10).model.state_dict())
 
 
-def test_a_place_that_is_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(GrowthError):
-        Scene().run.save(tmp_path)
+def test_places_that_can_not_be(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "run.safetensors", tmp_path / "nowhere" / "run.pt"):
+        with pytest.raises(GrowthError, match=re.escape(str(place))):
+            Scene().run.save(place)
     with pytest.raises(GrowthError):
         Scene().run.load(tmp_path)
 
