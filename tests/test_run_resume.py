@@ -71,7 +71,7 @@ def test_at_every_moment_around_the_growths(tmp_path: Path) -> None:
     """Saved right before and right after each call that grows, by step, by epoch, or at a step that ends an epoch."""
     path, whole = tmp_path / "run.pt", Scene().go(14)
     assert len(whole.run.records) == 3
-    for moment in range(3, 11):
+    for moment in (3, 4, 6, 9):
         part = Scene().go(moment - 1)
         part.step()
         part.run.save(path)  # after the growth at this step, before that at the end of the epoch
