@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def test_at_every_moment_around_the_growths(tmp_path: Path) -> None:
     """Saved right before and right after each call that grows, by step, by epoch, or at a step that ends an epoch."""
     path, whole = tmp_path / "run.pt", Scene().go(14)
     assert len(whole.run.records) == 3
-    for moment in range(3, 11):
+    for moment in (3, 4, 6, 9):
         part = Scene().go(moment - 1)
         part.step()
         part.run.save(path)  # after the growth at this step, before that at the end of the epoch
@@ -276,9 +277,10 @@ def test_a_schedule_that_the_saved_run_did_not_have_at_all(tmp_path: Path) -> No
     assert_equal(again.model.state_dict(), Scene().go(10).model.state_dict())
 
 
-def test_a_place_that_is_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(GrowthError):
-        Scene().run.save(tmp_path)
+def test_places_that_can_not_be(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "run.safetensors", tmp_path / "nowhere" / "run.pt"):
+        with pytest.raises(GrowthError, match=re.escape(str(place))):
+            Scene().run.save(place)
     with pytest.raises(GrowthError):
         Scene().run.load(tmp_path)
 

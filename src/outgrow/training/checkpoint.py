@@ -25,17 +25,16 @@ from torch import Tensor, nn
 
 from outgrow.apply import Journal
 from outgrow.errors import CheckpointError, Problem
-from outgrow.plan import Plan, renamed
-from outgrow.sandbox import tensors_of
+from outgrow.plan import Plan
 from outgrow.training.atomic import Path, place_for, write_whole
+from outgrow.training.chronicle import Histories, called_now, chronicle_of, histories_of, inside
 from outgrow.training.compiled import forget_compiled
 from outgrow.training.drift import STORED, pack_drifts, restore_drifts
 from outgrow.training.fade import gates_of, restore_gates
 from outgrow.training.parallel import check_renewable, renew_around, wrappers_around
-from outgrow.training.replay import FRESH, Histories, histories_of, refuse, replay
+from outgrow.training.replay import BUFFER, FRESH, refuse, replay
 
 VERSION = 1
-BUFFER = "outgrow.buffer/"
 EARLIER = "use an earlier copy of the file"
 
 
@@ -121,7 +120,7 @@ def load(model: nn.Module, path: Path) -> nn.Module:
     misfit = f"{path} does not fit this model ({type(bare).__qualname__}; the file was written for {about.model})"
     amounts = {name: stored.pop(name) for name in tuple(stored) if name.startswith(STORED)}
     given = {name: stored[about.aliases.get(name, name)] for name in (*stored, *about.aliases)}
-    final = {name: tuple(tensor.shape) for name, tensor in given.items() if not name.startswith(BUFFER)}
+    final = {name: tuple(tensor.shape) for name, tensor in given.items()}
     journal = Journal()
     check_renewable(wrappers_around([bare]))
     try:
@@ -238,17 +237,23 @@ def contents_of(model: nn.Module, histories: Histories) -> dict[str, Tensor]:
             )
         if value.is_meta:
             raise CheckpointError(f"{name} is on the meta device and holds no numbers: model.to_empty(device='cpu') makes room")
-    edited = set()
-    for place, plans in histories.items():
-        tensors = tensors_of(model.get_submodule(place))
-        for number, plan in enumerate(plans):
-            names = {renamed(edit.tensor, plans[number + 1 :]) for edit in plan.edits}
-            edited |= {id(tensors[name]) for name in names}
     known = {id(tensor) for tensor in contents.values()}
-    for name, buffer in model.named_buffers():
-        if id(buffer) in edited - known:
-            contents[BUFFER + name] = buffer
-    return contents
+    outside = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in known}
+    return {**contents, **{BUFFER + name: outside[name] for name in _changed(model, outside, histories)}}
+
+
+def _changed(model: nn.Module, buffers: Collection[str], histories: Histories) -> list[str]:
+    """Those of some buffers that a plan has changed, and their like in new blocks: these may be copies of changed ones."""
+    steps = chronicle_of(model, histories)
+    if steps is None:
+        raise CheckpointError("the history of growths does not fit the model: was it changed by hand since?")
+    plans = [(plan, n, done) for n, step in enumerate(steps) for done, plan in enumerate(step.plans, 1)] if buffers else []
+    edited = {called_now(edit.tensor, steps, n, done) for plan, n, done in plans for edit in plan.edits}
+    new = [called_now(path, steps, n, done) for plan, n, done in plans for path in plan.new_blocks]
+    own = [name for name in buffers if name in edited]
+    copies = {name: part for path in new for name in buffers if (part := inside(path, name)) is not None}
+    like = {name for name, part in copies.items() if any(f".{other}".endswith(f".{part}") for other in own)}
+    return [name for name in buffers if name in own or name in like]
 
 
 def _unique(contents: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

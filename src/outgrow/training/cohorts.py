@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from outgrow.errors import GrowthError
 from outgrow.plan import Insertion, Plan, table
-from outgrow.training.history import growths
-from outgrow.training.replay import histories_of
+from outgrow.training.chronicle import chronicle_of, former, histories_of, join
 
 Positions = NDArray[np.int64]
 SHOWN = 3  # volumes named for one growth
@@ -168,22 +167,19 @@ def cohorts(model: nn.Module) -> Cohorts:
     named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     tensors = dict(named)
     past = _Past({name: id(tensor) for name, tensor in tensors.items()}, {id(t): tuple(t.shape) for t in tensors.values()})
-    left = {place: growths(plans) for place, plans in histories_of(model).items()}
-    now = {place: place for place in left}  # what places were called at the time
-    told: list[str] = []
-    for number in range(sum(map(len, left.values())), 0, -1):
-        for place, made in left.items():
-            others = [now[other] for other, rest in left.items() if other != place and rest]
-            if made and past.undo(now[place], made[-1], number, others):
-                plans = made.pop()
-                told.append(_told(plans, place))
-                now = {other: _former(path, now[place], plans) or "" for other, path in now.items()}
-                break
-        else:
-            raise GrowthError("the history of growths does not fit the model: was it changed by hand since?")
+    steps = chronicle_of(model, histories_of(model))
+    for number, step in reversed(list(enumerate(steps or (), 1))):
+        if not past.undo(step.then, step.plans, number):
+            steps = None
+    if steps is None:
+        raise GrowthError("the history of growths does not fit the model: was it changed by hand since?")
     keys = {key: past.births(key) for key in past.shapes}
     names = tuple(name for name, _ in model.named_parameters())
-    return Cohorts({name: keys[id(tensor)] for name, tensor in tensors.items()}, names, tuple(reversed(told)))
+    return Cohorts(
+        {name: keys[id(tensor)] for name, tensor in tensors.items()},
+        names,
+        tuple(_told(step.plans, step.place) for step in steps),
+    )
 
 
 class _Past:
@@ -195,15 +191,12 @@ class _Past:
         self.whole: dict[int, int] = {}
         self.axes: dict[tuple[int, int], Positions] = {}
 
-    def undo(self, place: str, plans: Sequence[Plan], number: int, others: Sequence[str]) -> bool:
-        """Go back before a growth; False, and all as it was, if the growth can't have been the last.
-
-        others: places whose growths are still to be undone, which must not go away.
-        """
+    def undo(self, place: str, plans: Sequence[Plan], number: int) -> bool:
+        """Go back before a growth; False if it can't have been the last."""
         names, where, born = dict(self.names), dict(self.where), list[tuple[tuple[int, int], Positions]]()
         for plan in reversed(plans):
             for edit in reversed(plan.edits):
-                key = names.get(_join(place, edit.tensor))
+                key = names.get(join(place, edit.tensor))
                 if key is None:
                     return False
                 if isinstance(edit, Insertion):
@@ -215,9 +208,7 @@ class _Past:
                     new[list(edit.at)] = True
                     born.append((axis, positions[new]))
                     where[axis] = positions[~new]
-            names = {before: key for name, key in names.items() if (before := _former(name, place, [plan])) is not None}
-        if any(_former(other, place, plans) is None for other in others):
-            return False
+            names = {before: key for name, key in names.items() if (before := former(name, place, [plan])) is not None}
         for key in set(self.names.values()) - set(names.values()):
             self.whole[key] = number
         for axis, at in born:
@@ -228,20 +219,6 @@ class _Past:
     def births(self, key: int) -> Births:
         axes = {axis: self.axes[key, axis] for axis in range(len(self.shapes[key])) if (key, axis) in self.axes}
         return Births(self.shapes[key], self.whole.get(key, 0), axes)
-
-
-def _join(place: str, name: str) -> str:
-    return f"{place}.{name}" if place and name else place or name
-
-
-def _former(name: str, place: str, plans: Sequence[Plan]) -> str | None:
-    """What something was called before a growth of `place`; None if it came with it."""
-    if place and not name.startswith(f"{place}."):
-        return name
-    own: str | None = name[len(place) + 1 :] if place else name
-    for insert in (insert for plan in reversed(plans) for insert in reversed(plan.inserts)):
-        own = insert.former(own) if own else own
-    return None if own is None else _join(place, own)
 
 
 def _told(plans: Sequence[Plan], place: str) -> str:

@@ -26,12 +26,13 @@ from outgrow.apply import Journal
 from outgrow.errors import CheckpointError
 from outgrow.plan import Plan
 from outgrow.training.atomic import Path
-from outgrow.training.checkpoint import BUFFER, EARLIER, VERSION, contents_of
+from outgrow.training.checkpoint import EARLIER, VERSION, contents_of
+from outgrow.training.chronicle import histories_of
 from outgrow.training.compiled import forget_compiled
 from outgrow.training.drift import STORED, pack_drifts, restore_drifts
 from outgrow.training.fade import gates_of, restore_gates
 from outgrow.training.parallel import check_renewable, renew_around, wrappers_around
-from outgrow.training.replay import histories_of, replay
+from outgrow.training.replay import BUFFER, replay
 from outgrow.training.sharded import gathered
 
 KEY = "outgrow.history"
@@ -81,6 +82,7 @@ def regrow(model: nn.Module, path: Path) -> nn.Module:
         try:
             histories = {place: tuple(map(Plan.from_json, plans)) for place, plans in about["histories"].items()}
             final = {name: tuple(shape) for name, shape in about["shapes"].items()}
+            final.update({name: tuple(tensor.shape) for name, tensor in tensors.items() if name.startswith(BUFFER)})
             replay(inner, histories, final, misfit, journal)
             for name, tensor in tensors.items():
                 if name.startswith(BUFFER):

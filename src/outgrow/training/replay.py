@@ -20,17 +20,12 @@ from outgrow.graft import apply_grafts
 from outgrow.plan import Insertion, Plan, Setting
 from outgrow.sandbox import tensors_of
 from outgrow.structure import apply_insert
-from outgrow.training.history import ATTRIBUTE
+from outgrow.training.chronicle import Histories, Shape, Step, called_now, chronicle, histories_of
+from outgrow.training.history import ATTRIBUTE, growths
 
-Shape = tuple[int, ...]
-Histories = Mapping[str, tuple[Plan, ...]]  # by the path of the module that was grown; "" is the model itself
+BUFFER = "outgrow.buffer/"  # how buffers outside the state dict are called in files
 SHOWN = 5  # problems named in one error
 FRESH = "construct the model as it was before its first growth, with the same arguments, and load into that"
-
-
-def histories_of(model: nn.Module) -> Histories:
-    """Growths of the model, and of parts of it that were grown by themselves."""
-    return {path: tuple(vars(module)[ATTRIBUTE]) for path, module in model.named_modules() if vars(module).get(ATTRIBUTE)}
 
 
 def refuse(message: str, problems: Sequence[Problem], instead: str = "") -> None:
@@ -43,25 +38,30 @@ def refuse(message: str, problems: Sequence[Problem], instead: str = "") -> None
 def replay(model: nn.Module, histories: Histories, final: Mapping[str, Shape], misfit: str, journal: Journal) -> set[int]:
     """Carry out what is left of the histories; new numbers are left open.
 
-    final: shapes of the state dict in the end: a model that has them already only gets its settings.
+    final: shapes of the state dict in the end, and of what is kept beside it (`BUFFER`): a model that has them already only
+        gets its settings.
     misfit: how an error begins.
     Returns the ids of the tensors that got another storage.
     """
-    present = histories_of(model)
-    for place, plans in present.items():
-        if histories.get(place, ())[: len(plans)] != plans:
-            raise CheckpointError(f"{misfit}: {place or 'the model'} has been grown already, and otherwise: {FRESH}")
-    left = {place: list(plans[len(present.get(place, ())) :]) for place, plans in histories.items()}
+    steps = _in_order(histories, final)
+    done = _done(model, steps, misfit)
+    kept = {name: shape for name, shape in final.items() if not name.startswith(BUFFER)}
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
     made: set[int] = set()
-    if all(shapes.get(name) == shape for name, shape in final.items()):
-        steps = [(place, plan) for place, plans in left.items() for plan in plans]
-        problems = [problem for place, plan in steps for problem in _make_settings(model, place, plan, journal, check=False)]
+    problems: list[Problem] = []
+    if all(shapes.get(name) == shape for name, shape in kept.items()):
+        for number, step in enumerate(steps):
+            for behind, plan in enumerate(step.plans, 1) if number not in done else ():
+                now = partial(called_now, steps=steps, number=number, done=behind)
+                renewed = [replace(setting, module=now(setting.module)) for setting in plan.settings]
+                grafts = [replace(graft, block=now(graft.block), module=now(graft.module)) for graft in plan.grafts]
+                as_now = replace(plan, settings=tuple(renewed), grafts=tuple(grafts))
+                problems += _make_settings(model, "", as_now, journal, check=False)
     else:
-        grown, problems = _on_paper(model, left, journal)
+        grown, problems = _on_paper(model, [step for number, step in enumerate(steps) if number not in done], journal)
         if problems:
             known = {problem.where for problem in problems}
-            refuse(misfit, [*problems, *_strangers(model.state_dict(), final, known)], FRESH)
+            refuse(misfit, [*problems, *_strangers(model.state_dict(), kept, known)], FRESH)
         for tensor in tensors_of(model).values():
             if tuple(tensor.shape) != grown[id(tensor)]:
                 _make_room(tensor, grown[id(tensor)], journal)
@@ -72,6 +72,28 @@ def replay(model: nn.Module, histories: Histories, final: Mapping[str, Shape], m
         journal.note(partial(_restore_history, attributes, attributes.get(ATTRIBUTE)))
         attributes[ATTRIBUTE] = plans
     return made
+
+
+def _in_order(histories: Histories, final: Mapping[str, Shape]) -> tuple[Step, ...]:
+    """Growths in the order in which they came; parts first where that can't be told, and the sizes will tell."""
+    shapes = {name.removeprefix(BUFFER): shape for name, shape in final.items()}
+    found = chronicle({name: name for name in shapes}, shapes, histories)
+    parts = sorted(histories, key=len, reverse=True)
+    return (
+        tuple(Step(place, place, plans) for place in parts for plans in growths(histories[place])) if found is None else found
+    )
+
+
+def _done(model: nn.Module, steps: Sequence[Step], misfit: str) -> set[int]:
+    """Which of the growths a model has been through already; CheckpointError if it has been through others."""
+    done: set[int] = set()
+    for place, plans in histories_of(model).items():
+        for made in growths(plans):
+            same = [n for n, step in enumerate(steps) if n not in done and step.plans == made]
+            if not same:
+                raise CheckpointError(f"{misfit}: {place or 'the model'} has been grown already, and otherwise: {FRESH}")
+            done.add(min(same, key=lambda n: place not in (steps[n].then, steps[n].place)))
+    return done
 
 
 def _restore_history(attributes: dict[str, Any], before: tuple[Plan, ...] | None) -> None:
@@ -86,27 +108,14 @@ def _strangers(here: Collection[str], there: Collection[str], known: Collection[
     return missing + [Problem(name, "the file has no such tensor") for name in here if name not in there]
 
 
-def _on_paper(model: nn.Module, left: dict[str, list[Plan]], journal: Journal) -> tuple[dict[int, Shape], list[Problem]]:
-    """Shapes afterwards, by tensor, and why the next plan does not fit; modules are added and attributes set on the way.
-
-    Where a part was grown by itself and the whole too, the sizes tell which came first.
-    """
+def _on_paper(model: nn.Module, left: Sequence[Step], journal: Journal) -> tuple[dict[int, Shape], list[Problem]]:
+    """Shapes afterwards, by tensor, and why the next plan does not fit; modules are added and attributes set on the way."""
     shapes = {id(tensor): tuple(tensor.shape) for tensor in tensors_of(model).values()}
-    while any(left.values()):
-        problems: list[Problem] = []
-        for place, plans in left.items():
-            if plans:
-                trial = Journal()
-                after, found = _tried(model, place, plans[0], shapes, trial)
-                journal.note(trial.undo)
-                if not found:
-                    shapes.update(after)
-                    plans.pop(0)
-                    break
-                trial.undo()
-                problems += found
-        else:
+    for place, plan in ((step.then, plan) for step in left for plan in step.plans):
+        after, problems = _tried(model, place, plan, shapes, journal)
+        if problems:
             return shapes, problems
+        shapes.update(after)
     return shapes, []
 
 

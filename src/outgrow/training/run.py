@@ -197,6 +197,10 @@ class Run:
 
         extra: anything more of plain values and tensors; `load` returns it.
         """
+        if os.fspath(path).endswith(".safetensors"):
+            raise CheckpointError(
+                f"{path}: a run is saved as torch.save does, and torch reads files by that name otherwise: run.pt"
+            )
         target = place_for(path, "run.pt")
         state = {**self.state_dict(), "extra": extra}
         write_whole(target, lambda draft: torch.save(state, draft))

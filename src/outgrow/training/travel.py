@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from outgrow.apply import Journal
 from outgrow.errors import CheckpointError
 from outgrow.plan import Plan
-from outgrow.training.checkpoint import BUFFER, contents_of
+from outgrow.training.checkpoint import contents_of
+from outgrow.training.chronicle import histories_of
 from outgrow.training.drift import STORED, pack_drifts, restore_drifts
 from outgrow.training.fade import gates_of, restore_gates
-from outgrow.training.replay import histories_of, replay
+from outgrow.training.replay import BUFFER, replay
 
 PREFIX = "outgrow."
 KEY = f"{PREFIX}history"
@@ -78,6 +79,7 @@ def unpack(
         for name, value in state.items()
         if isinstance(value, Tensor) and name.startswith(prefix)
     }
+    final.update({name: tuple(value.shape) for name, value in extras.items() if name.startswith(BUFFER)})
     misfit = f"the checkpoint does not fit this model ({type(model).__qualname__}; it was written for {written_for})"
     replay(model, histories, final, misfit, journal)
     contents = contents_of(model, histories)
