@@ -51,8 +51,8 @@ FILES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "longer": (lambda path: path.write_bytes(path.read_bytes() + b"\0"), ("damaged", "earlier copy")),
     "random": (lambda path: path.write_bytes(random.Random(0).randbytes(5000)), ("damaged", "no safetensors file")),
     "text": (lambda path: path.write_text("not a checkpoint, just a note"), ("damaged", "no safetensors file")),
-    "pickle": (lambda path: pickled(path, True), ("pickle", "weights_only=True", "outgrow.save")),
-    "old pickle": (lambda path: pickled(path, False), ("pickle", "weights_only=True", "outgrow.save")),
+    "pickle": (lambda path: pickled(path, True), ("pickle", "weights_only=True", "Run.save")),
+    "old pickle": (lambda path: pickled(path, False), ("pickle", "weights_only=True", "Run.save")),
     "foreign": (
         lambda path: safetensors.torch.save_file(Cnn().state_dict(), path),
         ("not written by outgrow.save", "load_state_dict", "load_file"),

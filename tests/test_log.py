@@ -35,7 +35,7 @@ RECORD = Record(
 )
 LINE = (
     "grown at step 1,200: Widen '*' × 1.5 · 2 volumes · parameters 1.20 M → 2.60 M (× 2.2) · FLOPs × 2.1 · error 3e-07"
-    " · loss 0.512 → 0.513 · 0.8 s"
+    " · loss 0.512, of the next step 0.513 · 0.8 s"
 )
 UNCHECKED = Record(number=3, epoch=4, what="Widen 'a' by 2", sizes=(("a", 8, 10),), parameters=(8, 16), flops=(0, 0))
 
@@ -54,7 +54,7 @@ def test_of_a_real_growth() -> None:
     assert record.sizes == (("0", 8, 16),)
     assert record.parameters == (58, sum(parameter.numel() for parameter in model.parameters()))
     assert str(record).startswith("grown at step 7, epoch 2: Widen '0' to 16 · 1 volume · parameters 58 → 114 (× 2)")
-    assert "(the function is NOT preserved) · loss 1 → 2" in str(record)
+    assert "(the function is NOT preserved) · loss 1, of the next step 2" in str(record)
     assert record.seconds == growth.seconds
     assert Record.of(growth, transforms, 1, seconds=9.0).seconds == 9.0
 

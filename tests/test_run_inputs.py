@@ -174,9 +174,10 @@ def test_metrics_that_are_not_numbers_are_no_improvement() -> None:
     rules = [outgrow.plateau("val_loss", patience=2), outgrow.reached("accuracy", 0.9)]
     run = scene.run([outgrow.When(rules[0], grow=[WIDEN]), outgrow.When(rules[1], grow=[DEEPEN])])
     grown = [
-        run.epoch({"val_loss": loss, "accuracy": math.nan}) is not None for loss in (1.0, math.nan, 0.5, math.nan, math.nan)
+        run.epoch({"val_loss": loss, "accuracy": math.nan}) is not None
+        for loss in (1.0, math.nan, 0.5, math.nan, math.nan, 0.6)
     ]
-    assert grown == [False, False, False, False, True]
+    assert grown == [False, False, False, False, False, True]  # not while it is none
     assert run.epoch({"val_loss": 1.0, "accuracy": math.nan}) is None
     assert run.epoch({"val_loss": 1.0, "accuracy": 0.95}) is not None
     assert len(scene.model.blocks) == 3

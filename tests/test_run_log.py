@@ -132,9 +132,9 @@ def test_one_line_a_growth(capsys: pytest.CaptureFixture[str]) -> None:
         "grown at step 3, epoch 0",
         "grown at step 3, epoch 1",
     ]
-    assert f"loss {losses[1]:.4g} → {losses[2]:.4g}" in lines[0]
+    assert f"loss {losses[1]:.4g}, of the next step {losses[2]:.4g}" in lines[0]
     assert "loss" not in lines[1]
-    assert f"loss {losses[2]:.4g} → {losses[3]:.4g}" in lines[2]
+    assert f"loss {losses[2]:.4g}, of the next step {losses[3]:.4g}" in lines[2]
     assert lines == [str(record) for record in run.records]
 
 

@@ -90,6 +90,14 @@ def _sharing(tensors: Mapping[str, torch.Tensor]) -> tuple[str, str] | None:
     return None
 
 
+def check_finite(model: nn.Module) -> None:
+    """Numbers that can be grown: from a training that has diverged there is nothing to go on with."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not bool(torch.isfinite(parameter.detach()).all()):
+            problem = Problem(name, "it holds NaN or infinity", "go back to weights from before training diverged")
+            raise GrowthError("the model's numbers are not finite", [problem])
+
+
 def check_averages(averages: Sequence[Any], model: nn.Module) -> None:
     """Copies of the model: other modules with the same tensors."""
     tensors = tensors_of(model)

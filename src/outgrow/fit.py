@@ -58,6 +58,8 @@ class Checker(Watcher):
             return func(*args, **(kwargs or {}))
         op = self._next(str(func.overloadpacket))
         self._check_numbers(op, args)
+        if op.name == "aten.convolution" and args[6] and args[0].shape[1] != args[1].shape[0]:
+            raise Disagreement("Invalid channel dimensions")  # without numbers, torch looks at those of other convolutions only
         result = func(*args, **(kwargs or {}))
         self._check_shapes(op, result)
         return result

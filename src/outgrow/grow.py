@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from outgrow import verify
-from outgrow.admit import bare, check_averages, check_model, check_seed
+from outgrow.admit import bare, check_averages, check_finite, check_model, check_seed
 from outgrow.anatomy import dissect
 from outgrow.apply import Journal, apply_plan, apply_setting
 from outgrow.configuration import changed, follow
@@ -114,6 +114,8 @@ def carry_through(
     with random_state(), uncompiled(), together(given, model, copies, optimizers, example) as ranks:
         example = ranks.example
         check_model(model, numbers=not rehearsal)
+        if not rehearsal:
+            check_finite(model)
         check_averages(averages, model)
         base, limits = verify.before(model, example) if check else (None, (0.0, 0.0))
         before = _parameters(model)

@@ -180,8 +180,8 @@ def _opened(path: Path) -> Iterator[Any]:
             start = raw.read(2)
         if start == b"PK" or start[:1] == b"\x80":
             raise CheckpointError(
-                f"{path} is a pickle file, as torch.save writes them, and outgrow reads no pickle: "
-                "model.load_state_dict(torch.load(path, weights_only=True)) loads it, outgrow.save writes it anew"
+                f"{path} is a pickle file, as torch.save and Run.save write them, and outgrow.load reads none: run.load(path) "
+                "reads what Run.save wrote, model.load_state_dict(torch.load(path, weights_only=True)) a state dict"
             ) from error
         raise CheckpointError(f"{path} is damaged, cut short, or no safetensors file ({error}): {EARLIER}") from error
     except OSError as error:

@@ -73,7 +73,7 @@ class Record:
             error if self.preserving else f"{error} (the function is NOT preserved)",
         ]
         if self.loss_before is not None and self.loss_after is not None:
-            parts.append(f"loss {self.loss_before:.4g} → {self.loss_after:.4g}")
+            parts.append(f"loss {self.loss_before:.4g}, of the next step {self.loss_after:.4g}")
         return " · ".join([*parts, f"{self.seconds:.1f} s"])
 
     def as_metrics(self) -> dict[str, float]:

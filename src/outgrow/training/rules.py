@@ -36,7 +36,7 @@ class Plateau:
             raise ScheduleError(f"least={self.least!r}: write by how much a metric must improve, a number from 0 on")
 
     def __call__(self, past: Sequence[Metrics]) -> bool:
-        best, waited = float("inf"), 0
+        best, waited, value = float("inf"), 0, 0.0
         for metrics in past:
             if self.metric not in metrics:
                 known = ", ".join(metrics) or "none"
@@ -44,10 +44,10 @@ class Plateau:
             value = float(metrics[self.metric]) * (1 if self.mode == "min" else -1)
             better = value < best - self.least  # never so if it is no number
             best, waited = (value, 0) if better else (best, waited + 1)
-        return waited >= self.patience
+        return waited >= self.patience and not isnan(value)  # a run that has diverged has no use for more units
 
     def __str__(self) -> str:
-        return f"{self.metric} has not improved for {self.patience} epochs"
+        return f"{self.metric} has not improved for {self.patience} {'epoch' if self.patience == 1 else 'epochs'}"
 
 
 def plateau(metric: str, patience: int = 3, least: float = 0.0, mode: str = "min") -> Plateau:

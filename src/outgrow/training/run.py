@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -44,6 +43,7 @@ from outgrow.training.precheck import as_loss, as_number, check_parts
 from outgrow.training.rates import scale_decay, scale_rates
 from outgrow.training.resume import Parts, pack, restore
 from outgrow.training.rules import Metrics, Plateau, Reached
+from outgrow.training.safely import load_safely, plain, save_safely
 from outgrow.training.schedule import At, Schedule, When
 from outgrow.training.terminal import line, track
 from outgrow.training.timeline import Timeline, timeline
@@ -73,7 +73,7 @@ class Run:
     Everything is checked before training starts, by a dry run of the whole schedule: `print(run.timeline)`.
 
     Example:
-        >>> import outgrow
+        >>> import torch, outgrow
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> schedule = Schedule([At(step=3, grow=[outgrow.Widen("0", to=12)], lr=0.5)])
@@ -122,6 +122,7 @@ class Run:
         ahead = dict(self._waiting())
         seeds = [seed + number for number in ahead]
         self.timeline: Timeline = timeline(bare(model), example, Schedule(list(ahead.values())), seeds)
+        self._check_late(list(ahead.values()))
         self._ready = {number: stage.ready for number, stage in zip(ahead, self.timeline.stages[1:], strict=True)}
         self.pace = Pace(bare(model), self.optimizers)
         for average_ in self.averages:
@@ -131,6 +132,9 @@ class Run:
         self.records: list[Record] = []
         self._loss: Any = None
         self._untold: Record | None = None
+
+    def __repr__(self) -> str:
+        return f"Run({type(bare(self.model)).__name__}: {self._told()})"
 
     @property
     def cohorts(self) -> Cohorts:
@@ -164,8 +168,9 @@ class Run:
             if isinstance(event.rule, (Plateau, Reached)):
                 event.rule(past)
         due = [number for number, event in self._waiting() if isinstance(event, At) and event.epoch == self.epochs + 1]
-        if rules and rules[0][1].rule(past):  # one after the other, as they are listed
-            due.append(rules[0][0])
+        left = [(number, event) for number, event in self._waiting() if number not in due]
+        if left and isinstance(left[0][1], When) and left[0][1].rule(past):  # a rule waits for what is listed before it
+            due.append(left[0][0])
         return self._grow(sorted(due), self.steps, self.epochs + 1, past)
 
     def track(self, batches: Iterable[T]) -> Iterator[T]:
@@ -202,15 +207,15 @@ class Run:
                 f"{path}: a run is saved as torch.save does, and torch reads files by that name otherwise: run.pt"
             )
         target = place_for(path, "run.pt")
-        state = {**self.state_dict(), "extra": extra}
-        write_whole(target, lambda draft: torch.save(state, draft))
+        state = plain({**self.state_dict(), "extra": extra})
+        write_whole(target, lambda draft: save_safely(state, draft))
 
     def load(self, path: Path) -> Any:
         """Go on where the run that wrote a file was. Returns the extra that was saved with it."""
         if not os.path.isfile(path):
             raise CheckpointError(f"{path}: there is no such file")
         try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            state = load_safely(path)
         except Exception as error:
             raise CheckpointError(
                 f"{path} is damaged, or no file that Run.save wrote ({type(error).__name__}: {error})"
@@ -269,6 +274,15 @@ class Run:
             same = (number for number, event in enumerate(self.schedule) if _mark(event) == happened and number not in result)
             result.extend(list(same)[:1])
         return result
+
+    def _check_late(self, ahead: Sequence[At | When]) -> None:
+        """An event at a fixed time does not wait for rules: it must be possible before them too."""
+        late = sorted(ahead, key=lambda event: isinstance(event, When))
+        if late != list(ahead):
+            try:
+                timeline(bare(self.model), self.example, Schedule(late))
+            except ScheduleError as error:
+                raise ScheduleError(f"should the rules fire late, after all fixed times: {error}") from error
 
     def _waiting(self) -> list[tuple[int, At | When]]:
         return [(number, event) for number, event in enumerate(self.schedule) if number not in self.done]
