@@ -78,12 +78,12 @@ def schedule(prefix: str = "") -> outgrow.Schedule:
     return outgrow.Schedule(
         [
             outgrow.At(step=2, grow=[outgrow.Widen("*", factor=1.5)], lr=0.5),
-            outgrow.At(epoch=2, grow=[outgrow.Deepen(f"{prefix}blocks.0", fade=4), outgrow.Kernel(f"{prefix}stem.0", 5)]),
             outgrow.When(
                 outgrow.reached("val_loss", 9.0, "min"),
                 grow=[outgrow.Widen(f"{prefix}blocks.*", factor=2, fade=3)],
                 weight_decay=0.5,
             ),
+            outgrow.At(epoch=2, grow=[outgrow.Deepen(f"{prefix}blocks.0", fade=4), outgrow.Kernel(f"{prefix}stem.0", 5)]),
             outgrow.At(step=11, grow=[outgrow.Deepen(f"{prefix}blocks.1")]),
         ]
     )

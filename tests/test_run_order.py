@@ -67,6 +67,7 @@ def test_numbers_of_numpy_are_saved_and_read_back(tmp_path: Path) -> None:
     model = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=np.float64(0.1))
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + np.cos(np.pi * step / 50)))
+    optimizer.step()
     scheduler.step()
 
     class Sampler:
