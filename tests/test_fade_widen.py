@@ -241,3 +241,15 @@ def test_requests_that_make_no_sense_are_refused() -> None:
         outgrow.widen(mlp(), X, "0", to=8, method="r2r", fade=3)
     with pytest.raises(GrowthError, match="fold"):
         outgrow.Widen("stem", by=2, residual="fold", fade=3)
+
+
+def test_drifts_of_one_tensor_come_in_the_order_in_which_they_began() -> None:
+    from outgrow.training.fade import CLOCK
+
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    x = torch.randn(5, 3, dtype=torch.float64)
+    for _ in range(20):
+        outgrow.widen(model, x, "0", by=2, fade=50)
+    mine = [drift for _, drift in drifts_of(model)]
+    assert len(mine) == 20
+    assert [drift for drift in CLOCK.moving if any(drift is one for one in mine)] == mine

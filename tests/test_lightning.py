@@ -226,7 +226,7 @@ def test_the_run_is_the_one_of_a_plain_loop() -> None:
             for at in (start, start + BATCH):
                 batch = slice(at, at + BATCH)
                 (nn.functional.cross_entropy(model(X[batch]), Y[batch]) / 2).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 1.0)  # in that order
             optimizer.step()
             scheduler.step()
             run.step()

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from types import FrameType
 from typing import Any, Protocol
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -153,12 +153,12 @@ class Clock:
     for every optimizer of the process. It holds nothing alive."""
 
     def __init__(self) -> None:
-        self.moving: WeakSet[Moving] = WeakSet()
+        self.moving: WeakKeyDictionary[Moving, None] = WeakKeyDictionary()  # in the order they began: sums round by it
         self.started = False
 
     def watch(self, one: Moving) -> None:
         if one.done < one.steps:
-            self.moving.add(one)
+            self.moving[one] = None
             if not self.started:
                 register_optimizer_step_post_hook(_after_step)
                 self.started = True
@@ -174,7 +174,7 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     for one in [one for one in CLOCK.moving if one.moves_with(held)]:
         one.advance()
         if one.done >= one.steps:
-            CLOCK.moving.discard(one)
+            CLOCK.moving.pop(one, None)
 
 
 def _sets_state_up() -> bool:
