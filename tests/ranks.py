@@ -81,5 +81,8 @@ if __name__ == "__main__":
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     for name in sys.argv[1:]:
         getattr(workers if hasattr(workers, name) else shard_workers, name)()
+        print(f"rank {dist.get_rank()} is done with {name}", flush=True)
         dist.barrier()
     dist.destroy_process_group()
+    print("all done", flush=True)
+    os._exit(0)  # torch's own threads may not be joined at the end of an interpreter, which ends in an abort now and then
