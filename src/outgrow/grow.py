@@ -84,7 +84,7 @@ def grow(
     if strangers:
         raise GrowthError(f"{strangers[0]!r} is no transform: write e.g. outgrow.Widen('*', factor=1.5)")
     check_seed(seed)
-    return carry_through(model, example, transforms, _several(optimizer), _several(average), seed, check)[0]
+    return carry_through(model, example, transforms, several(optimizer), several(average), seed, check)[0]
 
 
 def rehearse(model: nn.Module, example: Example, transforms: Sequence[Transform], seed: int = 0) -> tuple[Growth, Ready | None]:
@@ -306,7 +306,7 @@ def _parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _several(given: object) -> list:  # type: ignore[type-arg]
+def several(given: Any) -> list[Any]:
     if given is None:
         return []
     return list(given) if isinstance(given, (list, tuple)) else [given]

@@ -32,13 +32,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from outgrow.admit import bare
 from outgrow.apply import Journal
 from outgrow.errors import CheckpointError, GrowthError, MissingError, Problem
 from outgrow.trace import Example
-from outgrow.training.checkpoint import unwrapped
 from outgrow.training.feed import Feed
 from outgrow.training.groups import names_in, regroup
-from outgrow.training.resume import _load as load_weights
+from outgrow.training.resume import load_weights
 from outgrow.training.run import Run
 from outgrow.training.schedule import At, Schedule, When
 from outgrow.training.travel import expect, luggage
@@ -290,5 +290,5 @@ def _regroup(optimizers: Sequence[Any], module: nn.Module, wanted: Sequence[Any]
 
 
 def _trains(optimizer: Any, part: nn.Module) -> bool:
-    own = {id(parameter) for parameter in unwrapped(part).parameters()}
+    own = {id(parameter) for parameter in bare(part).parameters()}
     return any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])

@@ -27,12 +27,13 @@ from torch import Tensor
 
 from outgrow.apply import Journal
 from outgrow.errors import CheckpointError, GrowthError, MissingError, ScheduleError
+from outgrow.grow import several
 from outgrow.trace import Example
 from outgrow.training.atomic import Path
 from outgrow.training.beside import fit, read_beside, write_beside
 from outgrow.training.groups import names_in
 from outgrow.training.optimizer import unwrapped as bare_optimizers
-from outgrow.training.run import Run, schedule_of, several
+from outgrow.training.run import Run, schedule_of
 from outgrow.training.schedule import At, Schedule, When
 
 try:

@@ -22,6 +22,7 @@ from outgrow.training.atomic import Path, write_whole
 from outgrow.training.groups import names_in, regroup
 from outgrow.training.optimizer import unwrapped as bare_optimizers
 from outgrow.training.replay import FRESH, refuse
+from outgrow.training.safely import load_safely, plain, save_safely
 from outgrow.training.travel import luggage, unpack
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def write_beside(folder: Path, run: Run, name: str = NAME, last: bool = False) -
         "run": run.position(),
         "files": _sizes(folder) if last else {},
     }
-    write_whole(os.path.join(os.path.realpath(folder), name), lambda draft: torch.save(state, draft))
+    write_whole(os.path.join(os.path.realpath(folder), name), lambda draft: save_safely(plain(state), draft))
 
 
 def read_beside(folder: Path, name: str = NAME) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def read_beside(folder: Path, name: str = NAME) -> dict[str, Any]:
             _earlier(folder, name),
         )
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        state: dict[str, Any] = load_safely(path)
         version = state["version"]
     except Exception as error:
         reason = f"{path} is damaged, or no file of outgrow's ({type(error).__name__}: {error})"
@@ -77,8 +78,7 @@ def fit(model: nn.Module, optimizers: Sequence[Any], saved: Mapping[str, Any], j
     """Give a model, and its optimizers' groups, the shapes of the saved ones; their numbers are loaded afterwards."""
     model = bare(model)
     misfit = f"the checkpoint does not fit this model ({type(model).__qualname__})"
-    shapes = {name: torch.empty(shape, device="meta") for name, shape in saved["shapes"].items()}
-    unpack(model, {**shapes, **saved["luggage"]}, journal)
+    unpack(model, dict(saved["luggage"]), journal)
     here = _shapes(model)
     problems = [
         Problem(name, f"{_told(here.get(name))} in the model, {_told(saved['shapes'].get(name))} in the checkpoint")

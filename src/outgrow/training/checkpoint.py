@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outgrow.admit import bare
 from outgrow.apply import Journal
 from outgrow.errors import CheckpointError, Problem
 from outgrow.plan import Plan
@@ -84,10 +85,7 @@ def save(model: nn.Module, path: Path) -> None:
     tensors, aliases = _unique(contents)
 
     def write(draft: str) -> None:
-        plans = {place: [plan.to_json() for plan in plans] for place, plans in histories.items()}
-        about: dict[str, Any] = {"model": type(model).__qualname__, "histories": plans, "aliases": aliases}
-        about["drifts"] = facts
-        about["gates"] = {place: [gate.done, gate.steps] for place, gate in gates_of(model).items()}
+        about = {**about_growths(model, histories), "aliases": aliases, "drifts": facts}
         metadata = {"format": "pt", "outgrow.version": str(VERSION), "outgrow": json.dumps(about, separators=(",", ":"))}
         save_file({**tensors, **amounts}, draft, metadata)
         describe(draft)
@@ -113,25 +111,25 @@ def load(model: nn.Module, path: Path) -> nn.Module:
         >>> again[0], bool((again[0].weight == model[0].weight).all())
         (Linear(in_features=4, out_features=12, bias=True), True)
     """
-    bare = unwrapped(model)
+    inner = unwrapped(model)
     with _opened(path) as file:
         about = _describe(path, file)
         stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    misfit = f"{path} does not fit this model ({type(bare).__qualname__}; the file was written for {about.model})"
+    misfit = f"{path} does not fit this model ({type(inner).__qualname__}; the file was written for {about.model})"
     amounts = {name: stored.pop(name) for name in tuple(stored) if name.startswith(STORED)}
     given = {name: stored[about.aliases.get(name, name)] for name in (*stored, *about.aliases)}
     final = {name: tuple(tensor.shape) for name, tensor in given.items()}
     journal = Journal()
-    check_renewable(wrappers_around([bare]))
+    check_renewable(wrappers_around([inner]))
     try:
-        new = replay(bare, about.histories, final, misfit, journal)
-        contents = contents_of(bare, about.histories)
+        new = replay(inner, about.histories, final, misfit, journal)
+        contents = contents_of(inner, about.histories)
         refuse(misfit, _differences(contents, given), FRESH)
         refuse(misfit, _ties(contents, given, about), FRESH)
-        refuse(f"{path} holds numbers that are not finite", _not_finite(bare, {**given, **amounts}), EARLIER)
-        _take(bare, contents, given, new, journal)
-        restore_drifts(bare, about.drifts, amounts, journal)
-        restore_gates(bare, about.gates)
+        refuse(f"{path} holds numbers that are not finite", _not_finite(inner, {**given, **amounts}), EARLIER)
+        _take(inner, contents, given, new, journal)
+        restore_drifts(inner, about.drifts, amounts, journal)
+        restore_gates(inner, about.gates)
     except CheckpointError:
         journal.undo()
         raise
@@ -142,7 +140,7 @@ def load(model: nn.Module, path: Path) -> nn.Module:
         journal.undo()
         raise
     journal.close()
-    renew_around([bare])
+    renew_around([inner])
     forget_compiled()
     return model
 
@@ -220,11 +218,16 @@ def _describe(path: Path, file: Any) -> Description:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The user's own module under wrappers that keep it as a child."""
-    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel, torch.optim.swa_utils.AveragedModel)
-    while isinstance(model, wrappers) or "_orig_mod" in model._modules:
-        model = model.get_submodule("module" if isinstance(model, wrappers) else "_orig_mod")
-    return model
+    """The user's own module under wrappers that keep it as a child, those of averages and of DataParallel too."""
+    inner: nn.Module = bare(model)
+    return unwrapped(inner.module) if isinstance(inner, (nn.DataParallel, torch.optim.swa_utils.AveragedModel)) else inner
+
+
+def about_growths(model: nn.Module, histories: Histories) -> dict[str, Any]:
+    """What a checkpoint of any kind tells of growths and of fades under way, as JSON."""
+    plans = {place: [plan.to_json() for plan in plans] for place, plans in histories.items()}
+    gates = {place: [gate.done, gate.steps] for place, gate in gates_of(model).items()}
+    return {"model": type(model).__qualname__, "histories": plans, "gates": gates}
 
 
 def contents_of(model: nn.Module, histories: Histories) -> dict[str, Tensor]:

@@ -15,7 +15,6 @@ persistent=False that a growth has changed, and what faded widenings have still 
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import torch
@@ -24,18 +23,13 @@ from torch import Tensor, nn
 from outgrow.admit import bare
 from outgrow.apply import Journal
 from outgrow.errors import CheckpointError
-from outgrow.plan import Plan
 from outgrow.training.atomic import Path
-from outgrow.training.checkpoint import EARLIER, VERSION, contents_of
-from outgrow.training.chronicle import histories_of
 from outgrow.training.compiled import forget_compiled
-from outgrow.training.drift import STORED, pack_drifts, restore_drifts
-from outgrow.training.fade import gates_of, restore_gates
+from outgrow.training.drift import STORED
 from outgrow.training.parallel import check_renewable, renew_around, wrappers_around
-from outgrow.training.replay import BUFFER, replay
+from outgrow.training.replay import BUFFER
 from outgrow.training.sharded import gathered
-
-KEY = "outgrow.history"
+from outgrow.training.travel import KEY, packed, unpack
 
 
 def history_state(model: nn.Module) -> dict[str, Tensor]:
@@ -48,21 +42,7 @@ def history_state(model: nn.Module) -> dict[str, Tensor]:
         >>> {name: tensor.dtype for name, tensor in history_state(model).items()}
         {'outgrow.history': torch.uint8}
     """
-    model = bare(model)
-    histories = histories_of(model)
-    contents = contents_of(model, histories)
-    facts, amounts = pack_drifts(model)
-    about = {
-        "version": VERSION,
-        "model": type(model).__qualname__,
-        "histories": {place: [plan.to_json() for plan in plans] for place, plans in histories.items()},
-        "shapes": {name: list(tensor.shape) for name, tensor in contents.items() if not name.startswith(BUFFER)},
-        "gates": {place: [gate.done, gate.steps] for place, gate in gates_of(model).items()},
-        "drifts": facts,
-    }
-    text = bytearray(json.dumps(about, separators=(",", ":")).encode())
-    buffers = {name: tensor.detach() for name, tensor in contents.items() if name.startswith(BUFFER)}
-    return {KEY: torch.frombuffer(text, dtype=torch.uint8), **amounts, **buffers}
+    return packed(bare(model))
 
 
 def regrow(model: nn.Module, path: Path) -> nn.Module:
@@ -73,22 +53,12 @@ def regrow(model: nn.Module, path: Path) -> nn.Module:
 
     Raises CheckpointError, and leaves the model as it was, if the checkpoint tells no history or does not fit.
     """
-    about, tensors = _read(path)
-    inner = bare(model)
-    misfit = f"{path} does not fit this model ({type(inner).__qualname__}; it was written for {about['model']})"
+    state, inner = _read(path), bare(model)
     check_renewable(wrappers_around([inner]))
     journal = Journal()
     with gathered([inner], []) as shards:
         try:
-            histories = {place: tuple(map(Plan.from_json, plans)) for place, plans in about["histories"].items()}
-            final = {name: tuple(shape) for name, shape in about["shapes"].items()}
-            final.update({name: tuple(tensor.shape) for name, tensor in tensors.items() if name.startswith(BUFFER)})
-            replay(inner, histories, final, misfit, journal)
-            for name, tensor in tensors.items():
-                if name.startswith(BUFFER):
-                    inner.get_buffer(name.removeprefix(BUFFER)).copy_(tensor)
-            restore_drifts(inner, about["drifts"], tensors, journal)
-            restore_gates(inner, {place: (done, steps) for place, (done, steps) in about["gates"].items()})
+            unpack(inner, state, journal)
             shards.again()
         except BaseException:
             journal.undo()
@@ -99,7 +69,7 @@ def regrow(model: nn.Module, path: Path) -> nn.Module:
     return model
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read(path: Path) -> dict[str, Tensor]:
     """The history, and the tensors that go with it: nothing else is read."""
     from torch.distributed.checkpoint import filesystem, state_dict_loader
 
@@ -116,11 +86,4 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     sizes: dict[str, Any] = {name: each for name, each in stored.items() if name == KEY or name.startswith((STORED, BUFFER))}
     tensors: dict[str, Any] = {name: torch.empty(each.size, dtype=each.properties.dtype) for name, each in sizes.items()}
     state_dict_loader.load(tensors, checkpoint_id=path)
-    try:
-        about: dict[str, Any] = json.loads(bytes(tensors.pop(KEY).tolist()))
-        version = int(about["version"])
-    except (ValueError, LookupError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged: its growth history can't be read ({error}): {EARLIER}") from error
-    if version > VERSION:
-        raise CheckpointError(f"{path} has format version {version}, this outgrow reads up to {VERSION}: install a newer one")
-    return about, tensors
+    return tensors

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from outgrow.admit import bare
 from outgrow.apply import Journal
 from outgrow.errors import CheckpointError
 from outgrow.sandbox import tensors_of
-from outgrow.training.checkpoint import unwrapped
 from outgrow.training.fade import gates_of, restore_gates, share_gates
 from outgrow.training.groups import keep, names_in, regroup
 from outgrow.training.parallel import check_renewable, wrappers_around
@@ -44,7 +44,7 @@ class Parts:
 
 def pack(parts: Parts) -> dict[str, Any]:
     """The state of all parts; tensors are those of the parts, not copies."""
-    model = unwrapped(parts.model)
+    model = bare(parts.model)
     return {
         "version": VERSION,
         "kinds": _kinds(parts),
@@ -77,16 +77,16 @@ def restore(parts: Parts, state: Mapping[str, Any], journal: Journal) -> None:
     for name, kind in _kinds(parts).items():
         if state["kinds"][name] != kind:
             raise CheckpointError(f"{name} is of type {kind}, and in the checkpoint {state['kinds'][name]}: make it as before")
-    model = unwrapped(parts.model)
+    model = bare(parts.model)
     check_renewable(wrappers_around([model]))
     levels = {place: (gate.done, gate.steps) for place, gate in gates_of(model).items()}
     journal.note(lambda: _gates_back(parts, levels))
-    _load(model, dict(state["model"]), journal)
+    load_weights(model, dict(state["model"]), journal)
     for average, saved in zip(parts.averages, state["averages"], strict=True):
         inner = getattr(average, "module", average)
         prefix = "module." if inner is not average else ""
         kept = {f"{prefix}{name}": value for name, value in state["model"].items() if name.startswith(PREFIX)}
-        _load(average, {**saved, **kept}, journal, averaged=True)
+        load_weights(average, {**saved, **kept}, journal, averaged=True)
     for average in parts.averages:
         share_gates(model, getattr(average, "module", average))
     for optimizer, saved, names in zip(parts.optimizers, state["optimizers"], state["groups"], strict=True):
@@ -115,12 +115,12 @@ def _kinds(parts: Parts) -> dict[str, str]:
 
 def _gates_back(parts: Parts, levels: Mapping[str, tuple[int, int]]) -> None:
     """Put fades back where they stood, once the model has the modules that it had."""
-    restore_gates(unwrapped(parts.model), levels)
+    restore_gates(bare(parts.model), levels)
     for average in parts.averages:
-        share_gates(unwrapped(parts.model), getattr(average, "module", average))
+        share_gates(bare(parts.model), getattr(average, "module", average))
 
 
-def _load(model: nn.Module, state: dict[str, Any], journal: Journal, averaged: bool = False) -> None:
+def load_weights(model: nn.Module, state: dict[str, Any], journal: Journal, averaged: bool = False) -> None:
     """Load a state dict with luggage; the numbers can be put back, once the shapes are."""
     before = {name: tensor.detach().clone() for name, tensor in tensors_of(model).items()}
     journal.note(lambda: _copy_back(model, before))

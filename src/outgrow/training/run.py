@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from outgrow.admit import bare, check_averages, check_model, check_seed
 from outgrow.apply import Journal
 from outgrow.errors import CheckpointError, GrowthError, OptimizerError, Problem, ScheduleError
-from outgrow.grow import carry_through
+from outgrow.grow import carry_through, several
 from outgrow.plan import Plan
 from outgrow.report import Growth
 from outgrow.trace import Example
@@ -376,9 +376,3 @@ def schedule_of(given: Any) -> Schedule:
     if isinstance(given, (str, os.PathLike)):
         return Schedule.from_file(given)
     return given if isinstance(given, Schedule) else Schedule(given)
-
-
-def several(given: Any) -> list[Any]:
-    if given is None:
-        return []
-    return list(given) if isinstance(given, (list, tuple)) else [given]

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from outgrow.apply import Journal
 from outgrow.errors import CheckpointError
 from outgrow.plan import Plan
-from outgrow.training.checkpoint import contents_of
+from outgrow.training.checkpoint import about_growths, contents_of
 from outgrow.training.chronicle import histories_of
-from outgrow.training.drift import STORED, pack_drifts, restore_drifts
+from outgrow.training.drift import STORED, drifts_of, pack_drifts, restore_drifts
 from outgrow.training.fade import gates_of, restore_gates
 from outgrow.training.replay import BUFFER, replay
 
@@ -41,15 +41,18 @@ def luggage(model: nn.Module) -> dict[str, Tensor]:
         >>> list(luggage(model))
         ['outgrow.history']
     """
+    grown = histories_of(model) or gates_of(model) or any(True for _ in drifts_of(model))
+    return packed(model) if grown else {}
+
+
+def packed(model: nn.Module) -> dict[str, Tensor]:
+    """The same for any model, whether it has grown or not."""
     histories = histories_of(model)
-    facts, amounts = pack_drifts(model)
-    gates = {place: [gate.done, gate.steps] for place, gate in gates_of(model).items()}
-    if not (histories or facts or gates):
-        return {}
-    plans = {place: [plan.to_json() for plan in plans] for place, plans in histories.items()}
-    about = {"version": VERSION, "model": type(model).__qualname__, "histories": plans, "gates": gates, "drifts": facts}
+    contents, (facts, amounts) = contents_of(model, histories), pack_drifts(model)
+    shapes = {name: list(tensor.shape) for name, tensor in contents.items()}
+    about = {**about_growths(model, histories), "version": VERSION, "drifts": facts, "shapes": shapes}
     text = json.dumps(about, separators=(",", ":")).encode()
-    buffers = {name: tensor.detach() for name, tensor in contents_of(model, histories).items() if name.startswith(BUFFER)}
+    buffers = {name: tensor.detach() for name, tensor in contents.items() if name.startswith(BUFFER)}
     return {KEY: torch.frombuffer(bytearray(text), dtype=torch.uint8), **amounts, **buffers}
 
 
@@ -70,16 +73,11 @@ def unpack(
         histories = {str(place): tuple(map(Plan.from_json, plans)) for place, plans in about["histories"].items()}
         gates = {str(place): (int(done), int(steps)) for place, (done, steps) in about["gates"].items()}
         version, written_for, drifts = int(about["version"]), str(about["model"]), about["drifts"]
+        final = {str(name): tuple(shape) for name, shape in about["shapes"].items()}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"the growth history in the checkpoint can't be read: {type(error).__name__}: {error}") from error
     if version > VERSION:
         raise CheckpointError(f"the growth history has format version {version}, and this outgrow reads up to {VERSION}")
-    final = {
-        name.removeprefix(prefix): tuple(value.shape)
-        for name, value in state.items()
-        if isinstance(value, Tensor) and name.startswith(prefix)
-    }
-    final.update({name: tuple(value.shape) for name, value in extras.items() if name.startswith(BUFFER)})
     misfit = f"the checkpoint does not fit this model ({type(model).__qualname__}; it was written for {written_for})"
     replay(model, histories, final, misfit, journal)
     contents = contents_of(model, histories)
