@@ -28,7 +28,11 @@ def test_a_plain_loop(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's own
 def test_lightning(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert "parameters" in run("lightning_run.py", capsys, monkeypatch, tmp_path)
+    said = run("lightning_run.py", capsys, monkeypatch, tmp_path)
+    assert re.search(r"^[\d,]+ parameters became [\d,]+$", said, re.MULTILINE)
+    found = re.search(r"held out: ([\d.]+)%", said)
+    assert found is not None
+    assert float(found[1]) > 90
 
 
 def test_the_transformers_trainer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
