@@ -1,7 +1,7 @@
 """What the tests of several processes share: a small task, ranks that are compared bit for bit, and how to launch them.
 
-Run as a script under torchrun, `ranks.py NAME …` calls the functions of those names in `workers.py` or
-`shard_workers.py`, with gloo on the CPU.
+Run as a script under torchrun, `ranks.py NAME …` calls the functions of those names in `workers.py`, `shard_workers.py` or
+`trainer_workers.py`, with gloo on the CPU.
 """
 
 from __future__ import annotations
@@ -75,12 +75,13 @@ def refusal(call: object, *args: object, **options: object) -> str:
 
 if __name__ == "__main__":
     import shard_workers
+    import trainer_workers
     import workers
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     for name in sys.argv[1:]:
-        getattr(workers if hasattr(workers, name) else shard_workers, name)()
+        next(getattr(file, name) for file in (workers, shard_workers, trainer_workers) if hasattr(file, name))()
         print(f"rank {dist.get_rank()} is done with {name}", flush=True)
         dist.barrier()
     dist.destroy_process_group()

@@ -47,9 +47,22 @@ def test_what_cannot_work_is_refused_before_the_first_step(monkeypatch: pytest.M
     refused(r"NoForward: it has no forward[\s\S]*module='model'", grow=Grow([WIDEN], X[:4]))
 
 
-def test_strategies_for_several_processes_are_refused() -> None:
-    trainer = L.Trainer(accelerator="cpu", strategy="ddp", devices=2, logger=False, enable_checkpointing=False)
-    with pytest.raises(outgrow.GrowthError, match="DDPStrategy: it wraps the model"):
+@pytest.mark.parametrize(
+    ("strategy", "match"),
+    [
+        ("fsdp", r"FSDPStrategy: it shares[\s\S]*outgrow.shard"),
+        ("ddp_spawn", r"'spawn': the processes[\s\S]*torchrun"),
+        (L.pytorch.strategies.ModelParallelStrategy(), "ModelParallelStrategy: it shares"),
+    ],
+)
+def test_strategies_that_share_the_model_out_are_refused(strategy: Any, match: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if strategy == "ddp_spawn":
+        trainer = L.Trainer(accelerator="cpu", strategy=strategy, devices=2, logger=False, enable_checkpointing=False)
+    else:  # these are for accelerators that are not here
+        trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+        kind = L.pytorch.strategies.FSDPStrategy() if strategy == "fsdp" else strategy
+        monkeypatch.setattr(trainer._accelerator_connector, "strategy", kind)
+    with pytest.raises(outgrow.GrowthError, match=match):
         outgrow.lightning.Grow([WIDEN], X[:4], module="model").setup(trainer, Lit(), "fit")
 
 

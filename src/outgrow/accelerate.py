@@ -22,6 +22,7 @@ from outgrow.admit import bare
 from outgrow.apply import Journal
 from outgrow.errors import GrowthError, MissingError
 from outgrow.training.beside import NAME, fit, read_beside, write_beside
+from outgrow.training.parallel import check_renewable, renew_around, wrappers_around
 from outgrow.training.run import Run
 
 try:
@@ -38,7 +39,8 @@ def attach(run: Run, accelerator: accelerate.Accelerator) -> None:
         accelerator: what has prepared them.
 
     `load_state` takes a run that is made from the small constructor, or that run itself if it has not grown since; it goes on
-    bit for bit. Several models of one accelerator each get a file of their own.
+    bit for bit. Several models of one accelerator each get a file of their own. In several processes of
+    DistributedDataParallel, `save_state` and `load_state` are called on all ranks, as ever.
 
     Example:
         >>> import tempfile, torch, outgrow
@@ -81,6 +83,7 @@ class _Carrier:
                 os.unlink(os.path.join(*self.path))
 
     def state_dict(self) -> dict[str, Any]:
+        self.accelerator.wait_for_everyone()  # each rank writes its random state by itself
         if self.path is not None and self.accelerator.is_main_process:
             write_beside(self.path[0], self.run, self.path[1], last=True)
         self.path = None
@@ -90,6 +93,7 @@ class _Carrier:
         """Grow the model and regroup its optimizers, before anything is loaded."""
         run, journal = self.run, Journal()
         saved, before = read_beside(input_dir, _place(run, models)), run.position()
+        check_renewable(wrappers_around([bare(run.model)], run.model))
         try:
             fit(run.model, run.optimizers, saved, journal)
             run.go_to(saved["run"])
@@ -98,6 +102,7 @@ class _Carrier:
             run.go_to(before)
             raise
         journal.close()
+        renew_around([bare(run.model)])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """All is done by `load`, which comes first."""

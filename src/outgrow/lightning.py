@@ -36,6 +36,7 @@ from outgrow.admit import bare
 from outgrow.apply import Journal
 from outgrow.errors import CheckpointError, GrowthError, MissingError, Problem
 from outgrow.trace import Example
+from outgrow.training.agree import of_all
 from outgrow.training.feed import Feed
 from outgrow.training.groups import names_in, regroup
 from outgrow.training.resume import load_weights
@@ -73,7 +74,8 @@ class Grow(Callback):  # type: ignore[misc]
         quiet: print nothing. The trainer's loggers are told of each growth in any case.
 
     `grow.run` is the `outgrow.Run` once training has started. An EMA or other `WeightAveraging` callback of the trainer
-    follows the growths. Lightning's StochasticWeightAveraging is refused, and so are strategies for several processes.
+    follows the growths; Lightning's StochasticWeightAveraging is refused. Of the strategies for several processes, `"ddp"` will
+    do, by a script or under torchrun: all ranks grow alike, and rules see the metrics of rank 0.
     """
 
     def __init__(
@@ -118,7 +120,7 @@ class Grow(Callback):  # type: ignore[misc]
                 "position": self.run.position(),
                 "groups": [names_in(optimizer, pl_module) for optimizer in trainer.optimizers],
                 "metrics": self._metrics(trainer),
-                "feed": self._feed.state(trainer),
+                "feeds": of_all(_group(trainer), self._feed.state(trainer)),  # each rank has its own
             }
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
@@ -133,7 +135,8 @@ class Grow(Callback):  # type: ignore[misc]
         optimizers = [optimizer for optimizer in trainer.optimizers if _trains(optimizer, part)] or trainer.optimizers
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         place = next(path for path, module in pl_module.named_modules() if module is part)
-        bar = None if self.quiet else trainer.progress_bar_callback
+        quiet = self.quiet or not trainer.is_global_zero
+        bar = None if quiet else trainer.progress_bar_callback
         self.run = Run(
             part,
             self._on_device(trainer, pl_module),
@@ -144,7 +147,7 @@ class Grow(Callback):  # type: ignore[misc]
             seed=self.seed,
             check=self.check,
             log=[*trainer.loggers, *([] if bar is None else [lambda record: bar.print(str(record))])],
-            quiet=self.quiet or bar is not None,
+            quiet=quiet or bar is not None,
             position=self._position,
         )
         self._feed = Feed(first=trainer.current_epoch == 0)
@@ -161,7 +164,7 @@ class Grow(Callback):  # type: ignore[misc]
         ended = run.epochs < trainer.current_epoch
         if ended:
             run.epoch(self._metrics(trainer))
-        self._feed.go_to(saved["feed"], trainer, ended)
+        self._feed.go_to(saved["feeds"][trainer.global_rank % len(saved["feeds"])], trainer, ended)
         self._saved = None
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -261,15 +264,26 @@ def load(module: Any, path: str | os.PathLike[str], weights_only: bool = True) -
 def _refuse(trainer: Any) -> None:
     """What can't follow a growth."""
     problems = []
-    if not isinstance(trainer.strategy, _LIGHTNING.strategies.SingleDeviceStrategy):
-        reason = "it wraps the model or shares it out among processes, and would not see new parameters"
-        problems.append(Problem(type(trainer.strategy).__name__, reason, "Trainer(devices=1), or outgrow.Run in a plain loop"))
+    kinds, strategy = _LIGHTNING.strategies, trainer.strategy
+    if isinstance(strategy, kinds.DDPStrategy) and not isinstance(strategy, (kinds.DeepSpeedStrategy, kinds.XLAStrategy)):
+        if isinstance(strategy.launcher, kinds.launchers._MultiProcessingLauncher):
+            reason = "the processes it starts end with the run, and it loads the grown weights into the small model left behind"
+            problems.append(Problem(f"strategy={strategy._start_method!r}", reason, "strategy='ddp', or torchrun"))
+    elif not isinstance(strategy, kinds.SingleDeviceStrategy):
+        reason = "it shares the model out among processes, and would not see new parameters"
+        instead = "strategy='ddp', or a plain loop with outgrow.Run and outgrow.shard"
+        problems.append(Problem(type(strategy).__name__, reason, instead))
     for callback in trainer.callbacks:
         if isinstance(callback, _LIGHTNING.callbacks.StochasticWeightAveraging):
             reason = "it puts a scheduler of its own in place of the run's, and its average can't be restored in other shapes"
             problems.append(Problem(type(callback).__name__, reason, "use EMAWeightAveraging or WeightAveraging"))
     if problems:
         raise GrowthError("this trainer can't grow its model", problems)
+
+
+def _group(trainer: Any) -> Any:
+    """The processes of a trainer; None if there is but one."""
+    return torch.distributed.group.WORLD if trainer.world_size > 1 else None
 
 
 def _averages(trainer: Any) -> list[Any]:

@@ -23,8 +23,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from outgrow.admit import bare
 from outgrow.apply import Journal
 from outgrow.errors import CheckpointError, GrowthError, MissingError, ScheduleError
 from outgrow.grow import several
@@ -35,6 +36,7 @@ from outgrow.training.groups import names_in
 from outgrow.training.optimizer import unwrapped as bare_optimizers
 from outgrow.training.run import Run, schedule_of
 from outgrow.training.schedule import At, Schedule, When
+from outgrow.training.sharded import is_sharded
 
 try:
     import transformers
@@ -134,6 +136,7 @@ class Grow(transformers.TrainerCallback):
         _check_rules(run, args)
         self.run = run
         state.save_to_json = partial(_write_with_ours, state.save_to_json, run)
+        _wait_for_ranks(self._trainer)
         self._waits, self._measured, self._evaluations = False, {}, 0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
@@ -232,12 +235,28 @@ def _write_with_ours(write: Callable[[str], None], run: Run, json_path: str) -> 
     write_beside(folder, run, last=True)
 
 
+def _wait_for_ranks(trainer: Any) -> None:
+    """Each rank writes its random state by itself: ours is the last file only if it waits for them."""
+    write = trainer._save_rng_state
+    if trainer.args.world_size == 1 or isinstance(write, partial):
+        return
+
+    def write_and_wait(write: Callable[[str], None], output_dir: str) -> None:
+        write(output_dir)
+        trainer.accelerator.wait_for_everyone()
+
+    trainer._save_rng_state = partial(write_and_wait, write)
+
+
 def _check_trainer(trainer: Any, model: Any) -> None:
-    """Refuse what keeps a copy or a wrapper of the model that would not follow."""
-    if trainer.args.world_size > 1 or trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+    """Refuse what keeps a copy or a wrapper of the model that would not follow. DistributedDataParallel does."""
+    wrapper = trainer.model_wrapped
+    plain = bare(wrapper) is bare(model) or isinstance(wrapper, nn.DataParallel)
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or not plain or is_sharded(model):
         raise GrowthError(
-            "the Trainer shares its model among several processes, and keeps that wrapper over a growth: train in one process, "
-            "or write the loop yourself with outgrow.Run"
+            "the Trainer shares its model out among several processes, and would not see new parameters: train by plain "
+            "DistributedDataParallel (torchrun, without fsdp or deepspeed), or write the loop yourself with outgrow.Run and "
+            "outgrow.shard"
         )
     if type(model).__module__.partition(".")[0] == "peft":
         raise GrowthError("adapters of PEFT hold the sizes of their model: merge them first, model.merge_and_unload()")

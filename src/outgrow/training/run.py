@@ -30,6 +30,7 @@ from outgrow.grow import carry_through, several
 from outgrow.plan import Plan
 from outgrow.report import Growth
 from outgrow.trace import Example
+from outgrow.training.agree import by_first, team
 from outgrow.training.atomic import Path, place_for, write_whole
 from outgrow.training.cohorts import Cohorts, cohorts
 from outgrow.training.compiled import forget_compiled
@@ -38,7 +39,7 @@ from outgrow.training.log import Record, check_sinks, write
 from outgrow.training.optimizer import check_optimizers
 from outgrow.training.optimizer import unwrapped as bare_optimizers
 from outgrow.training.pace import Pace
-from outgrow.training.parallel import renew_around
+from outgrow.training.parallel import check_renewable, renew_around, wrappers_around
 from outgrow.training.precheck import as_loss, as_number, check_parts
 from outgrow.training.rates import scale_decay, scale_rates
 from outgrow.training.resume import Parts, pack, restore
@@ -116,6 +117,7 @@ class Run:
         check_averages(self.averages, bare(model))
         check_parts(self.optimizers, self.schedulers, self.also, self.schedule)
         check_sinks(self.log)
+        check_renewable(wrappers_around([bare(model)], model))
         if position is not None:
             self._check_position(position)
         self.done: list[int] = [] if position is None else self._matched(position)  # events that have happened, by number
@@ -158,7 +160,16 @@ class Run:
         return self._grow(due, self.steps + 1, self.epochs, self.metrics)
 
     def epoch(self, metrics: Metrics | None = None) -> Growth | None:
-        """Count an epoch, and grow if it is time, or if a rule says so after a look at the metrics."""
+        """Count an epoch, and grow if it is time, or if a rule says so after a look at the metrics.
+
+        Where several processes train the model together, the metrics of rank 0 count for rules.
+        """
+        group = team(self.model, bare(self.model)) if any(isinstance(event, When) for event in self.ahead) else None
+        given, due = by_first(group, lambda: self._decide(metrics))
+        return self._grow(due, self.steps, self.epochs + 1, [*self.metrics, given])
+
+    def _decide(self, metrics: Any) -> tuple[dict[str, float], list[int]]:
+        """What was measured in an epoch that ends now, and the events that are due."""
         given = _measured(metrics)
         past = [*self.metrics, given]
         rules = [(number, event) for number, event in self._waiting() if isinstance(event, When)]
@@ -171,7 +182,7 @@ class Run:
         left = [(number, event) for number, event in self._waiting() if number not in due]
         if left and isinstance(left[0][1], When) and left[0][1].rule(past):  # a rule waits for what is listed before it
             due.append(left[0][0])
-        return self._grow(sorted(due), self.steps, self.epochs + 1, past)
+        return given, sorted(due)
 
     def track(self, batches: Iterable[T]) -> Iterator[T]:
         """A progress bar over an epoch's batches, which tells the step, the size and what is next."""

@@ -73,6 +73,12 @@ def is_sharded(model: Any) -> bool:
     return isinstance(model, nn.Module) and any(_in_shards(module) for module in model.modules())
 
 
+def group_of(model: nn.Module) -> Any:
+    """The processes that hold a sharded model together; None if it is whole."""
+    shards = (parameter for parameter in model.parameters() if _is_dtensor(parameter))
+    return next((_group(parameter) for parameter in shards), None)
+
+
 def _in_shards(module: nn.Module) -> bool:
     ours = any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
     return ours or any(_is_dtensor(parameter) for parameter in module._parameters.values())
