@@ -12,7 +12,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
@@ -129,10 +129,15 @@ class Fit:
         self.model = Lit()
         self.grow = grow or outgrow.lightning.Grow(schedule(), X[:4], module="model")
         places = callbacks if self.grow in callbacks else (self.grow, *callbacks)
-        settings: dict[str, Any] = {"max_epochs": EPOCHS, "logger": False, "num_sanity_val_steps": 0, **options}
+        settings: dict[str, Any] = {
+            "max_epochs": EPOCHS,
+            "logger": False,
+            "num_sanity_val_steps": 0,
+            "enable_progress_bar": False,
+            **options,
+        }
         self.trainer = L.Trainer(
             accelerator="cpu",
-            enable_progress_bar=False,
             enable_model_summary=False,
             enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
             callbacks=list(places),
@@ -240,10 +245,29 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pat
     return state, folder
 
 
-@pytest.mark.parametrize("name", ["step1", "step2", "step5", "step8", "step9", "step11", "epoch0", "epoch1", "epoch2"])
+@pytest.mark.parametrize("name", ["step1", "step2", "step3", "step5", "step6", "step9", "step11", "epoch0", "epoch1", "epoch2"])
 def test_a_resumed_run_is_the_one_that_was_not_interrupted(name: str, whole: tuple[dict[str, Any], Path]) -> None:
     state, folder = whole
     assert_equal(Fit(path=folder / f"{name}.ckpt").state(), state)
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_a_validation_that_was_still_to_come_is_made(whole: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    """Lightning leaves it out where it resumes behind an epoch's last batch; progress bars are there to see it."""
+    seen: list[tuple[int, int, float]] = []
+
+    class Measure(L.Callback):
+        def on_validation_end(self, trainer: Any, model: Any) -> None:
+            seen.append((trainer.current_epoch, trainer.global_step, float(trainer.callback_metrics["val_loss"])))
+
+    state, folder = whole
+    Fit(Measure())
+    first, seen[:] = list(seen), []
+    then = each_epoch(tmp_path, save_on_train_epoch_end=False)  # but after the validation
+    again = Fit(Measure(), RichProgressBar(), then, path=folder / "step3.ckpt", enable_progress_bar=True)
+    assert seen == first
+    assert_equal(again.state(), state)
+    assert_equal(Fit(path=tmp_path / "epoch0.ckpt").state(), state)
 
 
 def test_a_finished_run_is_loaded_and_saved_as_it_was(whole: tuple[dict[str, Any], Path], tmp_path: Path) -> None:

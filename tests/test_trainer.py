@@ -213,6 +213,14 @@ def test_errors_come_before_training(schedule: Any, example: Any, message: str, 
     assert one.state.global_step == 0
 
 
+@pytest.mark.parametrize("how", ["is_fsdp_enabled", "is_deepspeed_enabled"])
+def test_a_model_that_is_shared_out_is_refused(how: str, tmp_path: Path) -> None:
+    one = trainer(tmp_path)
+    setattr(one, how, True)
+    with pytest.raises(outgrow.GrowthError, match=r"shares its model out.*outgrow\.shard"):
+        outgrow.transformers._check_trainer(one, one.model)
+
+
 def test_a_history_that_was_not_read_is_missed(whole: transformers.Trainer, tmp_path: Path) -> None:
     """A callback that is added later can't be there when a checkpoint is loaded."""
     one = transformers.Trainer(build(), whole.args, train_dataset=whole.train_dataset)

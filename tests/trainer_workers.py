@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ def state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
     return {"model": model_, "optimizer": copy.deepcopy(optimizer.state_dict()), "random": torch.get_rng_state()}
 
 
+@cache
 def by_hand() -> dict[str, Any]:
     """The truth: no trainer, a wrapper of torch's own."""
     model, optimizer, scheduler = parts()
@@ -175,11 +177,10 @@ def in_lightning() -> None:
 
     with shared_folder() as folder:
         name = "step{step}"
-        every = ModelCheckpoint(folder, name, auto_insert_metric_name=False, every_n_train_steps=1, save_top_k=-1)
+        every = ModelCheckpoint(folder, name, auto_insert_metric_name=False, every_n_train_steps=7, save_top_k=-1)
         whole = fit(every)
         assert_equal(whole, by_hand())
-        for step in (2, 7):  # behind the first growth, within an epoch; within the fade of the second
-            assert_equal(fit(path=folder / f"step{step}.ckpt"), whole)
+        assert_equal(fit(path=folder / "step7.ckpt"), whole)  # within an epoch, and within the fade of the second growth
 
 
 def in_accelerate() -> None:
@@ -198,16 +199,13 @@ def in_accelerate() -> None:
 
     accelerator, run = make(5)
     with shared_folder() as folder:
-        for step in (4, 7):
+        for step in (4, 7):  # behind the first growth; within the fade of the second
             train(run, accelerator.backward, step)
             accelerator.save_state(str(folder / str(step)))
-        whole = train(run, accelerator.backward)
-        assert_equal(whole, by_hand())
-        for step in (4, 7):
             accelerator, run = make(77)
             accelerator.load_state(str(folder / str(step)))
             assert run.steps == step
-            assert_equal(train(run, accelerator.backward), whole)
+    assert_equal(train(run, accelerator.backward), by_hand())
 
 
 def in_the_trainer() -> None:
@@ -266,8 +264,7 @@ def in_the_trainer() -> None:
     with shared_folder() as folder:
         whole = fit(folder)
         steps = list(fed)
-        for step in (2, 4):
-            assert_equal(fit(folder, str(folder / f"checkpoint-{step}")), whole)
+        assert_equal(fit(folder, str(folder / "checkpoint-4")), whole)
     model, (optimizer, scheduler) = small()
     wrapper = DistributedDataParallel(model)
     run = outgrow.Run(wrapper, EXAMPLE, optimizer, events(), scheduler, quiet=True)

@@ -14,10 +14,12 @@ restored. Weights-only checkpoints hold the history too; `load` reads any of the
 
 Resumed runs are bitwise equal to uninterrupted ones, within epochs too, if their loaders can be made again: shuffled by the
 process's random state, by a seeded generator, or by the number of the epoch. Batches that were seen already are loaded once
-more and passed over. A loader with a `state_dict` of its own (torchdata's StatefulDataLoader) is left to Lightning. Two things
-differ by Lightning's own doing (2.6), with or without growth: from a checkpoint written behind the last batch of an epoch,
-before its validation (as `every_n_train_steps` may), it goes on without that validation, so a rule sees the values from
-before; and with `max_steps`, no validation and a checkpoint from the end of an epoch, it trains that epoch by one batch more.
+more and passed over. A loader with a `state_dict` of its own (torchdata's StatefulDataLoader) is left to Lightning. A
+checkpoint from behind an epoch's last batch, before its validation, will do: that is made up for, which Lightning (2.6) leaves
+out (`training.missed`). One thing differs by Lightning's own doing, with or without growth: with `max_steps`, no validation and
+a checkpoint from the end of an epoch, it trains that epoch by one batch more.
+
+With `strategy="ddp"` each rank's random states are in the checkpoint: bitwise equal are runs that go on in as many processes.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from outgrow.trace import Example
 from outgrow.training.agree import of_all
 from outgrow.training.feed import Feed
 from outgrow.training.groups import names_in, regroup
+from outgrow.training.missed import after, is_missed, validate
 from outgrow.training.resume import load_weights
 from outgrow.training.run import Run
 from outgrow.training.schedule import At, Schedule, When
@@ -161,11 +164,24 @@ class Grow(Callback):  # type: ignore[misc]
             return
         run.go_to(saved["position"])
         self._measured = dict(saved["metrics"])
-        ended = run.epochs < trainer.current_epoch
-        if ended:
-            run.epoch(self._metrics(trainer))
-        self._feed.go_to(saved["feeds"][trainer.global_rank % len(saved["feeds"])], trainer, ended)
         self._saved = None
+        feed = saved["feeds"][trainer.global_rank % len(saved["feeds"])]
+        if run.epochs >= trainer.current_epoch:
+            self._feed.go_to(feed, trainer, ended=False)
+        elif is_missed(trainer):
+            # the module is told last: progress bars are there by then
+            after(pl_module, "on_train_start", lambda: self._end_epoch(trainer, feed, validated=False))
+        else:
+            self._end_epoch(trainer, feed, validated=True)
+
+    def _end_epoch(self, trainer: Any, feed: Mapping[str, Any], validated: bool) -> None:
+        """What an epoch that had all its batches in the saved run still lacks, and Lightning takes as done."""
+        if not validated:
+            self._feed.stand_at(feed, trainer)
+            validate(trainer)
+            feed = self._feed.state(trainer)
+        self._running().epoch(self._metrics(trainer))
+        self._feed.go_to(feed, trainer, ended=True)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._running().tell()  # of a growth that no loss came after

@@ -1,7 +1,7 @@
 """What has to be decided alike by all processes that train a model together: rank 0 decides, and tells the others.
 
-A rule looks at metrics, and those may be each rank's own, or there on one rank alone. Were one rank to grow and another not, both
-would wait for each other for ever.
+A rule looks at metrics, and those may be each rank's own, or there on one rank alone. Were one rank to grow and another not,
+both would wait for each other for ever.
 """
 
 from __future__ import annotations

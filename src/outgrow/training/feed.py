@@ -41,6 +41,11 @@ class Feed:
     def state(self, trainer: Any) -> dict[str, Any]:
         return {"seen": self.seen, "before": self.before, "now": _states(trainer)}
 
+    def stand_at(self, state: Mapping[str, Any], trainer: Any) -> None:
+        """Be where a saved run was, without any iterator: its epoch had no more batches."""
+        self.seen, self.before = state["seen"], state["before"]
+        _set_states(state["now"], trainer)
+
     def go_to(self, state: Mapping[str, Any], trainer: Any, ended: bool) -> None:
         """Be where a saved run was, as training starts. ended: Lightning takes the epoch in which it was saved as done."""
         fetcher = trainer.fit_loop._data_fetcher

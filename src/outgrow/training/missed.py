@@ -1,0 +1,76 @@
+"""The validation that Lightning (2.6) leaves out when a run is resumed from behind an epoch's last batch.
+
+    uninterrupted:   last batch → checkpoint → validation → the epoch's end, where rules look at what was measured
+    resumed:                      checkpoint → the next epoch
+
+A checkpoint that is written every so many steps may fall there. Lightning takes its epoch as done as soon as it is loaded. Here
+its progress is set back to the last batch, the validation is made as Lightning makes it, and its progress is put forward again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def is_missed(trainer: Any) -> bool:
+    """Whether a run that is about to go on would have been validated first."""
+    loop = trainer.fit_loop.epoch_loop
+    if not (loop.restarted_on_train_batch_end and loop.batch_progress.is_last_batch):
+        return False
+    with _at_last_batch(trainer):
+        return bool(loop._should_check_val_fx(trainer.fit_loop._data_fetcher))
+
+
+def validate(trainer: Any) -> None:
+    """Make up for it; what is measured is in `trainer.callback_metrics` then."""
+    loop, connector = trainer.fit_loop.epoch_loop, trainer._logger_connector
+    first = connector._first_loop_iter
+    with _at_last_batch(trainer):
+        trainer.validating = True
+        loop.val_loop.restarting = False
+        loop.val_loop.run()
+        trainer.training = True
+        connector._first_loop_iter = first
+    _once(loop.val_loop, "increment_progress_to_evaluation_end", lambda usual: None)  # it is there; this would make a loader
+
+
+@contextlib.contextmanager
+def _at_last_batch(trainer: Any) -> Iterator[None]:
+    """Lightning's progress as it is between the last batch of an epoch and the epoch's end."""
+    epoch, batch = trainer.fit_loop.epoch_progress, trainer.fit_loop.epoch_loop.batch_progress
+    _move(epoch, -1, "processed", "completed")
+    _move(batch, 1, "completed")
+    try:
+        yield
+    finally:
+        _move(epoch, 1, "processed", "completed")
+        _move(batch, -1, "completed")
+
+
+def _move(progress: Any, by: int, *names: str) -> None:
+    for part in (progress.total, progress.current):
+        for name in names:
+            setattr(part, name, getattr(part, name) + by)
+
+
+def after(owner: Any, name: str, then: Callable[[], None]) -> None:
+    """Do something more when a method is called next, after it."""
+
+    def both(usual: Callable[[], None]) -> None:
+        usual()
+        then()
+
+    _once(owner, name, both)
+
+
+def _once(owner: Any, name: str, instead: Callable[[Callable[[], None]], None]) -> None:
+    """Let the next call of a method without arguments be `instead(usual)`."""
+    usual = getattr(owner, name)
+
+    def call() -> None:
+        delattr(owner, name)
+        instead(usual)
+
+    setattr(owner, name, call)
