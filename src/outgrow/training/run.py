@@ -46,6 +46,7 @@ from outgrow.training.resume import Parts, pack, restore
 from outgrow.training.rules import Metrics, Plateau, Reached
 from outgrow.training.safely import load_safely, plain, save_safely
 from outgrow.training.schedule import At, Schedule, When
+from outgrow.training.steps import Steps
 from outgrow.training.terminal import line, track
 from outgrow.training.timeline import Timeline, timeline
 
@@ -134,6 +135,7 @@ class Run:
         self.records: list[Record] = []
         self._loss: Any = None
         self._untold: Record | None = None
+        self._taken = Steps(bare(model), bare_optimizers(self.optimizers))
 
     def __repr__(self) -> str:
         return f"Run({type(bare(self.model)).__name__}: {self._told()})"
@@ -153,6 +155,7 @@ class Run:
 
         loss: of this step, for the log: what it was before a growth and after it.
         """
+        self._taken.look()
         if loss is not None:
             self._loss = as_loss(loss)
             self.tell(self._loss)
