@@ -245,9 +245,9 @@ def test_an_optimizer_made_anew_behind_the_runs_back_is_stopped() -> None:
     """Nobody told the run of it: its state does not follow, and its next step says so."""
     model = mlp()
     given, real = AdamW(model.parameters(), lr=1e-2), AdamW(model.parameters(), lr=1e-2)
-    run = started(model, given, [at(1)])
+    run = started(model, given, [outgrow.At(epoch=1, grow=[WIDEN])])
     train(model, real, 1)
-    run.step()
+    run.epoch()  # run.step() would have told
     with pytest.raises(outgrow.GrowthError, match="from before its parameters grew"):
         train(model, real, 2)
 

@@ -2,7 +2,7 @@
 
     outgrow inspect timm:resnet18
     outgrow inspect mycode.models:build --input 3,32,32
-    outgrow inspect grown.safetensors [--model timm:resnet18]
+    outgrow inspect grown.safetensors [--model timm:resnet18]     (or run.pt, as Run.save writes it)
     outgrow compare timm:resnet18 layer1.0.conv1
     outgrow timeline schedule.toml --model timm:resnet18 [--svg timeline.svg]
 
@@ -93,7 +93,7 @@ def _add_target(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "target",
         metavar="TARGET",
-        help="timm:NAME, MODULE:CALLABLE (or a module's attribute), or a file that outgrow.save wrote",
+        help="timm:NAME, MODULE:CALLABLE (or a module's attribute), or a file that outgrow.save or Run.save wrote",
     )
     command.add_argument("--model", metavar="TARGET", help="with a checkpoint: the small model to load it into (timm:NAME, …)")
     _add_input(command)
@@ -168,7 +168,9 @@ def run_inspect(args: argparse.Namespace) -> str:
         if args.model is None:
             return _checkpoint_json(about) if args.json else _checkpoint_text(about)
     elif args.model is not None:
-        raise CommandError("--model goes with a checkpoint, a .safetensors file; here the target itself is the model")
+        raise CommandError(
+            "--model goes with a checkpoint, a .safetensors file or a run's; here the target itself is the model"
+        )
     return _inspect_model(args)
 
 
@@ -177,7 +179,7 @@ def run_compare(args: argparse.Namespace) -> str:
     import outgrow
 
     if _is_file(args.target) != (args.model is not None):
-        raise CommandError("--model goes with a checkpoint, a .safetensors file, and the other way round")
+        raise CommandError("--model goes with a checkpoint, a .safetensors file or a run's, and the other way round")
     comparison = outgrow.compare(*_model_of(args), args.where)
     return json.dumps(comparison.to_json(), indent=2, ensure_ascii=False) if args.json else str(comparison)
 

@@ -6,7 +6,8 @@ that `state_dict` leaves out (persistent=False) but that a growth has changed ca
 they are stored too, under the prefix `outgrow.buffer/`. What a faded widening has still to bring in is under `outgrow.fade/`.
 
 Loading replays the history's shapes and settings, draws no random number, and takes every number from the file. Everything is
-checked; on any failure the model is as it was, bit for bit. Nothing here reads or writes pickle.
+checked; on any failure the model is as it was, bit for bit. Nothing here reads or writes pickle. (A file of `Run.save` is left
+to `runfile`.)
 """
 
 from __future__ import annotations
@@ -80,9 +81,9 @@ def save(model: nn.Module, path: Path) -> None:
     histories = histories_of(model)
     contents = contents_of(model, histories)
     facts, amounts = pack_drifts(model)
-    bad = _not_finite(model, {**contents, **amounts})
+    bad = not_finite(model, {**contents, **amounts})
     refuse(f"{path} was not written: the model holds numbers that are not finite", bad)
-    tensors, aliases = _unique(contents)
+    tensors, aliases = unique(contents)
 
     def write(draft: str) -> None:
         about = {**about_growths(model, histories), "aliases": aliases, "drifts": facts}
@@ -96,7 +97,8 @@ def save(model: nn.Module, path: Path) -> None:
 def load(model: nn.Module, path: Path) -> nn.Module:
     """Grow a freshly built small model to the shapes in a file that `save` wrote, and load its weights. Returns the model.
 
-    The model may also have gone through some or all of the growths already, or have been built at the final size.
+    A file that `Run.save` wrote will do, too: of that, the weights are taken. The model may also have gone through some or all
+    of the growths already, or have been built at the final size.
 
     Raises CheckpointError, and leaves the model as it was, if the file is damaged, foreign or does not fit.
 
@@ -111,6 +113,10 @@ def load(model: nn.Module, path: Path) -> nn.Module:
         >>> again[0], bool((again[0].weight == model[0].weight).all())
         (Linear(in_features=4, out_features=12, bias=True), True)
     """
+    if _of_a_run(path):
+        from outgrow.training.runfile import load_model
+
+        return load_model(model, path)
     inner = unwrapped(model)
     with _opened(path) as file:
         about = _describe(path, file)
@@ -126,7 +132,7 @@ def load(model: nn.Module, path: Path) -> nn.Module:
         contents = contents_of(inner, about.histories)
         refuse(misfit, _differences(contents, given), FRESH)
         refuse(misfit, _ties(contents, given, about), FRESH)
-        refuse(f"{path} holds numbers that are not finite", _not_finite(inner, {**given, **amounts}), EARLIER)
+        refuse(f"{path} holds numbers that are not finite", not_finite(inner, {**given, **amounts}), EARLIER)
         _take(inner, contents, given, new, journal)
         restore_drifts(inner, about.drifts, amounts, journal)
         restore_gates(inner, about.gates)
@@ -155,8 +161,20 @@ def describe(path: Path) -> Description:
         >>> describe(path).model, describe(path).tensors["bias"]
         ('Linear', ('F32', (3,)))
     """
+    if _of_a_run(path):
+        from outgrow.training.runfile import describe_run
+
+        return describe_run(path)
     with _opened(path) as file:
         return _describe(path, file)
+
+
+def _of_a_run(path: Path) -> bool:
+    """Whether it is a zip file, as `Run.save` and `torch.save` write them."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return file.read(2) == b"PK"
 
 
 @contextlib.contextmanager
@@ -176,10 +194,10 @@ def _opened(path: Path) -> Iterator[Any]:
     except SafetensorError as error:
         with open(path, "rb") as raw:
             start = raw.read(2)
-        if start == b"PK" or start[:1] == b"\x80":
+        if start[:1] == b"\x80":
             raise CheckpointError(
-                f"{path} is a pickle file, as torch.save and Run.save write them, and outgrow.load reads none: run.load(path) "
-                "reads what Run.save wrote, model.load_state_dict(torch.load(path, weights_only=True)) a state dict"
+                f"{path} is a pickle file, which outgrow.load does not read, unless Run.save wrote it: "
+                "model.load_state_dict(torch.load(path, weights_only=True)) loads a state dict"
             ) from error
         raise CheckpointError(f"{path} is damaged, cut short, or no safetensors file ({error}): {EARLIER}") from error
     except OSError as error:
@@ -259,7 +277,7 @@ def _changed(model: nn.Module, buffers: Collection[str], histories: Histories) -
     return [name for name in buffers if name in own or name in like]
 
 
-def _unique(contents: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+def unique(contents: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Each tensor once, ready to be written, and the further names of tied ones."""
     first: dict[object, str] = {}
     aliases: dict[str, str] = {}
@@ -275,7 +293,7 @@ def _unique(contents: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str
     return kept, aliases
 
 
-def _not_finite(model: nn.Module, contents: Mapping[str, Tensor]) -> list[Problem]:
+def not_finite(model: nn.Module, contents: Mapping[str, Tensor]) -> list[Problem]:
     buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     problems = []
     for name, tensor in contents.items():

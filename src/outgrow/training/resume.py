@@ -47,6 +47,7 @@ def pack(parts: Parts) -> dict[str, Any]:
     model = bare(parts.model)
     return {
         "version": VERSION,
+        "class": type(model).__qualname__,
         "kinds": _kinds(parts),
         "model": {**model.state_dict(), **luggage(model)},
         "averages": [average.state_dict() for average in parts.averages],
@@ -63,10 +64,7 @@ def restore(parts: Parts, state: Mapping[str, Any], journal: Journal) -> None:
 
     Raises CheckpointError if they are not made as those were; the journal puts back what was done until then.
     """
-    if state.get("version", VERSION + 1) > VERSION:
-        raise CheckpointError(
-            f"the checkpoint has format version {state.get('version')}, and this outgrow reads up to {VERSION}"
-        )
+    check_version(state)
     for what, here in (("optimizers", parts.optimizers), ("schedulers", parts.schedulers), ("averages", parts.averages)):
         if len(state[what]) != len(here):
             raise CheckpointError(f"the run has {len(here)} {what}, and the checkpoint {len(state[what])}: make it as before")
@@ -106,6 +104,13 @@ def restore(parts: Parts, state: Mapping[str, Any], journal: Journal) -> None:
     set_random_states(state["random"])
 
 
+def check_version(state: Mapping[str, Any]) -> None:
+    if state.get("version", VERSION + 1) > VERSION:
+        raise CheckpointError(
+            f"the checkpoint has format version {state.get('version')}, and this outgrow reads up to {VERSION}"
+        )
+
+
 def _kinds(parts: Parts) -> dict[str, str]:
     """Types by name: state of one kind of optimizer or scheduler loads into another without a word."""
     several = {"optimizer": parts.optimizers, "scheduler": parts.schedulers}
@@ -121,7 +126,9 @@ def _gates_back(parts: Parts, levels: Mapping[str, tuple[int, int]]) -> None:
 
 
 def load_weights(model: nn.Module, state: dict[str, Any], journal: Journal, averaged: bool = False) -> None:
-    """Load a state dict with luggage; the numbers can be put back, once the shapes are."""
+    """Load a state dict with luggage; the numbers, and how far fades have come, can be put back, once the shapes are."""
+    levels = {place: (gate.done, gate.steps) for place, gate in gates_of(model).items()}
+    journal.note(lambda: restore_gates(model, levels))
     before = {name: tensor.detach().clone() for name, tensor in tensors_of(model).items()}
     journal.note(lambda: _copy_back(model, before))
     inner = getattr(model, "module", model) if averaged else model

@@ -44,7 +44,8 @@ from outgrow.training.precheck import as_loss, as_number, check_parts
 from outgrow.training.rates import scale_decay, scale_rates
 from outgrow.training.resume import Parts, pack, restore
 from outgrow.training.rules import Metrics, Plateau, Reached
-from outgrow.training.safely import load_safely, plain, save_safely
+from outgrow.training.runfile import read_run
+from outgrow.training.safely import plain, save_safely
 from outgrow.training.schedule import At, Schedule, When
 from outgrow.training.steps import Steps
 from outgrow.training.terminal import line, track
@@ -226,16 +227,7 @@ class Run:
 
     def load(self, path: Path) -> Any:
         """Go on where the run that wrote a file was. Returns the extra that was saved with it."""
-        if not os.path.isfile(path):
-            raise CheckpointError(f"{path}: there is no such file")
-        try:
-            state = load_safely(path)
-        except Exception as error:
-            raise CheckpointError(
-                f"{path} is damaged, or no file that Run.save wrote ({type(error).__name__}: {error})"
-            ) from error
-        if not isinstance(state, dict) or "outgrow" not in state:
-            raise CheckpointError(f"{path} was not written by Run.save: it tells no growth history")
+        state = read_run(path)
         self.load_state_dict(state)
         return state.get("extra")
 

@@ -1,0 +1,108 @@
+"""A run's file, as `Run.save` writes it: read whole to go on, or for its model alone.
+
+The weights are there with the growth history (see `travel`), so that `outgrow.load` and `outgrow inspect` take such a file like
+one that `outgrow.save` wrote. It is read by `torch.load(weights_only=True)`: nothing in it can run code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from torch import Tensor, nn
+
+from outgrow.apply import Journal
+from outgrow.errors import CheckpointError
+from outgrow.plan import Plan
+from outgrow.training.atomic import Path
+from outgrow.training.checkpoint import EARLIER, Description, not_finite, unique, unwrapped
+from outgrow.training.compiled import forget_compiled
+from outgrow.training.parallel import check_renewable, renew_around, wrappers_around
+from outgrow.training.replay import refuse
+from outgrow.training.resume import check_version, load_weights
+from outgrow.training.safely import load_safely
+from outgrow.training.travel import KEY
+
+PLAIN = "model.load_state_dict(torch.load(path, weights_only=True)) loads a state dict, from a pickle file that you trust"
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """All that `Run.save` wrote."""
+    if not os.path.isfile(path):
+        raise CheckpointError(f"{path}: there is no such file")
+    try:
+        state = load_safely(path)
+    except Exception as error:
+        raise CheckpointError(
+            f"{path} is damaged, or no file that Run.save wrote ({type(error).__name__}: {error}). {PLAIN}"
+        ) from error
+    if not isinstance(state, dict) or "outgrow" not in state:
+        raise CheckpointError(f"{path} was not written by Run.save: it tells no growth history. {PLAIN}")
+    return state
+
+
+def load_model(model: nn.Module, path: Path) -> nn.Module:
+    """Give a model, as it was first built or grown already, the shapes and weights of a run's; returns the model."""
+    inner, state = unwrapped(model), dict(_model_in(path)[0])
+    refuse(f"{path} holds numbers that are not finite", not_finite(inner, _tensors(state)), EARLIER)
+    check_renewable(wrappers_around([inner]))
+    journal = Journal()
+    try:
+        load_weights(inner, state, journal)
+    except CheckpointError as error:
+        journal.undo()
+        raise CheckpointError(f"{path}: {error}") from error
+    except Exception as error:
+        journal.undo()
+        raise CheckpointError(f"{path} can't be loaded into this model: {type(error).__name__}: {error}") from error
+    except BaseException:
+        journal.undo()
+        raise
+    journal.close()
+    renew_around([inner])
+    forget_compiled()
+    return model
+
+
+def describe_run(path: Path) -> Description:
+    """What a run's file says about its model."""
+    state, kind = _model_in(path)
+    own, aliases = unique({name: value for name, value in _tensors(state).items() if name != KEY})
+    try:
+        grown = json.loads(bytes(state[KEY].tolist())) if KEY in state else {}
+        about = {"model": kind, "histories": {}, "gates": {}, "drifts": (), **grown}
+        return Description(
+            os.fspath(path),
+            str(about["model"]),
+            {str(place): tuple(map(Plan.from_json, plans)) for place, plans in about["histories"].items()},
+            {name: (_kind(value), tuple(value.shape)) for name, value in own.items()},
+            aliases,
+            {str(place): (int(done), int(steps)) for place, (done, steps) in about["gates"].items()},
+            tuple(dict(fact) for fact in about["drifts"]),
+        )
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{path} is damaged: its growth history can't be read ({reason}): {EARLIER}") from error
+
+
+def _model_in(path: Path) -> tuple[dict[str, Any], str]:
+    """The state dict of the model in a run's file, and the name of its class."""
+    state = read_run(path)
+    check_version(state)
+    if not isinstance(state.get("model"), dict):
+        raise CheckpointError(f"{path} is damaged: it holds no model: {EARLIER}")
+    return state["model"], str(state.get("class", "a model"))
+
+
+def _tensors(state: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def _kind(value: Tensor) -> str:
+    """A dtype as safetensors calls it: float32 is F32, int64 I64, bool BOOL."""
+    name = str(value.dtype).removeprefix("torch.")
+    for long, short in (("bfloat", "BF"), ("complex", "C"), ("float", "F"), ("uint", "U"), ("int", "I")):
+        if name.startswith(long):
+            return short + name.removeprefix(long).upper()
+    return name.upper()

@@ -1,0 +1,114 @@
+"""Weights alone out of a run's file: into the small model or a grown one, in Python and on the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import outgrow
+from outgrow import cli
+from outgrow.errors import CheckpointError
+from outgrow.training.history import history
+from runs import mlp
+from training import Net, Trial, assert_equal
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trial, Path]:
+    """A run within the fade of a new block, and its file."""
+    path = tmp_path_factory.mktemp("run") / "run.pt"
+    trial = Trial(check=False).go(21)
+    trial.run.save(path)
+    return trial, path
+
+
+def outputs(model: nn.Module, data: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        result: torch.Tensor = model.eval()(data)
+    model.train()
+    return result
+
+
+@pytest.mark.parametrize("steps", [0, 12, 20], ids=["small", "half grown", "grown"])
+def test_a_model_takes_the_weights_of_a_run(steps: int, trial: tuple[Trial, Path]) -> None:
+    one, path = trial
+    model = Trial(check=False).go(steps).model
+    drawn = torch.get_rng_state()
+    assert outgrow.load(model, path) is model
+    assert_equal(dict(model.state_dict()), dict(one.model.state_dict()))
+    assert torch.equal(outputs(model, one.data), outputs(one.model, one.data))  # the gate stands where it stood
+    assert len(history(model)) == len(history(one.model))
+    assert torch.equal(torch.get_rng_state(), drawn)
+    again = outgrow.load(Net(), path)
+    outgrow.save(again, path.with_suffix(".safetensors"))
+    assert_equal(dict(outgrow.load(Net(), path.with_suffix(".safetensors")).state_dict()), dict(model.state_dict()))
+
+
+def test_a_run_that_has_not_grown_is_read_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trial = Trial(check=False).go(2)
+    trial.run.save(tmp_path / "run.pt")
+    model = outgrow.load(Net(), tmp_path / "run.pt")
+    assert_equal(dict(model.state_dict()), dict(trial.model.state_dict()))
+    assert cli.main(["inspect", str(tmp_path / "run.pt")]) == 0
+    assert "run.pt: Net, grown 0 times" in capsys.readouterr().out
+
+
+def changed(**values: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda state: {**state, **values}
+
+
+def spoiled(state: dict[str, Any]) -> Any:
+    return {**state, "model": {**state["model"], "head.1.bias": torch.full((4,), float("nan"))}}
+
+
+def lacking(state: dict[str, Any]) -> Any:
+    return {**state, "model": {name: value for name, value in state["model"].items() if name != "head.1.bias"}}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (changed(version=99), "format version 99"),
+        (changed(model=3), "holds no model"),
+        (spoiled, "not finite"),
+        (lacking, r"run\.pt: [\s\S]*head\.1\.bias"),
+        (lambda state: state["model"], "was not written by Run.save"),
+    ],
+)
+@pytest.mark.parametrize("steps", [0, 19])
+def test_a_refusal_leaves_the_model_as_it_was(
+    change: Any, reason: str, steps: int, trial: tuple[Trial, Path], tmp_path: Path
+) -> None:
+    torch.save(change(torch.load(trial[1], weights_only=False)), tmp_path / "run.pt")
+    other = Trial(check=False).go(steps)
+    before, told = other.state(), outputs(other.model, other.data)
+    with pytest.raises(CheckpointError, match=reason):
+        outgrow.load(other.model, tmp_path / "run.pt")
+    assert_equal(dict(other.model.state_dict()), {name: before["model"][name] for name in other.model.state_dict()})
+    assert torch.equal(outputs(other.model, other.data), told)
+
+
+def test_another_model_is_refused(trial: tuple[Trial, Path]) -> None:
+    model = mlp()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(CheckpointError, match="does not fit this model"):
+        outgrow.load(model, trial[1])
+    assert_equal(dict(model.state_dict()), before)
+
+
+def test_the_command_line_takes_a_runs_file(trial: tuple[Trial, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    one, path = trial
+    outgrow.save(one.model, path.with_suffix(".safetensors"))
+    facts = []
+    for file in (path, path.with_suffix(".safetensors")):
+        assert cli.main(["inspect", str(file), "--json"]) == 0
+        facts.append(json.loads(capsys.readouterr().out))
+    assert {**facts[0], "path": ""} == {**facts[1], "path": ""}
+    assert cli.main(["inspect", str(path), "--model", "training:Net", "--input", "1,6,6"]) == 0
+    assert "blocks.0 + 2 alike" in capsys.readouterr().out
