@@ -171,6 +171,8 @@ GROW = 'grow = [{ widen = "*", factor = 1.5 }]\n'
 GOOD = f"[[growth]]\nepoch = 1\n{GROW}\n"
 MISTAKES = {
     f"[[growth]]\nepohc = 3\n{GROW}": "growth 2: there is no key 'epohc': did you mean 'epoch'?",
+    f"[[growth]]\nepoch = 3\ngrown = 4\n{GROW}": "growth 2: there is no key 'grown': did you mean 'grow'?",
+    f"[[growth]]\nepoch = 3\nLR = 0.5\n{GROW}": "growth 2: there is no key 'LR': did you mean 'lr'?",
     f"[[growth]]\nepoch = 3\nstep = 4\n{GROW}": "growth 2: say when by one of 'epoch', 'step' and 'when', not step and epoch",
     f"[[growth]]\n{GROW}": "not none of them",
     "[[growth]]\nepoch = 3": "growth 2: say what to grow",
@@ -231,6 +233,8 @@ FILES = {
         b'{"growth": {}}': "'growth' must be a list",
         b'{"growth": ["x"]}': "growth 1: 'x' is no table",
         b'{"growth": [{"epoch": 1, "epoch": 2}]}': "the key 'epoch' is there twice",
+        b'{"growth": [{"when": {"rule": "plateau", "metrics": "a"}, "grow": []}]}': r"growth 1, when \(plateau\): there is "
+        "no key 'metrics': did you mean 'metric'",
         b"\xff\xfe": "is no JSON: 'utf-8' codec",
         b"[" * 100_000: "nested too deeply",
     },

@@ -217,7 +217,7 @@ def _hint(entry: Mapping[str, Any], known: Collection[str]) -> str:
 
 
 def _near(word: Any, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(str(word), known, n=1)
+    near = difflib.get_close_matches(str(word).lower(), known, n=1)
     return f"did you mean {near[0]!r}? " if near else ""
 
 
