@@ -8,9 +8,9 @@ undone came with it. Where several can, the whole's counts as the later one; a w
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -19,6 +19,7 @@ from outgrow.training.history import ATTRIBUTE, growths
 
 Shape = tuple[int, ...]
 Key = Hashable  # what tells one tensor from another
+K = TypeVar("K", bound=Hashable)
 Histories = Mapping[str, tuple[Plan, ...]]  # by the path of the module that was grown; "" is the model itself
 
 
@@ -67,31 +68,45 @@ def called_now(name: str, steps: Sequence[Step], number: int, done: int) -> str:
     return name
 
 
+def undone(
+    names: Mapping[str, K], place: str, plans: Sequence[Plan], back: Callable[[K, Insertion], bool]
+) -> Mapping[str, K] | None:
+    """What tensors were called before a growth of `place`; None if it can't have been the last.
+
+    back: takes an insertion back, the latest first, of a tensor; False if it does not fit that.
+    """
+    for plan in reversed(plans):
+        for edit in reversed(plan.edits):
+            key = names.get(join(place, edit.tensor))
+            if key is None or (isinstance(edit, Insertion) and not back(key, edit)):
+                return None
+        names = {before: key for name, key in names.items() if (before := former(name, place, [plan])) is not None}
+    return names
+
+
 @dataclass(frozen=True, eq=False)
 class _Paper:
     """A model on its way back: what its tensors were called, their sizes, and where the parts were."""
 
-    names: dict[str, Key]
+    names: Mapping[str, Key]
     shapes: dict[Key, Shape]
     now: dict[str, str]
 
     def before(self, place: str, plans: Sequence[Plan], waiting: Sequence[str]) -> _Paper | None:
         """Before a growth; None if that can't have been the last. waiting: parts with growths that are still to be undone."""
-        names, shapes, where = self.names, dict(self.shapes), self.now[place]
-        for plan in reversed(plans):
-            for edit in reversed(plan.edits):
-                key = names.get(join(where, edit.tensor))
-                if key is None:
-                    return None
-                if isinstance(edit, Insertion):
-                    shape = list(shapes[key])
-                    if not edit.axis < len(shape) or shape[edit.axis] != edit.new_size:
-                        return None
-                    shape[edit.axis] = edit.size
-                    shapes[key] = tuple(shape)
-            names = {old: key for name, key in names.items() if (old := former(name, where, [plan])) is not None}
+        shapes, where = dict(self.shapes), self.now[place]
+
+        def shrink(key: Key, edit: Insertion) -> bool:
+            shape = list(shapes[key])
+            fits = edit.axis < len(shape) and shape[edit.axis] == edit.new_size
+            if fits:
+                shape[edit.axis] = edit.size
+                shapes[key] = tuple(shape)
+            return fits
+
+        names = undone(self.names, where, plans, shrink)
         now = {other: former(path, where, plans) for other, path in self.now.items()}
-        if any(now[other] is None for other in waiting):
+        if names is None or any(now[other] is None for other in waiting):
             return None
         return _Paper(names, shapes, {other: path or "" for other, path in now.items()})
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from outgrow.errors import GrowthError
 from outgrow.plan import Insertion, Plan, table
-from outgrow.training.chronicle import chronicle_of, former, histories_of, join
+from outgrow.training.chronicle import Step, chronicle_of, histories_of, undone
 
 Positions = NDArray[np.int64]
 SHOWN = 3  # volumes named for one growth
@@ -168,10 +168,8 @@ def cohorts(model: nn.Module) -> Cohorts:
     tensors = dict(named)
     past = _Past({name: id(tensor) for name, tensor in tensors.items()}, {id(t): tuple(t.shape) for t in tensors.values()})
     steps = chronicle_of(model, histories_of(model))
-    for number, step in reversed(list(enumerate(steps or (), 1))):
-        if not past.undo(step.then, step.plans, number):
-            steps = None
-    if steps is None:
+    back = reversed(list(enumerate(steps or (), 1)))
+    if steps is None or not all(past.undo(step, number) for number, step in back):
         raise GrowthError("the history of growths does not fit the model: was it changed by hand since?")
     keys = {key: past.births(key) for key in past.shapes}
     names = tuple(name for name, _ in model.named_parameters())
@@ -185,35 +183,32 @@ def cohorts(model: nn.Module) -> Cohorts:
 class _Past:
     """A model on paper, on its way back: the names and sizes that its tensors had, and what has been found on the way."""
 
-    def __init__(self, names: dict[str, int], shapes: dict[int, tuple[int, ...]]) -> None:
+    def __init__(self, names: Mapping[str, int], shapes: dict[int, tuple[int, ...]]) -> None:
         self.names, self.shapes = names, shapes
         self.where: dict[tuple[int, int], Positions] = {}  # tensor, axis → where its positions of that time stand now
         self.whole: dict[int, int] = {}
         self.axes: dict[tuple[int, int], Positions] = {}
 
-    def undo(self, place: str, plans: Sequence[Plan], number: int) -> bool:
+    def undo(self, step: Step, number: int) -> bool:
         """Go back before a growth; False if it can't have been the last."""
-        names, where, born = dict(self.names), dict(self.where), list[tuple[tuple[int, int], Positions]]()
-        for plan in reversed(plans):
-            for edit in reversed(plan.edits):
-                key = names.get(join(place, edit.tensor))
-                if key is None:
-                    return False
-                if isinstance(edit, Insertion):
-                    axis = key, edit.axis
-                    positions = where.get(axis, np.arange(self.shapes[key][edit.axis]))
-                    if len(positions) != edit.new_size:
-                        return False
-                    new = np.zeros(edit.new_size, dtype=np.bool_)
-                    new[list(edit.at)] = True
-                    born.append((axis, positions[new]))
-                    where[axis] = positions[~new]
-            names = {before: key for name, key in names.items() if (before := former(name, place, [plan])) is not None}
-        for key in set(self.names.values()) - set(names.values()):
+
+        def born(key: int, edit: Insertion) -> bool:
+            shape, axis = self.shapes[key], (key, edit.axis)
+            positions = self.where.get(axis, np.arange(shape[edit.axis]) if edit.axis < len(shape) else np.arange(0))
+            if len(positions) != edit.new_size:
+                return False
+            new = np.zeros(edit.new_size, dtype=np.bool_)
+            new[list(edit.at)] = True
+            self.axes.setdefault(axis, np.zeros(shape[edit.axis], dtype=np.int64))[positions[new]] = number
+            self.where[axis] = positions[~new]
+            return True
+
+        before = undone(self.names, step.then, step.plans, born)
+        if before is None:
+            return False
+        for key in set(self.names.values()) - set(before.values()):
             self.whole[key] = number
-        for axis, at in born:
-            self.axes.setdefault(axis, np.zeros(self.shapes[axis[0]][axis[1]], dtype=np.int64))[at] = number
-        self.names, self.where = names, where
+        self.names = before
         return True
 
     def births(self, key: int) -> Births:
