@@ -228,7 +228,7 @@ def test_hooks_survive_and_fire() -> None:
     layer.register_full_backward_hook(lambda module, into, out: shape("backward", out[0]))
     layer.weight.register_hook(lambda grad: shape("gradient", grad))
     layer.weight.register_post_accumulate_grad_hook(lambda p: shape("gathered", p.grad))
-    block.register_forward_hook(lambda module, args, out: shape("block", out) if module is block else None)
+    block.register_forward_hook(lambda module, args, out: shape("block", out))
     run = started(model, optimizer, [at(1, WIDEN, DEEPEN)])
     seen.clear()
     train(model, optimizer, 1)

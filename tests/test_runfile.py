@@ -112,3 +112,14 @@ def test_the_command_line_takes_a_runs_file(trial: tuple[Trial, Path], capsys: p
     assert {**facts[0], "path": ""} == {**facts[1], "path": ""}
     assert cli.main(["inspect", str(path), "--model", "training:Net", "--input", "1,6,6"]) == 0
     assert "blocks.0 + 2 alike" in capsys.readouterr().out
+
+
+def test_a_file_of_save_that_begins_like_a_zip_file_is_none(tmp_path: Path) -> None:
+    """It begins with the length of its header, which may be any number: 19,280 reads b"PK"."""
+    path = tmp_path / "model.safetensors"
+    outgrow.save(mlp(), path)
+    length = int.from_bytes(path.read_bytes()[:8], "little")
+    header, rest = path.read_bytes()[8 : 8 + length], path.read_bytes()[8 + length :]
+    path.write_bytes((19280).to_bytes(8, "little") + header.ljust(19280) + rest)
+    assert path.read_bytes()[:2] == b"PK"
+    assert_equal(dict(outgrow.load(mlp(1), path).state_dict()), dict(mlp().state_dict()))

@@ -6,7 +6,6 @@ plan tells how every name changes. A history can be replayed on a freshly built 
 
 from __future__ import annotations
 
-import copy
 import inspect
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -27,6 +26,7 @@ from outgrow.trace import Example, call, is_cache
 from outgrow.training.drift import without_drifts
 from outgrow.training.fade import without_gates
 from outgrow.training.history import ATTRIBUTE as HISTORY
+from outgrow.twin import twin_of
 
 CONTAINERS = (nn.Sequential, nn.ModuleList)
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth", "num_blocks", "encoder_layers", "decoder_layers")
@@ -63,7 +63,7 @@ def apply_insert(model: nn.Module, insert: Insert, journal: Journal) -> nn.Modul
     else:
         source = modules[insert.copy_of]
         assert source is not None
-        new = copy.deepcopy(source)
+        new = twin_of(source, model)
         without_gates(new)
         without_drifts(new)
     for module in new.modules():

@@ -174,7 +174,8 @@ def _of_a_run(path: Path) -> bool:
     if not os.path.isfile(path):
         return False
     with open(path, "rb") as file:
-        return file.read(2) == b"PK"
+        start = file.read(9)
+    return start[:4] == b"PK\x03\x04" and start[8:] != b"{"  # safetensors begins with a length, of any bytes, and JSON
 
 
 @contextlib.contextmanager

@@ -1,0 +1,54 @@
+"""A copy of a block, to stand beside it as one of its kind: with its tensors and settings, but without the user's hooks.
+
+`copy.deepcopy` takes hooks along. A function that records what its block puts out would record the new block too, in the same
+list; an object that does so would be copied, unseen, with all that it holds; and the handle that takes a hook off takes it off
+the old block alone. So hooks stay where they were put, but for those that are part of the model: torch's own (weight norm,
+spectral norm, pruning) and methods of the model's modules, which a deeper model's constructor would have registered too.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from types import MethodType
+from typing import Any
+
+from torch import Tensor, nn
+
+HOOKS = {  # each with those that hold more about the same hooks
+    "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
+    "_backward_hooks": (),
+    "_backward_pre_hooks": (),
+}
+
+
+def twin_of(block: nn.Module, model: nn.Module) -> nn.Module:
+    """A deep copy of a block of a model; see above for its hooks."""
+    instead: dict[int, Any] = {id(vars(one)[name]): OrderedDict() for one in block.modules() for name in HOOKS}
+    for value in (value for one in block.modules() for value in vars(one).values() if isinstance(value, Tensor)):
+        if not value.is_leaf:  # computed from parameters in the last pass, as pruning does: torch would not copy it
+            instead[id(value)] = value.detach().clone()
+    new = copy.deepcopy(block, instead)
+    copies = dict(new.named_modules(remove_duplicate=False))
+    pairs = [(module, copies[path]) for path, module in block.named_modules() if path in copies]
+    twins, own = {id(old): module for old, module in pairs}, {id(module) for module in model.modules()}
+    for old, module in pairs:
+        for name, more in HOOKS.items():
+            kept = {key: _for(hook, twins) for key, hook in vars(old)[name].items() if _is_part(hook, own)}
+            setattr(module, name, OrderedDict(kept))
+            for other in more:
+                setattr(module, other, OrderedDict((key, value) for key, value in vars(old)[other].items() if key in kept))
+    return new
+
+
+def _is_part(hook: Any, own: set[int]) -> bool:
+    """Whether a hook belongs to the model; own: ids of its modules."""
+    kinds = (getattr(hook, "__module__", None), *(kind.__module__ for kind in type(hook).__mro__))
+    return id(getattr(hook, "__self__", None)) in own or any(str(kind).startswith("torch.") for kind in kinds)
+
+
+def _for(hook: Any, twins: dict[int, nn.Module]) -> Any:
+    """A method of a part of the block becomes that of the part's copy."""
+    twin = twins.get(id(getattr(hook, "__self__", None)))
+    return hook if twin is None else MethodType(hook.__func__, twin)
