@@ -1,0 +1,196 @@
+"""The paper's experiments.
+
+    python -m experiments --list                          what there is
+    python -m experiments --preset quick                  all arms, small, on the CPU: a few minutes
+    python -m experiments --preset paper --device cuda    all arms as in the paper's table, five seeds
+    python -m experiments 'NCT-*' 'FTT-R2WiderR'          some of them
+
+An interrupted run goes on where it stopped when the same command is given again. Results go to --results, a JSON an arm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.arms import CHOICES, READINGS, Arm, paper_arms
+from experiments.data import DataError, cifar10, download
+from experiments.eager import Eager
+from experiments.results import ResultsError, check_same, facts, file_name, write_arm, write_filters
+from experiments.segments import all_segments
+from experiments.store import Store, StoreError
+from experiments.training import Training
+
+HERE = Path(__file__).parent
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("arms", nargs="*", default=["*"], help="names or patterns of arms; all of them by default")
+    parser.add_argument("--list", action="store_true", help="print the arms and the choices made in reading the paper")
+    parser.add_argument(
+        "--preset", choices=("quick", "paper"), default="quick", help="quick: 2,560 images, epochs / 50, one seed"
+    )
+    parser.add_argument("--reading", choices=sorted(READINGS), default="table", help="how the paper is read; see --list")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, … (default: cpu)")
+    parser.add_argument("--engine", choices=("auto", "eager", "fused"), default="auto", help="auto: fused on CUDA, else eager")
+    parser.add_argument("--precision", choices=("tf32", "ieee"), default="tf32", help="of products on CUDA (default: tf32)")
+    parser.add_argument("--seeds", default=None, help="how many (5), or which (0,3,4)")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="where CIFAR-10 is (default: data)")
+    parser.add_argument("--download", action="store_true", help="fetch CIFAR-10 if it is not there")
+    parser.add_argument("--work", type=Path, default=None, help="where states are kept (default: experiments/work/PRESET)")
+    parser.add_argument(
+        "--results", type=Path, default=None, help="where results go (default: experiments/work/PRESET-results)"
+    )
+    parser.add_argument("--limit", type=int, default=80, help="the most networks that are trained together (default: 80)")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long; the same command goes on")
+    return parser.parse_args(arguments)
+
+
+def seeds_of(text: str | None, preset: str) -> list[int]:
+    if text is None:
+        return [0] if preset == "quick" else list(range(5))
+    numbers = [int(part) for part in text.split(",")]
+    return list(range(numbers[0])) if len(numbers) == 1 and "," not in text else numbers
+
+
+def quick(arm: Arm) -> Arm:
+    """The same arm with a fiftieth of its epochs."""
+    return replace(arm, stages=tuple(replace(stage, epochs=max(1, round(stage.epochs / 50))) for stage in arm.stages))
+
+
+def chosen_arms(options: argparse.Namespace) -> list[Arm]:
+    arms = paper_arms(READINGS[options.reading])
+    unknown = [pattern for pattern in options.arms if not any(fnmatch.fnmatchcase(arm.name, pattern) for arm in arms)]
+    if unknown:
+        raise SystemExit(f"there is no arm {', '.join(unknown)}: see python -m experiments --list")
+    chosen = [arm for arm in arms if any(fnmatch.fnmatchcase(arm.name, pattern) for pattern in options.arms)]
+    return [quick(arm) for arm in chosen] if options.preset == "quick" else chosen
+
+
+def engine_of(options: argparse.Namespace) -> tuple[str, Callable[..., Any], Callable[[Any], Any]]:
+    """The name of the engine, what makes one, and what models must share to be trained together in it."""
+    device = torch.device(options.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SystemExit(f"there is no device {options.device!r} that torch can see here: use --device cpu")
+    if options.engine == "eager" or (options.engine == "auto" and device.type != "cuda"):
+        if device.type == "cuda":
+            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = options.precision == "tf32"
+        return (
+            "eager",
+            lambda *what: Eager(*what, device=options.device),
+            lambda model: str([p.shape for p in model.parameters()]),
+        )
+    try:
+        from experiments.fused.fleet import Fleet, shape_of
+    except ImportError as error:
+        raise SystemExit(
+            f"the fused engine needs Triton, which comes with torch for CUDA ({error}): use --engine eager"
+        ) from error
+    return "fused", lambda *what: Fleet(*what, device=options.device, precision=options.precision), shape_of
+
+
+def command_of(options: argparse.Namespace) -> str:
+    """The command that makes these results again, without what they do not depend on."""
+    words = ["python", "-m", "experiments", *([] if options.arms == ["*"] else options.arms)]
+    for name in ("preset", "reading", "device", "engine", "precision", "seeds"):
+        value = getattr(options, name)
+        words += [] if value in (None, "auto") else [f"--{name}", str(value)]
+    return shlex.join(words)
+
+
+class Progress:
+    """A bar over all epochs, with rich where it is installed; else a line now and then."""
+
+    def __init__(self, total: float) -> None:
+        self.total, self.done, self.told = total, 0.0, 0.0
+        try:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("epochs"),
+                TimeRemainingColumn(),
+                TextColumn("{task.description}"),
+            )
+            self.bar: Any = Progress(*columns)
+            self.task = self.bar.add_task("", total=round(total))
+        except ImportError:
+            self.bar = None
+        if self.bar is not None and not self.bar.console.is_terminal:
+            self.bar = None
+
+    def __enter__(self) -> Progress:
+        (self.bar or nullcontext()).__enter__()
+        return self
+
+    def __exit__(self, *what: Any) -> None:
+        (self.bar or nullcontext()).__exit__(*what)
+
+    def __call__(self, epochs: float, text: str) -> None:
+        self.done += epochs
+        if self.bar is not None:
+            self.bar.update(self.task, completed=round(self.done), description=text)
+        elif time.monotonic() - self.told > 10:
+            self.told = time.monotonic()
+            print(f"{self.done:,.0f} of {self.total:,.0f} epochs: {text}", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    arms = chosen_arms(options)
+    if options.list:
+        print(
+            "\n".join(
+                f"{arm.name:32} {arm.net}, " + ", ".join(f"{stage.epochs:g} epochs" for stage in arm.stages) for arm in arms
+            )
+        )
+        print("\n" + "\n".join(f"- {choice}" for choice in CHOICES))
+        return 0
+    started = time.monotonic()
+    folder = f"{options.preset}-{options.reading}"
+    work = options.work or HERE / "work" / folder
+    results = options.results or HERE / "work" / f"{folder}-results"
+    name, engine, shape = engine_of(options)
+    try:
+        for arm in arms:
+            check_same(results / file_name(arm.name), arm)
+        if options.download:
+            download(options.data)
+        data = cifar10(options.data)
+        data = data.first(2_560, 1_000) if options.preset == "quick" else data
+        seeds, store = seeds_of(options.seeds, options.preset), Store(work)
+        segments = all_segments(arms, seeds)
+        left = [segment for segment in segments if not store.is_done(segment)]
+        print(f"{len(arms)} arms, {len(seeds)} seeds: {len(segments)} pieces of training, {len(left)} left; {name} engine")
+        with Progress(sum(segment.stage.epochs for segment in left)) as progress:
+            until = started + 60 * options.minutes
+            done = Training(segments, data, engine, shape, store, progress, options.limit, until).run()
+        if not done:
+            print(f"stopped after {options.minutes:g} minutes; the same command goes on")
+            return 3
+        made_by = {"command": command_of(options), "engine": name, "precision": options.precision, **facts(options.device)}
+        for arm in arms:
+            write_arm(results, arm, seeds, store, made_by)
+        write_filters(results, arms, seeds, store)
+    except (DataError, StoreError, ResultsError) as error:
+        raise SystemExit(str(error)) from error
+    print(f"results of {len(arms)} arms are in {results}; {time.monotonic() - started:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""The plain loop: one network after the other, torch's own modules and optimizers, no tricks; the fused engine's reference.
+
+It has the same interface as `fused.fleet.Fleet`: networks and optimizers come in, `begin` says what to do, `run` does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+
+class Eager:
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        streams: Sequence[int],
+        batch: int,
+        device: Any = "cpu",
+    ) -> None:
+        self.models, self.optimizers, self.streams = list(models), list(optimizers), list(streams)
+        self.batch, self.device = batch, device
+        for model, optimizer in zip(models, optimizers, strict=True):
+            model.to(device)
+            move(optimizer, device)
+
+    def feed(self, images: Tensor, labels: Tensor, mean: Tensor, deviation: Tensor) -> None:
+        self.images, self.labels = images.to(self.device), labels.to(self.device)
+        self.mean, self.deviation = (values.to(self.device)[:, None, None] for values in (mean, deviation))
+
+    def examine(self, images: Tensor, labels: Tensor) -> None:
+        self.test_images, self.test_labels = images.to(self.device), labels.to(self.device)
+
+    def begin(self, order: Tensor, rates: Tensor, decays: Tensor, flips: Tensor | None = None) -> None:
+        """Get ready for some steps. `order`: (stream, step, sample); `rates`, `decays`: (network, step)."""
+        self.order, self.rates, self.decays = order.to(self.device), rates, decays
+        self.flips = None if flips is None else flips.to(self.device)
+
+    def prepared(self, images: Tensor) -> Tensor:
+        return (images.float() / 255 - self.mean) / self.deviation
+
+    def run(self) -> Tensor:
+        losses = torch.zeros(len(self.models), self.order.shape[1])
+        for number, (model, optimizer, stream) in enumerate(zip(self.models, self.optimizers, self.streams, strict=True)):
+            model.train()
+            for step, chosen in enumerate(self.order[stream]):
+                x = self.prepared(self.images[chosen])
+                if self.flips is not None:
+                    x = torch.where(self.flips[stream, step].bool()[:, None, None, None], x.flip(3), x)
+                for group in optimizer.param_groups:
+                    group["lr"], group["weight_decay"] = float(self.rates[number, step]), float(self.decays[number, step])
+                loss = cross_entropy(model(x), self.labels[chosen])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses[number, step] = loss.detach()
+        return losses
+
+    @torch.no_grad()
+    def evaluate(self) -> tuple[Tensor, Tensor]:
+        """Accuracy and mean loss of each network on the test images."""
+        results = []
+        for model in self.models:
+            model.eval()
+            right, lost = 0.0, 0.0
+            for images, labels in zip(self.test_images.split(1000), self.test_labels.split(1000), strict=True):
+                logits = model(self.prepared(images))
+                right += float((logits.argmax(1) == labels).sum())
+                lost += float(cross_entropy(logits, labels, reduction="sum"))
+            results.append((right / len(self.test_labels), lost / len(self.test_labels)))
+        accuracy, loss = torch.tensor(results).T
+        return accuracy, loss
+
+    def land(self) -> None:
+        """Back to the host, where growths are made."""
+        for model, optimizer in zip(self.models, self.optimizers, strict=True):
+            model.cpu()
+            move(optimizer, "cpu")
+
+
+def move(optimizer: torch.optim.Optimizer, device: Any) -> None:
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and name != "step":
+                state[name] = value.to(device)

@@ -1,0 +1,287 @@
+"""A fleet: networks of one shape that are trained together, each with its own seed, rate and weight decay.
+
+Networks come in and go out as plain modules with plain optimizers, so that anything (a growth, say) can be done to them between
+two epochs; in between they are rows of a few large tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from experiments.fused import backward, forward
+from experiments.fused.network import EPSILON, Layout, Network, Shape
+from experiments.fused.small import SmallLayout, SmallNetwork
+from experiments.models import Block, ResNetCifar, SmallConv
+
+BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8
+BLOCK = 512
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+
+
+def shape_of(model: nn.Module) -> Shape | int:
+    """What networks must share to be trained together."""
+    if isinstance(model, SmallConv):
+        return model.conv1.out_channels
+    assert isinstance(model, ResNetCifar), f"there are no kernels for {type(model).__name__}: train it by the eager engine"
+    residual = isinstance(model.layer1[0], Block)
+    per = 1 if residual else 2
+    blocks = len(model.layer1) // per, len(model.layer2) // per
+    return Shape(model.conv1.out_channels, model.fc.in_features, blocks, residual)
+
+
+def layers_of(model: nn.Module) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
+    """Convolutions and their norms, in the order of `Layout.layers`."""
+    if isinstance(model, SmallConv):
+        return []
+    pairs: list[Any] = [(model.conv1, model.bn1)]
+    for stage in (model.layer1, model.layer2):
+        for block in stage:
+            if isinstance(block, Block):
+                pairs += [(block.conv1, block.bn1), (block.conv2, block.bn2)]
+                pairs += [tuple(block.skip)] if len(block.skip) else []
+            else:
+                pairs.append((block[0], block[1]))
+    return pairs
+
+
+def parameters_of(model: Any) -> list[nn.Parameter]:
+    """In the order of a row. A bias that a norm takes away again is left out: see `means_of`."""
+    if isinstance(model, SmallConv):
+        return list(model.parameters())
+    pairs = layers_of(model)
+    linear = [model.fc.weight, model.fc.bias]
+    return [
+        *(conv.weight for conv, _ in pairs),
+        *linear,
+        *(norm.weight for _, norm in pairs),
+        *(norm.bias for _, norm in pairs),
+    ]
+
+
+def row_of(tensors: Sequence[Tensor]) -> Tensor:
+    """Convolutions as (out, row, column, in), everything else as it lies."""
+    return torch.cat([(tensor.permute(0, 2, 3, 1) if tensor.ndim == 4 else tensor).reshape(-1) for tensor in tensors])
+
+
+def write_row(row: Tensor, tensors: Sequence[Tensor]) -> None:
+    """The reverse of `row_of`."""
+    at = 0
+    for tensor in tensors:
+        part, at = row[at : at + tensor.numel()], at + tensor.numel()
+        if tensor.ndim == 4:
+            o, i, h, w = tensor.shape
+            tensor.copy_(part.view(o, h, w, i).permute(0, 3, 1, 2))
+        else:
+            tensor.copy_(part.view_as(tensor))
+
+
+def biases_of(model: nn.Module) -> Tensor:
+    """What convolutions add before their norms; zero where they have no bias."""
+    pairs = layers_of(model)
+    parts = [torch.zeros(norm.num_features) if conv.bias is None else conv.bias.detach() for conv, norm in pairs]
+    return torch.cat(parts) if parts else torch.zeros(0)
+
+
+class Fleet:
+    """Training of several networks in one program.
+
+    Args:
+        models: networks of one shape, on the host.
+        optimizers: `torch.optim.Adam` or `AdamW` of each, whose state goes in (and comes out again by `land`).
+        streams: for each network, the number of the stream of batches that it is trained on.
+        precision: of products: "tf32", torch's default for convolutions, or "ieee".
+    """
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        streams: Sequence[int],
+        batch: int,
+        device: Any = "cuda",
+        precision: str = "tf32",
+    ) -> None:
+        self.models, self.optimizers = list(models), list(optimizers)
+        shape, size = shape_of(models[0]), (len(models), max(streams) + 1, batch, device, precision)
+        self.network: Any = SmallNetwork(SmallLayout(shape), *size) if isinstance(shape, int) else Network(Layout(shape), *size)
+        self.layout = self.network.layout
+        self.batch, self.device, self.precision = batch, device, precision
+        self.amsgrad = optimizers[0].param_groups[0]["amsgrad"]
+        self.decoupled = isinstance(optimizers[0], torch.optim.AdamW)
+        self.network.streams.copy_(torch.tensor(list(streams), dtype=torch.int32))
+        self.base, self.stride, self.count = (table.to(device) for table in self.layout.tables())
+        self.parts = int(self.count.max())
+        self.moments = [torch.zeros_like(self.network.parameters) for _ in MOMENTS]
+        self.steps = [0] * len(models)
+        self.tables: dict[str, Tensor] = {}
+        self.graph: Callable[[], None] | None = None
+        self._board()
+
+    def _board(self) -> None:
+        """Take over weights, running statistics and moments."""
+        for number, (model, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True)):
+            parameters = parameters_of(model)
+            self.network.parameters[number].copy_(row_of([parameter.detach() for parameter in parameters]))
+            if self.layout.norms:
+                norms = [norm for _, norm in layers_of(model)]
+                means = torch.cat([norm.running_mean for norm in norms])  # type: ignore[misc]
+                self.network.running_mean[number].copy_(means - biases_of(model))
+                self.network.running_var[number].copy_(torch.cat([norm.running_var for norm in norms]))  # type: ignore[misc]
+            state = [optimizer.state.get(parameter, {}) for parameter in parameters]
+            if state[0]:
+                for buffer, name in zip(self.moments, MOMENTS, strict=True):
+                    if name in state[0]:
+                        buffer[number].copy_(row_of([values[name] for values in state]))
+                self.steps[number] = int(state[0]["step"])
+
+    @torch.no_grad()
+    def land(self) -> None:
+        """Give weights, running statistics and moments back to the models and their optimizers."""
+        network = self.network
+        rows = [tensor.cpu() for tensor in (network.parameters, network.running_mean, network.running_var, *self.moments)]
+        for number, (model, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True)):
+            weights, mean, var, *moments = (tensor[number] for tensor in rows)
+            parameters, norms = parameters_of(model), [norm for _, norm in layers_of(model)]
+            write_row(weights, parameters)
+            write_row(mean + biases_of(model), [norm.running_mean for norm in norms])  # type: ignore[misc]
+            write_row(var, [norm.running_var for norm in norms])  # type: ignore[misc]
+            for name, row in zip(MOMENTS, moments, strict=True):
+                if name == MOMENTS[2] and not self.amsgrad:
+                    continue
+                for parameter in model.parameters():
+                    optimizer.state[parameter].setdefault("step", torch.zeros(()))
+                    optimizer.state[parameter]["step"].fill_(float(self.steps[number]))
+                    optimizer.state[parameter].setdefault(name, torch.zeros_like(parameter))
+                write_row(row, [optimizer.state[parameter][name] for parameter in parameters])
+
+    def feed(self, images: Tensor, labels: Tensor, mean: Tensor, deviation: Tensor) -> None:
+        """The data set, `images`: (number, channel, row, column) as bytes."""
+        self.images, self.labels = images.to(self.device), labels.to(self.device, torch.int64)
+        self.mean, self.deviation = mean.to(self.device), deviation.to(self.device)
+
+    def begin(self, order: Tensor, rates: Tensor, decays: Tensor, flips: Tensor | None = None) -> None:
+        """Get ready for some steps. `order`: (stream, step, sample); `rates`, `decays`: (network, step)."""
+        steps = order.shape[1]
+        time = torch.arange(1, steps + 1, dtype=torch.float64)[None] + torch.tensor(self.steps, dtype=torch.float64)[:, None]
+        tables = {
+            "order": order.int(),
+            "sizes": (rates.double() / (1 - BETAS[0] ** time)).float(),
+            "roots": (1 - BETAS[1] ** time).sqrt().float(),
+            "decays": (decays.double() * rates.double() if self.decoupled else decays).float(),
+            "losses": torch.zeros(len(self.models), steps),
+            "flips": torch.zeros(1, dtype=torch.int8) if flips is None else flips.to(torch.int8),
+            "clock": torch.zeros(1, dtype=torch.int32),
+        }
+        if {name: table.shape for name, table in tables.items()} == {name: table.shape for name, table in self.tables.items()}:
+            for name, table in tables.items():
+                self.tables[name].copy_(table)
+        else:
+            self.tables = {name: table.to(self.device) for name, table in tables.items()}
+            self.graph = None
+        self.mirrored = flips is not None
+        self.steps = [count + steps for count in self.steps]
+
+    def step(self) -> None:
+        """One step of all networks; nothing in it looks at a number."""
+        network, layout, tables = self.network, self.layout, self.tables
+        losses, clock, steps = tables["losses"], tables["clock"], tables["order"].shape[1]
+        self._gather(tables["order"], clock, self.images, self.labels, tables["flips"], self.mirrored)
+        network.forward(train=True)
+        network.head(True, steps, clock, losses, losses, losses)
+        network.backward()
+        backward.adam[(-(-layout.parameters // BLOCK), network.nets)](
+            network.parameters, network.gradients, self.base, self.stride, self.count, *self.moments, tables["sizes"],
+            tables["roots"], tables["decays"], clock, layout.parameters, layout.gradients, steps, *BETAS, ADAM_EPSILON,
+            self.parts, BLOCK, self.amsgrad, self.decoupled,
+        )  # fmt: skip
+        clock.add_(1)
+
+    def _gather(self, order: Tensor, clock: Tensor, images: Tensor, labels: Tensor, flips: Tensor, mirrored: bool) -> None:
+        size = images[0].numel()
+        forward.gather[(-(-size // 64), order.shape[0])](
+            images, labels, order, flips, clock, self.network.images, self.network.labels, self.mean,
+            self.deviation, order.shape[1], size, images.shape[-1], self.batch, 64, mirrored,
+        )  # fmt: skip
+
+    def run(self) -> Tensor:
+        """All steps that were prepared; the losses, (network, step)."""
+        with products_in(self.precision):
+            if self.graph is None:
+                self.graph = self._capture(self.step, self.tables["clock"])
+            for _ in range(self.tables["order"].shape[1]):
+                self.graph()
+        return self.tables["losses"]
+
+    def _capture(self, step: Callable[[], None], clock: Tensor) -> Callable[[], None]:
+        """A step as one graph, where there are graphs; what compiling it has changed is put back."""
+        if torch.device(self.device).type != "cuda":
+            return step
+        network = self.network
+        state = [network.parameters, network.running_mean, network.running_var, *self.moments, clock]
+        saved = [tensor.clone() for tensor in state]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        for tensor, value in zip(state, saved, strict=True):
+            tensor.copy_(value)
+        return graph.replay
+
+    def examine(self, images: Tensor, labels: Tensor) -> None:
+        """The data set that `evaluate` looks at."""
+        steps = -(-len(images) // self.batch)
+        order = torch.arange(steps * self.batch)
+        self.valid = (order < len(images)).float().to(self.device)
+        self.test_order = order.clamp(max=len(images) - 1).int().view(1, steps, self.batch).to(self.device)
+        self.test_images, self.test_labels = images.to(self.device), labels.to(self.device, torch.int64)
+        self.same = torch.zeros_like(self.network.streams)
+        self.right, self.lost = (torch.zeros(len(self.models), device=self.device) for _ in range(2))
+        self.test_clock = torch.zeros(1, dtype=torch.int32, device=self.device)
+        self.test_graph: Callable[[], None] | None = None
+
+    def evaluate(self) -> tuple[Tensor, Tensor]:
+        """Accuracy and mean loss of each network, with running statistics."""
+        network, layout = self.network, self.layout
+        if layout.norms:
+            gamma, beta = (network.parameters[:, at : at + layout.norms] for at in (layout.gamma, layout.beta))
+            network.scale.copy_(gamma * (network.running_var + EPSILON).rsqrt())
+            network.shift.copy_(beta - network.running_mean * network.scale)
+        with products_in(self.precision):
+            if self.test_graph is None:
+                self.test_graph = self._capture(self._test_step, self.test_clock)
+            for tensor in (self.right, self.lost, self.test_clock):
+                tensor.zero_()
+            for _ in range(self.test_order.shape[1]):
+                self.test_graph()
+        return self.right.cpu() / len(self.test_labels), self.lost.cpu() / len(self.test_labels)
+
+    def _test_step(self) -> None:
+        network, streams = self.network, self.network.streams
+        network.streams = self.same  # all look at the same images
+        try:
+            self._gather(self.test_order, self.test_clock, self.test_images, self.test_labels, self.same, False)
+            network.forward(train=False)
+            network.head(False, self.test_order.shape[1], self.test_clock, self.lost, self.right, self.valid)
+        finally:
+            network.streams = streams
+        self.test_clock.add_(1)
+
+
+@contextmanager
+def products_in(precision: str) -> Iterator[None]:
+    """Let torch's own matrix products be as precise as the kernels are."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before

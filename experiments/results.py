@@ -1,0 +1,104 @@
+"""Results as files: one JSON an arm, with all that made it. Figures, tables and the report are drawn from these files alone."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from experiments.arms import Arm
+from experiments.segments import segments_of
+from experiments.store import Store
+
+FORMAT = 1
+FILTERS = "filters.safetensors"
+
+
+class ResultsError(Exception):
+    """A results file that can't be read, or that belongs to something else."""
+
+
+def file_name(arm: str) -> str:
+    return arm.replace("(", "-").replace(")", "") + ".json"
+
+
+def facts(device: str) -> dict[str, Any]:
+    """What the numbers depend on besides the arm."""
+    name = (
+        torch.cuda.get_device_name(device)
+        if torch.device(device).type == "cuda"
+        else platform.processor() or platform.machine()
+    )
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    for package in ("triton", "numpy", "outgrow"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {"versions": versions, "device": name}
+
+
+def write_arm(folder: Path, arm: Arm, seeds: Sequence[int], store: Store, made_by: dict[str, Any]) -> None:
+    """Write the results of one arm, unless the file there is of another experiment."""
+    path = folder / file_name(arm.name)
+    check_same(path, arm)
+    curves: dict[str, Any] = {}
+    for seed in seeds:
+        states = [store.state(segment) for segment in segments_of(arm, seed)]
+        curves[str(seed)] = [state["curve"] for state in states[arm.own :] if state is not None]
+    content = {"format": FORMAT, "arm": asdict(arm), "seeds": list(seeds), **made_by, "curves": curves}
+    folder.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def check_same(path: Path, arm: Arm) -> None:
+    """Refuse to write over the results of another description or version."""
+    if not path.exists():
+        return
+    old = read_file(path)
+    if old["arm"] != json.loads(json.dumps(asdict(arm))):
+        raise ResultsError(f"{path} holds results of {arm.name} by another description: name another folder with --results")
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found = content["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ResultsError(f"{path} is no results file of these experiments ({type(error).__name__}: {error})") from error
+    if found != FORMAT:
+        raise ResultsError(
+            f"{path} is of format {found}, and this version reads {FORMAT}: make the results anew in another folder"
+        )
+    return content
+
+
+def read_all(folder: Path) -> dict[str, dict[str, Any]]:
+    """The results of all arms in a folder, by name."""
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise ResultsError(f"there are no results in {folder}: run `python -m experiments` first")
+    contents = [read_file(path) for path in files]
+    return {content["arm"]["name"]: content for content in contents}
+
+
+def write_filters(folder: Path, arms: Sequence[Arm], seeds: Sequence[int], store: Store) -> None:
+    """The first layers of the VIZ arms: before and after the growth, and at the end."""
+    tensors: dict[str, Tensor] = {}
+    for arm in arms:
+        for seed in seeds if arm.test == "VIZ" else ():
+            state = store.state(segments_of(arm, seed)[-1])
+            for when, weights in (state or {"filters": {}})["filters"].items():
+                tensors[f"{arm.name}/{seed}/{when}"] = weights.contiguous()
+    if tensors:
+        save_file(tensors, folder / FILTERS)

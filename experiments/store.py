@@ -1,0 +1,73 @@
+"""What has been trained, kept on disk: one file a segment, whole or not at all, so that interrupted runs can go on."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from experiments.segments import Segment
+
+FORMAT = 1
+
+
+class StoreError(Exception):
+    """A file that belongs to another version of the experiments."""
+
+
+class Store:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._finished: dict[str, bool] = {}
+
+    def path(self, segment: Segment) -> Path:
+        return self.folder / f"{segment.key}.pt"
+
+    def is_done(self, segment: Segment) -> bool:
+        if segment.key not in self._finished:
+            saved = self.state(segment)
+            self._finished[segment.key] = saved is not None and saved["finished"]
+        return self._finished[segment.key]
+
+    def state(self, segment: Segment) -> dict[str, Any] | None:
+        """What was written for a segment, finished or not; None if there is nothing."""
+        path = self.path(segment)
+        if not path.exists():
+            return None
+        saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        if saved.get("format") != FORMAT:
+            raise StoreError(
+                f"{path} was written by another version of these experiments (format {saved.get('format')}, this is {FORMAT}): "
+                "name another folder with --work, or delete that one"
+            )
+        return saved
+
+    def write(
+        self,
+        segment: Segment,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        curve: dict[str, Any],
+        done: int,
+        finished: bool,
+        filters: dict[str, Tensor],
+    ) -> None:
+        content = {
+            "format": FORMAT,
+            "segment": repr(asdict(segment)),
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "curve": dict(curve),
+            "done": done,
+            "finished": finished,
+            "filters": filters,
+        }
+        part = self.path(segment).with_suffix(".part")
+        torch.save(content, part)
+        os.replace(part, self.path(segment))
+        self._finished[segment.key] = finished

@@ -1,0 +1,270 @@
+"""Training of segments: those of one shape together, parents before children, and on from where an interrupted run stopped.
+
+    all segments → those whose parents are done → of these, the cheapest shape → a fleet → until one of it ends → …
+
+Small shapes come first, so that when the turn of a larger one comes all its networks are there: fleets are as large as can be.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from experiments.data import Data, batches
+from experiments.flops import step_flops
+from experiments.growing import grow_model
+from experiments.models import SmallConv
+from experiments.segments import Segment
+from experiments.store import Store
+
+BATCH = 128
+
+
+@dataclass
+class Curve:
+    """What a segment measured: an entry before the first step and one an epoch, counted from the segment's own beginning.
+
+    `seconds` are the network's share of the time that its fleet took.
+    """
+
+    epoch: list[float] = field(default_factory=list)
+    accuracy: list[float] = field(default_factory=list)
+    test_loss: list[float] = field(default_factory=list)
+    train_loss: list[float | None] = field(default_factory=list)
+    flops: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)  # losses of the first hundred
+    growth: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, epoch: float, accuracy: Any, test_loss: Any, train_loss: Any, flops: float, seconds: float) -> None:
+        self.epoch.append(round(epoch, 4))
+        self.accuracy.append(round(float(accuracy), 6))
+        self.test_loss.append(round(float(test_loss), 5))
+        self.train_loss.append(None if train_loss is None else round(float(train_loss), 5))
+        self.flops.append(flops)
+        self.seconds.append(round(seconds, 4))
+
+
+@dataclass
+class Trainee:
+    """A network on its way through a segment."""
+
+    segment: Segment
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    curve: Curve
+    done: int = 0  # steps of this segment
+    flops: int = 0  # of one step
+    filters: dict[str, Tensor] = field(default_factory=dict)  # of a SmallConv's first layer: before and after its growth
+
+    def length(self, per_epoch: int) -> int:
+        return round(self.segment.stage.epochs * per_epoch)
+
+
+def rate_at(step: int, length: int, peak: float, schedule: str) -> float:
+    """The learning rate at a step of a stage."""
+    if schedule == "constant":
+        return peak
+    warm = max(1, length // 20)
+    if step < warm:
+        return peak * (step + 1) / warm
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, length - warm)))
+
+
+def optimizer_for(model: nn.Module, segment: Segment) -> torch.optim.Optimizer:
+    stage = segment.stage
+    if segment.optimizer == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=stage.rate, weight_decay=stage.decay)
+    return torch.optim.Adam(model.parameters(), lr=stage.rate, weight_decay=stage.decay, amsgrad=True)
+
+
+def filters_of(model: nn.Module, when: str) -> dict[str, Tensor]:
+    """The first layer of a SmallConv."""
+    return {when: model.conv1.weight.detach().half().clone()} if isinstance(model, SmallConv) else {}
+
+
+class Training:
+    """All that is to be trained, and how.
+
+    Args:
+        segments: parents before children.
+        engine: makes an engine from models, optimizers and streams: `eager.Eager` or `fused.fleet.Fleet`.
+        shape: what models must share to be in one fleet.
+        store: where states and curves are kept.
+        tell: is called as work goes on, with the epochs that were trained (of all networks together) and a line of text.
+        limit: the most networks of a fleet.
+        until: a time (of `time.monotonic`) at which to stop, with all states written.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        data: Data,
+        engine: Callable[..., Any],
+        shape: Callable[[nn.Module], Any],
+        store: Store,
+        tell: Callable[[float, str], None] = lambda done, text: None,
+        limit: int = 100,
+        until: float = float("inf"),
+        batch: int = BATCH,
+    ) -> None:
+        self.segments, self.data, self.engine, self.shape, self.store = list(segments), data, engine, shape, store
+        self.tell, self.limit, self.until, self.batch = tell, limit, until, batch
+        self.per_epoch = len(data.labels) // batch
+        self.trainees: dict[Segment, Trainee] = {}
+        self.costs: dict[Any, int] = {}
+
+    def run(self) -> bool:
+        """Train all; whether all is done."""
+        while not all(self.store.is_done(segment) for segment in self.segments):
+            if time.monotonic() > self.until:
+                return False
+            self._train(self._next())
+        return True
+
+    def _next(self) -> list[Trainee]:
+        """The networks of the cheapest shape among those that can be trained now."""
+        ready: dict[Any, list[Trainee]] = {}
+        for segment in self.segments:
+            if not self.store.is_done(segment) and (segment.parent is None or self.store.is_done(segment.parent)):
+                trainee = self.trainees.get(segment) or self._begin(segment)
+                self.trainees[segment] = trainee
+                ready.setdefault((self.shape(trainee.model), segment.optimizer, segment.flips), []).append(trainee)
+        cheapest = min(ready.values(), key=lambda trainees: trainees[0].flops)
+        return sorted(cheapest, key=lambda trainee: trainee.length(self.per_epoch) - trainee.done)[: self.limit]
+
+    def _begin(self, segment: Segment) -> Trainee:
+        """A network at the beginning of a segment (grown, if that is how it begins), or where it was left."""
+        saved = self.store.state(segment)
+        if saved is not None:
+            model, optimizer = self._restore(segment, saved)
+            return self._priced(Trainee(segment, model, optimizer, Curve(**saved["curve"]), saved["done"], 0, saved["filters"]))
+        stage, curve, filters = segment.stage, Curve(), {}
+        if segment.parent is None:
+            model = segment.net.build(segment.seed)
+            optimizer = optimizer_for(model, segment)
+        else:
+            model, optimizer = self._copy_of(segment.parent)
+            if stage.grow is not None:
+                started = time.perf_counter()
+                filters = filters_of(model, "before")
+                growth = grow_model(model, self._example(), stage.grow, optimizer, segment.seed)
+                curve.growth = {
+                    "parameters": list(growth.parameters),
+                    "error": growth.max_error,
+                    "preserving": growth.preserving,
+                    "seconds": time.perf_counter() - started,
+                    "plan": str(growth.plan),
+                }
+                filters |= filters_of(model, "after")
+            if stage.state == "fresh":
+                optimizer = optimizer_for(model, segment)
+        return self._priced(Trainee(segment, model, optimizer, curve, filters=filters))
+
+    def _priced(self, trainee: Trainee) -> Trainee:
+        shape = self.shape(trainee.model)
+        if shape not in self.costs:
+            self.costs[shape] = step_flops(trainee.model)[0] * self.batch
+        trainee.flops = self.costs[shape]
+        return trainee
+
+    def _example(self) -> Tensor:
+        """Eight images of the training set, as networks see them."""
+        return (self.data.images[:8].float() / 255 - self.data.mean[:, None, None]) / self.data.deviation[:, None, None]
+
+    def _copy_of(self, segment: Segment) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """A finished network and its optimizer, to go on from."""
+        saved = self.store.state(segment)
+        assert saved is not None
+        return self._restore(segment, saved)
+
+    def _restore(self, segment: Segment, saved: dict[str, Any]) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """The network of a saved segment: growths are made once more, for the shapes, and then its numbers are loaded."""
+        model = segment.net.build(segment.seed)
+        optimizer = optimizer_for(model, segment)
+        for stage in segment.stages:
+            if stage.grow is not None:
+                grow_model(model, self._example(), stage.grow, optimizer, segment.seed)
+        model.load_state_dict(saved["model"])
+        optimizer = optimizer_for(model, segment)
+        optimizer.load_state_dict(saved["optimizer"])
+        return model, optimizer
+
+    def _train(self, trainees: list[Trainee]) -> None:
+        """Train a fleet until the first of its networks ends its segment; write down those that have."""
+        keys = list(dict.fromkeys(self._stream(one) for one in trainees))
+        engine = self.engine(
+            [one.model for one in trainees],
+            [one.optimizer for one in trainees],
+            [keys.index(self._stream(one)) for one in trainees],
+            self.batch,
+        )
+        engine.feed(self.data.images, self.data.labels, self.data.mean, self.data.deviation)
+        engine.examine(self.data.test_images, self.data.test_labels)
+        if any(one.done == 0 for one in trainees):
+            accuracy, test_loss = engine.evaluate()
+            for place, one in enumerate(trainees):
+                if one.done == 0:
+                    one.curve.add(0.0, accuracy[place], test_loss[place], None, 0.0, 0.0)
+        ended: list[Trainee] = []
+        while not ended and time.monotonic() < self.until:
+            self._some_steps(engine, trainees)
+            ended = [one for one in trainees if one.done >= one.length(self.per_epoch)]
+        engine.land()
+        for one in trainees if time.monotonic() > self.until else ended:
+            filters = one.filters | (filters_of(one.model, "end") if one in ended else {})
+            self.store.write(one.segment, one.model, one.optimizer, vars(one.curve), one.done, one in ended, filters)
+        for one in ended:
+            del self.trainees[one.segment]
+
+    def _stream(self, trainee: Trainee) -> tuple[int, int, int]:
+        """Seed, epoch, and step within it: networks that share these see the same batches. Every stage begins a new epoch."""
+        epoch, step = divmod(trainee.done, self.per_epoch)
+        return trainee.segment.seed, 10_000 * (len(trainee.segment.stages) - 1) + epoch, step
+
+    def _some_steps(self, engine: Any, trainees: list[Trainee]) -> None:
+        """An epoch of all, or as much of it as the shortest has left."""
+        left = [min(self.per_epoch - one.done % self.per_epoch, one.length(self.per_epoch) - one.done) for one in trainees]
+        steps = min(left)
+        orders, mirrored = [], []
+        for seed, epoch, start in dict.fromkeys(self._stream(one) for one in trainees):
+            order, flips = batches(seed, epoch, len(self.data.labels), self.batch, self.per_epoch)
+            orders.append(order[start : start + steps])
+            mirrored.append(flips[start : start + steps])
+        order = torch.stack(orders)
+        flips = torch.stack(mirrored) if trainees[0].segment.flips else None
+        started = time.perf_counter()
+        rates = [
+            [rate_at(one.done + step, one.length(self.per_epoch), one.segment.stage.rate, one.segment.stage.schedule)
+             for step in range(steps)]
+            for one in trainees
+        ]  # fmt: skip
+        decays = torch.tensor([[one.segment.stage.decay] * steps for one in trainees])
+        engine.begin(order, torch.tensor(rates), decays, flips)
+        losses = engine.run().cpu()
+        spent = time.perf_counter() - started
+        accuracy, test_loss = engine.evaluate()
+        for place, one in enumerate(trainees):
+            curve = one.curve
+            if one.done < 100:
+                curve.steps += [round(value, 6) for value in losses[place, : 100 - one.done].tolist()]
+            one.done += steps
+            spent_before = curve.seconds[-1] if curve.seconds else 0.0
+            curve.add(
+                one.done / self.per_epoch,
+                accuracy[place],
+                test_loss[place],
+                losses[place].mean(),
+                float(one.done) * one.flops,
+                spent_before + spent / len(trainees),
+            )
+        best = max(float(value) for value in accuracy)
+        self.tell(
+            steps * len(trainees) / self.per_epoch, f"{len(trainees)} × {trainees[0].segment.net}, best {100 * best:.1f} %"
+        )
