@@ -1,0 +1,110 @@
+"""Cases for test_fused: the fused engine against the plain loop, the same networks, batches and optimizers, step by step.
+
+Run in a process of its own, since Triton must know from the start whether it interprets or compiles.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from experiments.data import batches
+from experiments.eager import Eager
+from experiments.fused.fleet import Fleet
+from experiments.models import Layer, ResNetCifar, SmallConv
+
+BATCH = 16
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def optimizer_of(model: nn.Module, kind: type[torch.optim.Adam], **options: Any) -> torch.optim.Adam:
+    """One that has taken steps already."""
+    optimizer = kind(model.parameters(), lr=1e-3, **options)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        for parameter in model.parameters():
+            parameter.grad = 1e-2 * torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+    optimizer.zero_grad()
+    return optimizer
+
+
+def agree(build: Callable[[], nn.Module], nets: int, steps: int, kind: Any, **options: Any) -> None:
+    torch.manual_seed(0)
+    models = [build() for _ in range(nets)]
+    generator = torch.Generator().manual_seed(2)
+    for model in models:
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                nn.init.uniform_(module.weight, 0.5, 1.5)
+                nn.init.normal_(module.bias, 0, 0.2)
+                nn.init.normal_(module.running_mean)
+                nn.init.uniform_(module.running_var, 0.5, 2)
+    optimizers = [optimizer_of(model, kind, **options) for model in models]
+    twins = copy.deepcopy(models)
+    theirs = [kind(twin.parameters(), lr=1e-3, **options) for twin in twins]
+    for mine, other in zip(optimizers, theirs, strict=True):
+        other.load_state_dict(copy.deepcopy(mine.state_dict()))
+    images = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    labels = torch.randint(10, (64,), generator=generator)
+    made = [batches(stream, 0, 64, BATCH, steps) for stream in range(nets)]
+    order, flips = torch.stack([one for one, _ in made]), torch.stack([other for _, other in made])
+    rates, decays = 1e-3 * (1 + torch.rand(nets, steps)), 1e-2 * torch.rand(nets, steps)
+    found = []
+    streams = list(range(nets))[::-1]
+    fused = Fleet(models, optimizers, streams, BATCH, DEVICE, "ieee")
+    for engine in (fused, Eager(twins, theirs, streams, BATCH)):
+        engine.feed(images, labels, torch.tensor([0.4, 0.5, 0.6]), torch.tensor([0.2, 0.25, 0.3]))
+        engine.examine(images[:20], labels[:20])
+        engine.begin(order, rates, decays, flips)
+        losses = engine.run().cpu().clone()
+        found.append((losses, *engine.evaluate()))
+        engine.land()
+    (losses, accuracy, loss), (their_losses, their_accuracy, their_loss) = found
+    assert torch.allclose(losses, their_losses, rtol=1e-5)
+    assert torch.equal(accuracy, their_accuracy)
+    assert torch.allclose(loss, their_loss, rtol=1e-4)
+    for model, twin, mine, other in zip(models, twins, optimizers, theirs, strict=True):
+        ours, expected = numbers(model), numbers(twin)
+        for name, value in expected.items():
+            assert close(ours[name], value, 2e-4), (name, float((ours[name] - value).abs().max()), float(value.abs().max()))
+        for (name, one), two in zip(model.named_parameters(), twin.parameters(), strict=True):
+            for key, moment in other.state[two].items() if name in expected else ():
+                assert close(mine.state[one][key], moment, 1e-3), (name, key)
+
+
+def numbers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """All that must agree: a bias before a norm has no effect but on the norm's running mean, which is taken without it."""
+    state = {name: tensor for name, tensor in model.state_dict().items() if "num_batches" not in name}
+    for name in [name for name in state if name.endswith(".0.bias")]:
+        state[name.replace(".0.bias", ".1.running_mean")] -= state.pop(name)
+    return state
+
+
+def close(one: torch.Tensor, two: torch.Tensor, within: float) -> bool:
+    return float((one - two).abs().max()) <= within * max(float(two.abs().max()), 1e-12)
+
+
+def with_a_bias() -> nn.Module:
+    """An identity layer of Net2DeeperNet's has a bias before its norm, which the fused engine leaves to the norm."""
+    model = ResNetCifar(1 / 16, 1, residual=False)
+    first = model.layer1[0]
+    assert isinstance(first, Layer)
+    first[0] = nn.Conv2d(4, 4, 3, padding=1)
+    return model
+
+
+CASES: dict[str, Callable[[], None]] = {
+    "residual": lambda: agree(lambda: ResNetCifar(1 / 16, 1), 1, 1, torch.optim.Adam, amsgrad=True),
+    "several": lambda: agree(lambda: ResNetCifar(3 / 32, 2), 2, 2, torch.optim.AdamW),
+    "plain": lambda: agree(with_a_bias, 1, 1, torch.optim.Adam, amsgrad=True),
+    "small": lambda: agree(lambda: SmallConv(4), 1, 1, torch.optim.Adam, amsgrad=True),
+}
+
+if __name__ == "__main__":
+    CASES[sys.argv[1]]()
