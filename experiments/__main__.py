@@ -90,7 +90,7 @@ def engine_of(options: argparse.Namespace) -> tuple[str, Callable[..., Any], Cal
             torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = options.precision == "tf32"
         return (
             "eager",
-            lambda *what: Eager(*what, device=options.device),
+            lambda *what, **more: Eager(*what, device=options.device, **more),
             lambda model: str([p.shape for p in model.parameters()]),
         )
     try:
@@ -99,7 +99,7 @@ def engine_of(options: argparse.Namespace) -> tuple[str, Callable[..., Any], Cal
         raise SystemExit(
             f"the fused engine needs Triton, which comes with torch for CUDA ({error}): use --engine eager"
         ) from error
-    return "fused", lambda *what: Fleet(*what, device=options.device, precision=options.precision), shape_of
+    return "fused", lambda *what, **more: Fleet(*what, device=options.device, precision=options.precision, **more), shape_of
 
 
 def command_of(options: argparse.Namespace) -> str:

@@ -63,14 +63,19 @@ class Grow:
 
 @dataclass(frozen=True)
 class Stage:
-    """Some epochs at one rate. `state`: what becomes of the optimizer's at the growth, "fresh" or "kept"."""
+    """Some epochs of training. `state`: what becomes of the optimizer's at the growth, "fresh" or "kept".
+
+    `rate` is the peak of the cosine where there is one, after a warm-up over a twentieth of it. Stages in a row that have the
+    same span share one cosine; a stage with another begins its own.
+    """
 
     epochs: float
     rate: float
     decay: float
     grow: Grow | None = None
     state: str = "fresh"
-    schedule: str = "constant"  # or "cosine": a warm-up over the first twentieth, then down to zero
+    span: float = 0  # over how many epochs, from the arm's first on, a cosine goes down to zero; 0: the rate stays
+    new_rate: float = 1.0  # factor on the updates of what the growth has brought
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,11 @@ class Data:
             test_labels=self.test_labels[:test],
         )
 
+    def held_out(self, number: int = 5_000) -> Data:
+        """The last images of the training set in the test set's place: for choosing, so that the test set is looked at once."""
+        images, labels = self.images[-number:], self.labels[-number:]
+        return replace(self, images=self.images[:-number], labels=self.labels[:-number], test_images=images, test_labels=labels)
+
 
 def cifar10(folder: Path) -> Data:
     """CIFAR-10, from `folder` or its subfolder cifar-10-batches-bin."""

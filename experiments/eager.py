@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+import outgrow
+
 
 class Eager:
     def __init__(
@@ -21,12 +23,15 @@ class Eager:
         streams: Sequence[int],
         batch: int,
         device: Any = "cpu",
+        factors: Sequence[float] = (),
     ) -> None:
         self.models, self.optimizers, self.streams = list(models), list(optimizers), list(streams)
         self.batch, self.device = batch, device
         for model, optimizer in zip(models, optimizers, strict=True):
             model.to(device)
             move(optimizer, device)
+        paced = zip(self.models, self.optimizers, factors, strict=True) if factors else ()
+        self.paces = [pace_of(model, optimizer, factor) for model, optimizer, factor in paced if factor != 1]
 
     def feed(self, images: Tensor, labels: Tensor, mean: Tensor, deviation: Tensor) -> None:
         self.images, self.labels = images.to(self.device), labels.to(self.device)
@@ -80,6 +85,15 @@ class Eager:
         for model, optimizer in zip(self.models, self.optimizers, strict=True):
             model.cpu()
             move(optimizer, "cpu")
+        for pace in self.paces:
+            pace.remove()
+
+
+def pace_of(model: nn.Module, optimizer: torch.optim.Optimizer, factor: float) -> outgrow.Pace:
+    """Let what came with the last growth learn faster, or slower."""
+    pace = outgrow.Pace(model, optimizer)
+    pace.set({outgrow.cohorts(model).count: factor})
+    return pace
 
 
 def move(optimizer: torch.optim.Optimizer, device: Any) -> None:

@@ -66,10 +66,20 @@ class Trainee:
     def length(self, per_epoch: int) -> int:
         return round(self.segment.stage.epochs * per_epoch)
 
+    def rates(self, steps: int, per_epoch: int) -> list[float]:
+        """Learning rates of the next steps."""
+        stage, before = self.segment.stage, 0
+        for earlier in reversed(self.segment.stages[:-1]):
+            if earlier.span != stage.span:
+                break
+            before += round(earlier.epochs * per_epoch)
+        start, span = before + self.done, round(stage.span * per_epoch)
+        return [rate_at(start + step, span, stage.rate) for step in range(steps)]
 
-def rate_at(step: int, length: int, peak: float, schedule: str) -> float:
-    """The learning rate at a step of a stage."""
-    if schedule == "constant":
+
+def rate_at(step: int, length: int, peak: float) -> float:
+    """The learning rate at a step of a cosine; where its length is zero it stays."""
+    if not length:
         return peak
     warm = max(1, length // 20)
     if step < warm:
@@ -204,6 +214,7 @@ class Training:
             [one.optimizer for one in trainees],
             [keys.index(self._stream(one)) for one in trainees],
             self.batch,
+            factors=[one.segment.stage.new_rate for one in trainees],
         )
         engine.feed(self.data.images, self.data.labels, self.data.mean, self.data.deviation)
         engine.examine(self.data.test_images, self.data.test_labels)
@@ -240,13 +251,9 @@ class Training:
         order = torch.stack(orders)
         flips = torch.stack(mirrored) if trainees[0].segment.flips else None
         started = time.perf_counter()
-        rates = [
-            [rate_at(one.done + step, one.length(self.per_epoch), one.segment.stage.rate, one.segment.stage.schedule)
-             for step in range(steps)]
-            for one in trainees
-        ]  # fmt: skip
+        rates = torch.tensor([one.rates(steps, self.per_epoch) for one in trainees])
         decays = torch.tensor([[one.segment.stage.decay] * steps for one in trainees])
-        engine.begin(order, torch.tensor(rates), decays, flips)
+        engine.begin(order, rates, decays, flips)
         losses = engine.run().cpu()
         spent = time.perf_counter() - started
         accuracy, test_loss = engine.evaluate()

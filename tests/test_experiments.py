@@ -99,7 +99,7 @@ def test_what_arms_share_is_trained_once() -> None:
 
 
 def test_interrupted_training_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    start = Stage(1.5, 1e-3, 1e-3, schedule="cosine")
+    start = Stage(1.5, 1e-3, 1e-3, span=1.5)
     arm = Arm("A", Net(r=1 / 16, blocks=1), (start, Stage(2, 1e-3, 0, Grow("widen", "r2r", 2), state="kept")), flips=True)
     data = some_data(40)
     assert training([arm], tmp_path / "whole", data).run()
@@ -175,8 +175,8 @@ def test_flops_are_those_of_the_convolutions_by_hand() -> None:
 
 
 def test_rates() -> None:
-    assert rate_at(7, 100, 0.3, "constant") == 0.3
-    rates = [rate_at(step, 100, 1.0, "cosine") for step in range(100)]
+    assert rate_at(7, 0, 0.3) == 0.3
+    rates = [rate_at(step, 100, 1.0) for step in range(100)]
     assert rates.index(max(rates)) in (4, 5)
     assert rates[0] == 0.2
     assert rates[-1] < 1e-3

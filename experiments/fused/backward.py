@@ -212,12 +212,14 @@ def weigh(
 
 @triton.jit
 def adam(
-    parameters, gradients, base, stride, count, first, second, largest, sizes, roots, decays, clock, PARAMETERS, GRADIENTS,
-    STEPS, B1, B2, EPSILON, COUNTS: tl.constexpr, BLOCK: tl.constexpr, AMSGRAD: tl.constexpr, DECOUPLED: tl.constexpr,
+    parameters, gradients, base, stride, count, first, second, largest, pace, sizes, roots, decays, clock, PARAMETERS,
+    GRADIENTS, STEPS, B1, B2, EPSILON, COUNTS: tl.constexpr, BLOCK: tl.constexpr, AMSGRAD: tl.constexpr,
+    DECOUPLED: tl.constexpr, PACED: tl.constexpr,
 ):  # fmt: skip
     """Adam with L2 in the gradient, or AdamW, from partial sums of gradients.
 
     For each network and step, `sizes` has lr / (1 − β₁ᵗ), `roots` has √(1 − β₂ᵗ), and `decays` the weight decay (AdamW: × lr).
+    `pace` has a factor on the update of each entry.
     """
     net = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -232,8 +234,9 @@ def adam(
         gradient += tl.load(gradients + net * GRADIENTS + begin + part * gap, mask=here & (part < number), other=0.0)
     value = tl.load(parameters + at, mask=here, other=0.0)
     decay = tl.load(decays + now)
+    factor = tl.load(pace + at, mask=here, other=1.0) if PACED else 1.0
     if DECOUPLED:
-        value = value * (1.0 - decay)
+        value = value * (1.0 - factor * decay)
     else:
         gradient += decay * value
     m = tl.load(first + at, mask=here, other=0.0)
@@ -245,5 +248,5 @@ def adam(
     if AMSGRAD:
         v = tl.maximum(v, tl.load(largest + at, mask=here, other=0.0))
         tl.store(largest + at, v, mask=here)
-    value -= tl.load(sizes + now) * m / (tl.sqrt(v) / tl.load(roots + now) + EPSILON)
+    value -= factor * tl.load(sizes + now) * m / (tl.sqrt(v) / tl.load(roots + now) + EPSILON)
     tl.store(parameters + at, value, mask=here)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import outgrow
 from experiments.fused import backward, forward
 from experiments.fused.network import EPSILON, Layout, Network, Shape
 from experiments.fused.small import SmallLayout, SmallNetwork
@@ -87,6 +88,13 @@ def biases_of(model: nn.Module) -> Tensor:
     return torch.cat(parts) if parts else torch.zeros(0)
 
 
+def paces_of(model: nn.Module, factor: float) -> list[Tensor]:
+    """For each parameter, in the order of a row: the factor where an entry came with the last growth, else one."""
+    born, names = outgrow.cohorts(model), {id(parameter): name for name, parameter in model.named_parameters()}
+    last = born.count
+    return [1 + (factor - 1) * (born[names[id(p)]] == last).float().expand(p.shape) * (last > 0) for p in parameters_of(model)]
+
+
 class Fleet:
     """Training of several networks in one program.
 
@@ -95,6 +103,7 @@ class Fleet:
         optimizers: `torch.optim.Adam` or `AdamW` of each, whose state goes in (and comes out again by `land`).
         streams: for each network, the number of the stream of batches that it is trained on.
         precision: of products: "tf32", torch's default for convolutions, or "ieee".
+        factors: for each network, on the updates of what its last growth has brought.
     """
 
     def __init__(
@@ -105,6 +114,7 @@ class Fleet:
         batch: int,
         device: Any = "cuda",
         precision: str = "tf32",
+        factors: Sequence[float] = (),
     ) -> None:
         self.models, self.optimizers = list(models), list(optimizers)
         shape, size = shape_of(models[0]), (len(models), max(streams) + 1, batch, device, precision)
@@ -118,6 +128,10 @@ class Fleet:
         self.parts = int(self.count.max())
         self.moments = [torch.zeros_like(self.network.parameters) for _ in MOMENTS]
         self.steps = [0] * len(models)
+        self.paced = any(factor != 1 for factor in factors)
+        self.pace = torch.ones_like(self.network.parameters) if self.paced else self.network.parameters
+        for number, factor in enumerate(factors if self.paced else ()):
+            self.pace[number].copy_(row_of(paces_of(self.models[number], factor)))
         self.tables: dict[str, Tensor] = {}
         self.graph: Callable[[], None] | None = None
         self._board()
@@ -195,9 +209,9 @@ class Fleet:
         network.head(True, steps, clock, losses, losses, losses)
         network.backward()
         backward.adam[(-(-layout.parameters // BLOCK), network.nets)](
-            network.parameters, network.gradients, self.base, self.stride, self.count, *self.moments, tables["sizes"],
-            tables["roots"], tables["decays"], clock, layout.parameters, layout.gradients, steps, *BETAS, ADAM_EPSILON,
-            self.parts, BLOCK, self.amsgrad, self.decoupled,
+            network.parameters, network.gradients, self.base, self.stride, self.count, *self.moments, self.pace,
+            tables["sizes"], tables["roots"], tables["decays"], clock, layout.parameters, layout.gradients, steps, *BETAS,
+            ADAM_EPSILON, self.parts, BLOCK, self.amsgrad, self.decoupled, self.paced,
         )  # fmt: skip
         clock.add_(1)
 
