@@ -4,6 +4,7 @@
     python -m experiments --preset quick                  all arms, small, on the CPU: a few minutes
     python -m experiments --preset paper --device cuda    all arms as in the paper's table, five seeds
     python -m experiments 'NCT-*' 'FTT-R2WiderR'          some of them
+    python -m experiments --set tuning --preset paper …   the honest comparison: tuning, then sweep, then protocol
 
 An interrupted run goes on where it stopped when the same command is given again. Results go to --results, a JSON an arm.
 """
@@ -26,12 +27,14 @@ import torch
 from experiments.arms import CHOICES, READINGS, Arm, paper_arms
 from experiments.data import DataError, cifar10, download
 from experiments.eager import Eager
+from experiments.protocol import chosen_by, protocol_arms, sweep_arms, tuning_arms
 from experiments.results import ResultsError, check_same, facts, file_name, write_arm, write_filters
 from experiments.segments import all_segments
 from experiments.store import Store, StoreError
 from experiments.training import Training
 
 HERE = Path(__file__).parent
+SETS = ("paper", "tuning", "sweep", "protocol")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -42,6 +45,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print the arms and the choices made in reading the paper")
     parser.add_argument(
         "--preset", choices=("quick", "paper"), default="quick", help="quick: 2,560 images, epochs / 50, one seed"
+    )
+    parser.add_argument(
+        "--set", choices=SETS, default="paper", help="which arms: the paper's, or those of the honest comparison"
     )
     parser.add_argument("--reading", choices=sorted(READINGS), default="table", help="how the paper is read; see --list")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, … (default: cpu)")
@@ -54,6 +60,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--results", type=Path, default=None, help="where results go (default: experiments/work/PRESET-results)"
     )
+    parser.add_argument("--tuned", type=Path, default=None, help="where the results of --set tuning are, for the sets after it")
     parser.add_argument("--limit", type=int, default=80, help="the most networks that are trained together (default: 80)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long; the same command goes on")
     return parser.parse_args(arguments)
@@ -71,13 +78,22 @@ def quick(arm: Arm) -> Arm:
     return replace(arm, stages=tuple(replace(stage, epochs=max(1, round(stage.epochs / 50))) for stage in arm.stages))
 
 
+def arms_of(options: argparse.Namespace) -> list[Arm]:
+    if options.set == "paper":
+        return paper_arms(READINGS[options.reading])
+    if options.set == "tuning":
+        return tuning_arms()
+    tuned = options.tuned or HERE / "work" / f"{options.preset}-tuning-results"
+    return (sweep_arms if options.set == "sweep" else protocol_arms)(chosen_by(tuned))
+
+
 def chosen_arms(options: argparse.Namespace) -> list[Arm]:
-    arms = paper_arms(READINGS[options.reading])
+    arms = arms_of(options)
     unknown = [pattern for pattern in options.arms if not any(fnmatch.fnmatchcase(arm.name, pattern) for arm in arms)]
     if unknown:
         raise SystemExit(f"there is no arm {', '.join(unknown)}: see python -m experiments --list")
     chosen = [arm for arm in arms if any(fnmatch.fnmatchcase(arm.name, pattern) for pattern in options.arms)]
-    return [quick(arm) for arm in chosen] if options.preset == "quick" else chosen
+    return [quick(arm) for arm in chosen] if options.preset == "quick" and options.set == "paper" else chosen
 
 
 def engine_of(options: argparse.Namespace) -> tuple[str, Callable[..., Any], Callable[[Any], Any]]:
@@ -105,7 +121,7 @@ def engine_of(options: argparse.Namespace) -> tuple[str, Callable[..., Any], Cal
 def command_of(options: argparse.Namespace) -> str:
     """The command that makes these results again, without what they do not depend on."""
     words = ["python", "-m", "experiments", *([] if options.arms == ["*"] else options.arms)]
-    for name in ("preset", "reading", "device", "engine", "precision", "seeds"):
+    for name in ("set", "preset", "reading", "device", "engine", "precision", "seeds"):
         value = getattr(options, name)
         words += [] if value in (None, "auto") else [f"--{name}", str(value)]
     return shlex.join(words)
@@ -151,7 +167,10 @@ class Progress:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    arms = chosen_arms(options)
+    try:
+        arms = chosen_arms(options)
+    except ResultsError as error:
+        raise SystemExit(str(error)) from error
     if options.list:
         print(
             "\n".join(
@@ -161,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n" + "\n".join(f"- {choice}" for choice in CHOICES))
         return 0
     started = time.monotonic()
-    folder = f"{options.preset}-{options.reading}"
+    folder = f"{options.preset}-{options.reading if options.set == 'paper' else options.set}"
     work = options.work or HERE / "work" / folder
     results = options.results or HERE / "work" / f"{folder}-results"
     name, engine, shape = engine_of(options)
@@ -171,6 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.download:
             download(options.data)
         data = cifar10(options.data)
+        data = data.held_out() if options.set in ("tuning", "sweep") else data
         data = data.first(2_560, 1_000) if options.preset == "quick" else data
         seeds, store = seeds_of(options.seeds, options.preset), Store(work)
         segments = all_segments(arms, seeds)

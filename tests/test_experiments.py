@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from experiments import data as data_module
+from experiments import protocol
 from experiments.__main__ import command_of, main, parse, quick, seeds_of
 from experiments.arms import READINGS, Arm, Grow, Stage, paper_arms
 from experiments.data import Data, DataError, batches, cifar10
@@ -229,7 +230,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     result = json.loads((tmp_path / "results" / "OF-Rand.json").read_text())
     assert (
         result["command"]
-        == "python -m experiments OF-Rand --preset quick --reading table --device cpu --precision tf32 --seeds 1"
+        == "python -m experiments OF-Rand --set paper --preset quick --reading table --device cpu --precision tf32 --seeds 1"
     )
     assert len(result["curves"]["0"][0]["accuracy"]) == 6  # before the first epoch, and after each of five
     before = (tmp_path / "results" / "OF-Rand.json").read_bytes()
@@ -273,6 +274,41 @@ def test_filters_are_kept(tmp_path: Path) -> None:
     assert after.shape == filters["VIZ-R2R/0/end"].shape == (32, 3, 7, 7)
     assert torch.equal(after[:16], before)
     assert torch.equal(after[16:24], after[24:])  # pairs
+
+
+def test_the_honest_comparison_spends_equal_flops() -> None:
+    """Whatever way to the big network, a budget is a budget; and every run ends with its rate at zero."""
+    chosen = dict.fromkeys(protocol.KINDS, protocol.Chosen())
+    for arm in protocol.protocol_arms(chosen):
+        budget = float(arm.name.split("@")[1])
+        net, spent = arm.net, 0.0
+        for number, stage in enumerate(arm.stages):
+            net = protocol.BIG if stage.grow else net
+            spent += stage.epochs * protocol.cost(net) if number >= arm.own else 0.0
+        assert spent == pytest.approx(budget * protocol.cost(protocol.BIG)), arm.name
+        lengths = sum(stage.epochs for stage in arm.stages if stage.span == arm.stages[-1].span)
+        assert lengths == pytest.approx(arm.stages[-1].span), arm.name
+    names = [arm.name for arm in protocol.protocol_arms(chosen)]
+    assert len(set(names)) == len(names)
+
+
+def test_tuning_and_sweep(tmp_path: Path) -> None:
+    """What was best for a kind of run is what the sets after it are made with."""
+    for number, arm in enumerate(protocol.tuning_arms()):
+        curve = {"accuracy": [0.9 if arm.name.endswith("scratch-0.002-0.2") else 0.001 * number]}
+        content = {"format": 1, "arm": {"name": arm.name}, "curves": {"0": [curve], "1": [curve]}}
+        (tmp_path / file_name(arm.name)).write_text(json.dumps(content))
+    chosen = protocol.chosen_by(tmp_path)
+    assert chosen["scratch"] == protocol.Chosen(0.002, 0.2)
+    assert chosen["widen-reuse"] == protocol.Chosen(0.008, 0.2)  # the last one
+    arms = {arm.name: arm for arm in protocol.sweep_arms(chosen)}
+    plain, slow = (arms[f"SWEEP-widen-reuse-rate-{value}"].stages[-1] for value in (1.0, 0.2))
+    assert plain.rate == 0.008
+    assert slow == replace(plain, rate=pytest.approx(0.0016))
+    assert arms["SWEEP-deepen-nothing-new_rate-4.0"].stages[-1].new_rate == 4
+    next(tmp_path.glob("*.json")).unlink()
+    with pytest.raises(ResultsError, match="run python -m experiments --set tuning first"):
+        protocol.chosen_by(tmp_path)
 
 
 def test_options() -> None:
