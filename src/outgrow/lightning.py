@@ -69,7 +69,8 @@ class Grow(Callback):  # type: ignore[misc]
         module: the part to grow, e.g. "model"; names in the schedule are those of this part. Without, it is the
             LightningModule itself, which then needs a `forward` that takes the example.
         seed: for the free values of growths.
-        check: compare old and new outputs at each growth.
+        check: compare old and new outputs at each growth: True (brief where it was rehearsed), "full" or False, as for
+            `outgrow.Run`.
         quiet: print nothing. The trainer's loggers are told of each growth in any case.
 
     `grow.run` is the `outgrow.Run` once training has started. An EMA or other `WeightAveraging` callback of the trainer
@@ -83,7 +84,7 @@ class Grow(Callback):  # type: ignore[misc]
         module: str | None = None,
         *,
         seed: int = 0,
-        check: bool = True,
+        check: bool | str = True,
         quiet: bool = False,
     ) -> None:
         self.schedule, self.example, self.module = schedule, example, module

@@ -53,7 +53,8 @@ class Grow(transformers.TrainerCallback):
             Rules look at the metrics of an epoch's evaluation, e.g. `outgrow.plateau("eval_loss")`.
         example: what the model can be run on: a dict of keyword arguments (a batch), or a tensor.
         seed: for the free values of growths.
-        check: compare old and new outputs at each growth.
+        check: compare old and new outputs at each growth: True (brief where it was rehearsed), "full" or False, as for
+            `outgrow.Run`.
         log: where else each growth is told, as for `outgrow.Run`; the Trainer's own log has it.
 
     `grow.run` is the `outgrow.Run` once training has begun. With `load_best_model_at_end` the best model is sought anew after
@@ -72,7 +73,7 @@ class Grow(transformers.TrainerCallback):
         example: Example,
         *,
         seed: int = 0,
-        check: bool = True,
+        check: bool | str = True,
         log: Any = None,
     ) -> None:
         self.schedule = schedule_of(schedule)
