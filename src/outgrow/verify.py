@@ -27,6 +27,7 @@ from outgrow.trace import Example, call, outputs_in
 MULTIPLE = 10.0
 CLOSER = 2.0  # for models of half precision that are run in float32: only stored numbers are rounded coarsely
 FLOOR = 32.0  # units in the last place of the largest output
+SIGNS = 65_537  # a prime, so that no two rows of a matrix get the same ones
 HALF = (torch.float16, torch.bfloat16)
 NOISE = {"aten.randn": 0.0, "aten.randn_like": 0.0, "aten.rand": 0.5, "aten.rand_like": 0.5}
 
@@ -156,15 +157,27 @@ def sensitivity(model: nn.Module, example: Example, base: Outputs, seed: int = 0
     try:
         with torch.no_grad():
             for tensor in tensors:
-                eps = max(torch.finfo(tensor.dtype).eps, base.rounding)
-                sign = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor) * 2 - 1
-                tensor.mul_(1 + sign * eps)
+                _move(tensor, max(torch.finfo(tensor.dtype).eps, base.rounding), generator)
         moved = run(model, example, base.brief)
     finally:
         with torch.no_grad():
             for tensor, value in zip(tensors, saved, strict=True):
                 tensor.copy_(value)
     return differences(base, moved)
+
+
+def _move(tensor: Tensor, eps: float, generator: torch.Generator) -> None:
+    """Multiply each number by 1 ± eps, by signs that are drawn; where there are many numbers, the signs come round again."""
+    count = min(tensor.numel(), SIGNS)
+    factors = 1 + (torch.randint(0, 2, (count,), generator=generator).to(tensor) * 2 - 1) * eps
+    if not tensor.is_contiguous():
+        rounds = -(-tensor.numel() // count)
+        tensor.mul_(factors.repeat(rounds)[: tensor.numel()].view(tensor.shape))
+        return
+    numbers = tensor.view(-1)
+    whole = len(numbers) // count * count
+    numbers[:whole].view(-1, count).mul_(factors)
+    numbers[whole:].mul_(factors[: len(numbers) - whole])
 
 
 def differences(old: Outputs, new: Outputs) -> tuple[float, float]:
