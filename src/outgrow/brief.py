@@ -13,9 +13,10 @@ else train mode does (heads of its own, losses) needs the thorough check.
     s(w) = ‖∂⟨r, y⟩ / ∂w‖ / ‖y‖
 
 which does not depend on how many outputs there are, nor on their scale. A part of the example will do if each tensor shows on
-it at least a quarter as much as on the whole. One sample of a model that compares samples, or a text that some expert never
-sees, will not. Parts are one sample, and then shorter lengths (of sequences, of both sides of an image), of which at least 64
-are left.
+it at least a quarter as much as on the whole, by three quarters as many of its entries (fewer will do of a table, of which the
+whole shows less than half). One sample of a model that compares samples, one that half of the units are off for, or a text that
+some expert never sees, will not. Parts are one sample, and then shorter lengths (of sequences, of both sides of an image), of
+which at least 64 are left.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from outgrow.training.compiled import uncompiled
 from outgrow.verify import HALF, Sober, many, real_numbers, wider
 
 LEAST = 64  # of a length that is cut: what attends, normalises or pools over it still has something to choose from
-SHARE = 0.25
+SHARE, ENTRIES = 0.25, 0.75
 FACTORIES = ("empty", "new_", "zeros", "ones", "full", "rand", "scalar_tensor", "arange", "_to_copy", "clone", "copy_", "fill_")
 
 
@@ -117,7 +118,7 @@ def _least(model: nn.Module, example: Example) -> tuple[int, ...]:
         whole = shown(model, example)
     except Exception:  # no gradients: then nothing tells what a part would show
         whole = []
-    if not any(whole):
+    if not any(showing.much for showing in whole):
         return _flat(best)
     for lengths in _samples(shapes):
         if _shows(model, part_of(example, _flat(lengths)), whole):
@@ -151,14 +152,25 @@ def _flat(lengths: Sequence[Sequence[int]]) -> tuple[int, ...]:
     return tuple(length for axes in lengths for length in axes)
 
 
-def _shows(model: nn.Module, part: Example, whole: Sequence[float]) -> bool:
+def _shows(model: nn.Module, part: Example, whole: Sequence[Showing]) -> bool:
     try:
-        return all(here >= SHARE * there for here, there in zip(shown(model, part), whole, strict=True))
+        return all(here.enough(there) for here, there in zip(shown(model, part), whole, strict=True))
     except Exception:  # it does not run on the part
         return False
 
 
-def shown(model: nn.Module, example: Example) -> list[float]:
+@dataclass(frozen=True)
+class Showing:
+    """How much a tensor shows in outputs, and by which share of its entries."""
+
+    much: float
+    entries: float
+
+    def enough(self, whole: Showing) -> bool:
+        return self.much >= SHARE * whole.much and (whole.entries < 0.5 or self.entries >= ENTRIES * whole.entries)
+
+
+def shown(model: nn.Module, example: Example) -> list[Showing]:
     """For each parameter, how much it shows in the outputs on the example; the model is left as it was.
 
     Parameters that are zero, and hide what is before them as long as they are, are taken to be random numbers.
@@ -167,7 +179,7 @@ def shown(model: nn.Module, example: Example) -> list[float]:
     generator = torch.Generator().manual_seed(0)
     tensors = {name: tensor.detach() for name, tensor in tensors_of(model).items()}
     tensors = {name: tensor.float() if tensor.dtype in HALF else tensor for name, tensor in tensors.items()}
-    learned = [name for name, parameter in model.named_parameters() if parameter.is_floating_point()]
+    learned = [name for name, one in model.named_parameters() if one.is_floating_point() and one.numel()]
     for name in learned:
         if not bool(tensors[name].any()):
             tensors[name] = torch.randn(tensors[name].shape, generator=generator).to(tensors[name]) * 0.1
@@ -184,6 +196,6 @@ def shown(model: nn.Module, example: Example) -> list[float]:
             random = torch.randn(numbers.shape, generator=generator).to(numbers)
             total = total + ((numbers * random).sum() / numbers.detach().norm().clamp_min(1e-30)).to(total)
         gradients = torch.autograd.grad(total, leaves, allow_unused=True)
-    norms = [total.detach() * 0 if gradient is None else gradient.norm().to(total) for gradient in gradients]
-    found: list[float] = torch.stack(norms).tolist()
-    return found
+    none = torch.zeros((2,), device=leaves[0].device)
+    found = [none if g is None else torch.stack([g.norm(), g.count_nonzero() / g.numel()]).to(none) for g in gradients]
+    return [Showing(much, entries) for much, entries in torch.stack(found).tolist()]
