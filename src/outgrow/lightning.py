@@ -38,6 +38,7 @@ from outgrow.errors import CheckpointError, GrowthError, MissingError, Problem
 from outgrow.trace import Example
 from outgrow.training.feed import Feed
 from outgrow.training.groups import names_in, regroup
+from outgrow.training.precheck import check_check
 from outgrow.training.resume import load_weights
 from outgrow.training.run import Run
 from outgrow.training.schedule import At, Schedule, When
@@ -87,6 +88,7 @@ class Grow(Callback):  # type: ignore[misc]
         check: bool | str = True,
         quiet: bool = False,
     ) -> None:
+        check_check(check)
         self.schedule, self.example, self.module = schedule, example, module
         self.seed, self.check, self.quiet = seed, check, quiet
         self.run: Run | None = None

@@ -33,6 +33,7 @@ from outgrow.training.atomic import Path
 from outgrow.training.beside import fit, read_beside, write_beside
 from outgrow.training.groups import names_in
 from outgrow.training.optimizer import unwrapped as bare_optimizers
+from outgrow.training.precheck import check_check
 from outgrow.training.run import Run, schedule_of
 from outgrow.training.schedule import At, Schedule, When
 
@@ -76,6 +77,7 @@ class Grow(transformers.TrainerCallback):
         check: bool | str = True,
         log: Any = None,
     ) -> None:
+        check_check(check)
         self.schedule = schedule_of(schedule)
         self.example, self.seed, self.check, self.log = example, seed, check, several(log)
         self.run: Run | None = None
