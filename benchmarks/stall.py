@@ -8,8 +8,8 @@ state is copied, as in `speed.py`, into memory that is new from the system. Each
 
 Growths are timed with the check of outputs that a run makes by default, without any, and with `check="full"`. The default is
 brief where the rehearsal has left nothing to find out: a forward pass each of the old and the grown model, on a part of the
-example. The thorough one takes six passes on the whole example and two copies of the weights, which is a matter of the example's
-size, and has no limit to keep. What a run looks at before it starts, so that the check can be brief, is timed too.
+example. The thorough one takes six passes on the whole example and two copies of the weights, which is a matter of the
+example's size, and has no limit to keep. What a run looks at before it starts, so that the check can be brief, is timed too.
 
 With `torch.compile`, what comes on top is the next step's compilation, which any change of shape costs; it is timed once, on a
 small model.
@@ -197,11 +197,11 @@ def page(results: dict[str, Any]) -> str:
         "",
         *("| " + " | ".join(line) + " |" for line in (header, ("---",) * len(header), *rows)),
         "",
-        "The check compares outputs of the old and the new model. The default is brief where the run's rehearsal has left nothing",
-        "to find out: one forward pass each, on a part of the example (its shape is in brackets, where the whole is 2×3×224×224",
-        'or 2×512). Elsewhere (new blocks in the plain mlp) it is the thorough one of `Run(…, check="full")`: six passes on all of',
-        "the example. `Run(…, check=False)` makes none. That a part shows all that the whole shows was found out when the run was",
-        f"made, which took {studies}.",
+        "The check compares outputs of the old and the new model. The default is brief where the run's rehearsal has left",
+        "nothing to find out: one forward pass each, on a part of the example (its shape is in brackets, where the whole is",
+        '2×3×224×224 or 2×512). Elsewhere (new blocks in the plain mlp) it is the thorough one of `Run(…, check="full")`: six',
+        "passes on all of the example. `Run(…, check=False)` makes none. That a part shows all that the whole shows was found",
+        f"out when the run was made, which took {studies}.",
         "",
         f"Compiled (a small network of linear layers): the growth took {compiled['growth_s']:.2f} s, checks included; the step",
         f"after it {compiled['step_after_s']:.1f} s, since it compiles again; the first took {compiled['first_step_s']:.1f} s,",

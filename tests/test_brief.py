@@ -76,6 +76,20 @@ def test_what_fades_in_at_the_time_calls_for_the_thorough_check() -> None:
     assert (True, WHOLE) in seen
 
 
+def test_more_than_the_floor_is_judged_by_the_networks_own_sensitivity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "FLOOR", 0.0)
+    assert grown(network(dtype=torch.float32), HIDDEN, example=X.float()) == [(False, ONCE)] * 3
+
+
+def test_a_part_that_the_model_has_outgrown_is_not_used() -> None:
+    model = network(dtype=torch.float64)
+    run = outgrow.Run(model, X, SGD(model.parameters(), lr=0.1), [at(1, HIDDEN)], quiet=True)
+    run._brief = brief.Brief((1, 3))  # one feature too few
+    seen = watched(model)
+    assert run.step() is not None
+    assert seen == [(False, (1, 3)), *[(False, WHOLE), (True, WHOLE)] * 3]
+
+
 def test_the_error_that_is_told_is_that_of_the_sample() -> None:
     model = network(dtype=torch.float32)
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
