@@ -78,7 +78,8 @@ def test_what_fades_in_at_the_time_calls_for_the_thorough_check() -> None:
 
 def test_more_than_the_floor_is_judged_by_the_networks_own_sensitivity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "FLOOR", 0.0)
-    assert grown(network(dtype=torch.float32), HIDDEN, example=X.float()) == [(False, ONCE)] * 3
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    assert grown(network(dtype=torch.float32), outgrow.Widen("*", factor=2), example=x) == [(False, ONCE)] * 3
 
 
 def test_a_part_that_the_model_has_outgrown_is_not_used() -> None:
