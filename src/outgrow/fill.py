@@ -63,6 +63,8 @@ def scatter(new: Tensor, old: Tensor, where: Mapping[int, Positions]) -> None:
 
 def _runs(positions: Positions) -> list[tuple[int, int, int]]:
     """Positions that follow each other without a gap: where such a run starts in the list, its first one, how many."""
+    if _is_range(positions):
+        return [(0, int(positions[0]), len(positions))]
     bounds = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), len(positions)]
     return [(start, int(positions[start]), end - start) for start, end in pairwise(bounds) if start < end]
 
@@ -266,7 +268,10 @@ def _draw(
     for piece in pieces:
         source = _part(drawn, axis, draws[piece])
         sign = float(signs[piece.start])
-        _put(new, axis, at[piece], source if sign == 1.0 else source * sign)
+        if sign == 1.0 or not _is_range(at[piece]):
+            _put(new, axis, at[piece], source if sign == 1.0 else source * sign)
+        else:
+            torch.mul(source, sign, out=_part(new, axis, at[piece]))
 
 
 def _pieces(at: Positions, draws: Positions, signs: NDArray[np.float64], start: int) -> Iterator[slice]:
