@@ -205,7 +205,6 @@ def page(results: dict[str, Any]) -> str:
         "",
         "The stall is the one call of `run.step()` that grows; the copy is of the grown model and its optimizer's moments.",
         "A ratio is the median over the repetitions, each in a process of its own, with the best and the worst in brackets.",
-        "One thread: with more, forward passes gain more than copies do.",
         "",
         *("| " + " | ".join(line) + " |" for line in (header, ("---",) * len(header), *rows)),
         "",
