@@ -22,6 +22,7 @@ from outgrow.plan import Edit, Insertion, Rescaling, Rotation
 
 FEW = 16  # so many slices along an axis are quicker than one copy by index
 MANY = 64  # more slices than this are slower than one copy by index
+MILLION = 2**20
 Positions = NDArray[np.int64]
 Init = str | Callable[[Tensor, tuple[int, ...], torch.Generator], Tensor]
 
@@ -288,9 +289,16 @@ def _generator(new: Tensor, edit: Insertion, seed: int) -> torch.Generator:
 
 
 def _deviation(old: Tensor) -> float:
+    """The standard deviation. Of many numbers it is √(mean x² − mean² x), which is quicker, unless too much cancels there."""
     if old.numel() < 2 or not old.is_floating_point():
         return 0.0
-    return float(old.detach().float().std(correction=0)) if old.dtype != torch.float64 else float(old.std(correction=0))
+    old = old.detach() if old.dtype == torch.float64 else old.detach().float()
+    if old.numel() >= MILLION:
+        numbers = old.reshape(-1)
+        square, mean = float(numbers @ numbers) / old.numel(), float(old.mean())
+        if mean**2 < 0.1 * square < math.inf:
+            return math.sqrt(square - mean**2)
+    return float(old.std(correction=0))
 
 
 def fill_moment(new: Tensor, old: Tensor, edits: Sequence[Edit], power: int, fresh: str) -> None:
