@@ -6,7 +6,7 @@ from ranks import launch
 
 
 def test_wrappers_go_on_over_growths_alike_on_all_ranks() -> None:
-    launch("data_parallel", "accumulation", "unlike", "examples", "hooks")
+    launch("data_parallel", "accumulation", "unlike", "examples", "glances", "hooks")
 
 
 def test_sharded_models_grow_as_one_process_does_and_are_saved() -> None:

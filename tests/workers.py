@@ -193,6 +193,23 @@ def examples() -> None:
     assert not torch.equal(model[3][1].weight, by_second[3][1].weight)
 
 
+def glances() -> None:
+    """A run's check looks at the part of the example that rank 0 has found, where another rank would look at another."""
+    example = X.double() if dist.get_rank() else X[:1].double().expand(6, 4).contiguous()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    wrapper = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = outgrow.Run(wrapper, example, optimizer, [outgrow.At(step=1, grow=[outgrow.Widen("0", to=12)])], quiet=True)
+    own = run._brief.lengths if run._brief is not None else None
+    assert own == ((6, 4) if dist.get_rank() else (1, 4)), own  # six samples that are alike show no more than one
+    seen: list[Any] = []
+    model.register_forward_pre_hook(lambda module, args: seen.append(tuple(args[0].shape)))
+    assert run.step() is not None
+    assert seen == [(1, 4)] * 2, seen
+    assert same_everywhere(model.parameters())
+
+
 def hooks() -> None:
     """Communication hooks without a state go on; others are refused before anything is touched."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook

@@ -20,7 +20,9 @@ from torch import Tensor
 from outgrow.errors import MethodError
 from outgrow.plan import Edit, Insertion, Rescaling, Rotation
 
+FEW = 16  # so many slices along an axis are quicker than one copy by index
 MANY = 64  # more slices than this are slower than one copy by index
+MILLION = 2**20
 Positions = NDArray[np.int64]
 Init = str | Callable[[Tensor, tuple[int, ...], torch.Generator], Tensor]
 
@@ -41,22 +43,31 @@ def grown(old: Tensor, edits: Sequence[Edit]) -> Tensor:
 
 
 def scatter(new: Tensor, old: Tensor, where: Mapping[int, Positions]) -> None:
-    """new[where…] = old, by slices where positions are ranges (they almost always are)."""
-    view, pending = new, dict(where)
-    for axis, positions in where.items():
-        if _is_range(positions):
-            view = view.narrow(axis, int(positions[0]), len(positions))
-            del pending[axis]
-    if not pending:
-        view.copy_(old)
-    elif len(pending) == 1:
-        ((axis, positions),) = pending.items()
-        view.index_copy_(axis, _index(positions, new), old)
+    """new[where…] = old, by slices where positions are ranges or a few of them (they almost always are)."""
+    if not where:
+        new.copy_(old)
+        return
+    runs = {axis: _runs(positions) for axis, positions in where.items()}
+    axis = min(runs, key=lambda axis: len(runs[axis]))
+    rest = {other: positions for other, positions in where.items() if other != axis}
+    if len(runs[axis]) <= FEW:
+        for start, first, count in runs[axis]:
+            scatter(new.narrow(axis, first, count), old.narrow(axis, start, count), rest)
+    elif not rest:
+        new.index_copy_(axis, _index(where[axis], new), old)
     else:
-        (axis, positions), *rest = pending.items()
-        inner = torch.empty([*view.shape[:axis], len(positions), *view.shape[axis + 1 :]], dtype=old.dtype, device=old.device)
-        scatter(inner, old, dict(rest))
-        view.index_copy_(axis, _index(positions, new), inner)
+        shape = [*new.shape[:axis], len(where[axis]), *new.shape[axis + 1 :]]
+        inner = torch.empty(shape, dtype=old.dtype, device=old.device)
+        scatter(inner, old, rest)
+        new.index_copy_(axis, _index(where[axis], new), inner)
+
+
+def _runs(positions: Positions) -> list[tuple[int, int, int]]:
+    """Positions that follow each other without a gap: where such a run starts in the list, its first one, how many."""
+    if _is_range(positions):
+        return [(0, int(positions[0]), len(positions))]
+    bounds = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), len(positions)]
+    return [(start, int(positions[start]), end - start) for start, end in pairwise(bounds) if start < end]
 
 
 def _is_range(positions: Positions) -> bool:
@@ -83,10 +94,12 @@ def _part(tensor: Tensor, axis: int, positions: Positions) -> Tensor:
 
 def _put(tensor: Tensor, axis: int, positions: Positions, block: Tensor) -> None:
     """tensor[positions] = block."""
-    if _is_range(positions):
-        tensor.narrow(axis, int(positions[0]), len(positions)).copy_(block)
-    else:
+    runs = _runs(positions)
+    if len(runs) > FEW:
         tensor.index_copy_(axis, _index(positions, tensor), block.to(tensor.dtype).contiguous())
+        return
+    for start, first, count in runs:
+        tensor.narrow(axis, first, count).copy_(block.narrow(axis, start, count))
 
 
 def _fill(tensor: Tensor, axis: int, positions: Positions, number: float) -> None:
@@ -256,7 +269,10 @@ def _draw(
     for piece in pieces:
         source = _part(drawn, axis, draws[piece])
         sign = float(signs[piece.start])
-        _put(new, axis, at[piece], source if sign == 1.0 else source * sign)
+        if sign == 1.0 or not _is_range(at[piece]):
+            _put(new, axis, at[piece], source if sign == 1.0 else source * sign)
+        else:
+            torch.mul(source, sign, out=_part(new, axis, at[piece]))
 
 
 def _pieces(at: Positions, draws: Positions, signs: NDArray[np.float64], start: int) -> Iterator[slice]:
@@ -273,9 +289,16 @@ def _generator(new: Tensor, edit: Insertion, seed: int) -> torch.Generator:
 
 
 def _deviation(old: Tensor) -> float:
+    """The standard deviation. Of many numbers it is √(mean x² − mean² x), which is quicker, unless too much cancels there."""
     if old.numel() < 2 or not old.is_floating_point():
         return 0.0
-    return float(old.detach().float().std(correction=0)) if old.dtype != torch.float64 else float(old.std(correction=0))
+    old = old.detach() if old.dtype == torch.float64 else old.detach().float()
+    if old.numel() >= MILLION:
+        numbers = old.reshape(-1)
+        square, mean = float(numbers @ numbers) / old.numel(), float(old.mean())
+        if mean**2 < 0.1 * square < math.inf:
+            return math.sqrt(square - mean**2)
+    return float(old.std(correction=0))
 
 
 def fill_moment(new: Tensor, old: Tensor, edits: Sequence[Edit], power: int, fresh: str) -> None:

@@ -20,9 +20,10 @@ from outgrow import verify
 from outgrow.admit import bare, check_averages, check_finite, check_model, check_seed
 from outgrow.anatomy import dissect
 from outgrow.apply import Journal, apply_plan, apply_setting
+from outgrow.brief import Brief, part_of
 from outgrow.configuration import changed, follow
 from outgrow.draft import inits_of
-from outgrow.errors import GrowthError
+from outgrow.errors import GrowthError, TraceError
 from outgrow.flops import count_flops
 from outgrow.graft import apply_grafts
 from outgrow.methods.base import Init
@@ -107,21 +108,29 @@ def carry_through(
     check: bool,
     rehearsal: bool = False,
     ready: Ready | None = None,
+    brief: Brief | None = None,
 ) -> tuple[Growth, Work]:
-    """A growth from its first look at the model to its report; `ready`: what a rehearsal of it has found out."""
+    """A growth from its first look at the model to its report.
+
+    ready: what a rehearsal of it has found out; brief: how outputs are to be checked if that is all that is left to do.
+    """
     started = time.perf_counter()
     model, copies = bare(given), [bare(getattr(average, "module", average)) for average in averages]
-    with random_state(), uncompiled(), together(given, model, copies, optimizers, example) as ranks:
+    lengths = None if brief is None else brief.lengths
+    with random_state(), uncompiled(), together(given, model, copies, optimizers, example, lengths) as ranks:
         example = ranks.example
         check_model(model, numbers=not rehearsal)
         if not rehearsal:
             check_finite(model)
         check_averages(averages, model)
-        base, limits = verify.before(model, example) if check else (None, (0.0, 0.0))
+        known = ready is not None and ready.fits(model)
+        sample, base, limits = example, None, (0.0, 0.0)
+        if check:
+            sample, base, limits = _look(model, example, ranks.lengths if known else None)
         before = _parameters(model)
         work = Work(model, copies, optimizers, example, seed)
         try:
-            if ready is not None and ready.fits(model):
+            if ready is not None and known:
                 flops = work.follow(ready)
             else:
                 draws = base.draws if base is not None else rehearsal and verify.draws(model, example)
@@ -129,7 +138,7 @@ def carry_through(
             preserving = all(change.exact for plan in work.plans for change in plan.changes)
             worst, allowed = float("nan"), 0.0
             if base is not None:
-                worst, allowed = verify.check(model, example, base, limits, preserving)
+                worst, allowed = verify.check(model, sample, base, limits, preserving)
             ranks.conclude(work.plans)
         except BaseException:
             work.journal.undo()
@@ -152,10 +161,23 @@ def carry_through(
         flops,
         time.perf_counter() - started,
         preserving,
-        dropout or (base is not None and base.drops),
+        dropout or (base is not None and (base.drops or (brief is not None and brief.drops))),
         tuple(work.notes),
     )
     return growth, work
+
+
+def _look(
+    model: nn.Module, example: Example, lengths: Sequence[int] | None
+) -> tuple[Example, verify.Outputs, tuple[float, float]]:
+    """What is to be kept: on the whole example, or in one pass on a part of it; and on what it was seen."""
+    if lengths is not None:
+        try:
+            part = part_of(example, lengths)
+            return part, *verify.before(model, part, brief=True)
+        except TraceError:  # the part was found on a smaller model: on this one the whole must do
+            pass
+    return example, *verify.before(model, example)
 
 
 @dataclass(frozen=True, eq=False)

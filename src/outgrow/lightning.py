@@ -42,6 +42,7 @@ from outgrow.training.agree import of_all
 from outgrow.training.feed import Feed
 from outgrow.training.groups import names_in, regroup
 from outgrow.training.missed import after, is_missed, validate
+from outgrow.training.precheck import check_check
 from outgrow.training.resume import load_weights
 from outgrow.training.run import Run
 from outgrow.training.schedule import At, Schedule, When
@@ -73,7 +74,8 @@ class Grow(Callback):  # type: ignore[misc]
         module: the part to grow, e.g. "model"; names in the schedule are those of this part. Without, it is the
             LightningModule itself, which then needs a `forward` that takes the example.
         seed: for the free values of growths.
-        check: compare old and new outputs at each growth.
+        check: compare old and new outputs at each growth: True (brief where it was rehearsed), "full" or False, as for
+            `outgrow.Run`.
         quiet: print nothing. The trainer's loggers are told of each growth in any case.
 
     `grow.run` is the `outgrow.Run` once training has started. An EMA or other `WeightAveraging` callback of the trainer
@@ -88,9 +90,10 @@ class Grow(Callback):  # type: ignore[misc]
         module: str | None = None,
         *,
         seed: int = 0,
-        check: bool = True,
+        check: bool | str = True,
         quiet: bool = False,
     ) -> None:
+        check_check(check)
         self.schedule, self.example, self.module = schedule, example, module
         self.seed, self.check, self.quiet = seed, check, quiet
         self.run: Run | None = None

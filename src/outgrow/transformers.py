@@ -34,6 +34,7 @@ from outgrow.training.atomic import Path
 from outgrow.training.beside import fit, read_beside, write_beside
 from outgrow.training.groups import names_in
 from outgrow.training.optimizer import unwrapped as bare_optimizers
+from outgrow.training.precheck import check_check
 from outgrow.training.run import Run, schedule_of
 from outgrow.training.schedule import At, Schedule, When
 from outgrow.training.sharded import is_sharded
@@ -55,7 +56,8 @@ class Grow(transformers.TrainerCallback):
             Rules look at the metrics of an epoch's evaluation, e.g. `outgrow.plateau("eval_loss")`.
         example: what the model can be run on: a dict of keyword arguments (a batch), or a tensor.
         seed: for the free values of growths.
-        check: compare old and new outputs at each growth.
+        check: compare old and new outputs at each growth: True (brief where it was rehearsed), "full" or False, as for
+            `outgrow.Run`.
         log: where else each growth is told, as for `outgrow.Run`; the Trainer's own log has it.
 
     `grow.run` is the `outgrow.Run` once training has begun. With `load_best_model_at_end` the best model is sought anew after
@@ -74,9 +76,10 @@ class Grow(transformers.TrainerCallback):
         example: Example,
         *,
         seed: int = 0,
-        check: bool = True,
+        check: bool | str = True,
         log: Any = None,
     ) -> None:
+        check_check(check)
         self.schedule = schedule_of(schedule)
         self.example, self.seed, self.check, self.log = example, seed, check, several(log)
         self.run: Run | None = None

@@ -142,6 +142,7 @@ class Ranks:
 
     model: nn.Module
     example: Example
+    lengths: Sequence[int] | None = None  # of the part of the example that will do
     group: Any = None
     before: Mapping[str, int] = field(default_factory=dict)
     again: Callable[[], None] = lambda: None
@@ -210,21 +211,26 @@ def checksums(model: nn.Module) -> dict[str, int]:
 
 @contextlib.contextmanager
 def together(
-    given: Any, model: nn.Module, copies: Sequence[nn.Module], optimizers: Sequence[Any], example: Example
+    given: Any,
+    model: nn.Module,
+    copies: Sequence[nn.Module],
+    optimizers: Sequence[Any],
+    example: Example,
+    lengths: Sequence[int] | None = None,
 ) -> Iterator[Ranks]:
     """A growth of the model in what was given, with all that is around it: alike on all ranks, or on none."""
     wrappers = wrappers_around([model, *copies], given)
     check_renewable(wrappers)
     buffers: list[tuple[Tensor, Tensor]] = []
     with gathered([model, *copies], optimizers) as shards:
-        ranks = Ranks(model, example, shards.group, again=shards.again)
+        ranks = Ranks(model, example, lengths, shards.group, again=shards.again)
         for wrapper in wrappers[:1]:
             if dist.get_world_size(wrapper.process_group) > 1:
                 ranks.group, buffers = wrapper.process_group, _buffers_from_first(wrapper)
         try:
             if ranks.group is not None:
                 ranks.before = checksums(model)
-                ranks.example = _from_first(example, ranks.group)
+                ranks.example, ranks.lengths = _from_first(example, lengths, ranks.group)
             yield ranks
         except BaseException as error:
             with torch.no_grad():
@@ -247,11 +253,11 @@ def _buffers_from_first(wrapper: DistributedDataParallel) -> list[tuple[Tensor, 
     return before
 
 
-def _from_first(example: Example, group: Any) -> Example:
-    """The example with the tensors of rank 0's, where this rank has its own."""
+def _from_first(example: Example, lengths: Sequence[int] | None, group: Any) -> tuple[Example, Sequence[int] | None]:
+    """The example with the tensors of rank 0's, where this rank has its own; and which part of it rank 0 looks at."""
     leaves, form = tree_flatten(example)
     mine = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    sent: list[Any] = [[leaves[index].detach().cpu() for index in mine]]
+    sent: list[Any] = [[leaves[index].detach().cpu() for index in mine], lengths]
     dist.broadcast_object_list(sent, src=dist.get_global_rank(group, 0), group=group)
     if len(sent[0]) != len(mine):
         raise GrowthError(
@@ -260,4 +266,4 @@ def _from_first(example: Example, group: Any) -> Example:
     for index, tensor in zip(mine, sent[0], strict=True):
         leaves[index] = tensor.to(leaves[index].device)
     result: Example = tree_unflatten(leaves, form)
-    return result
+    return result, sent[1]

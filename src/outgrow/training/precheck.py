@@ -44,6 +44,14 @@ def check_parts(optimizers: Sequence[Any], schedulers: Sequence[Any], also: Any,
         )
 
 
+def check_check(check: Any) -> None:
+    """How outputs are compared at a growth."""
+    if not (isinstance(check, bool) or (isinstance(check, str) and check == "full")):
+        raise GrowthError(
+            f"check={check!r}: write True (brief where a growth was rehearsed), 'full' (thorough) or False (none)"
+        )
+
+
 def _check_line_search(optimizers: Sequence[Optimizer], schedule: Schedule) -> None:
     """LBFGS follows no growth of what it trains, and its updates can't be scaled."""
     found = [isinstance(optimizer, LBFGS) for optimizer in optimizers]

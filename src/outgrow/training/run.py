@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from outgrow.admit import bare, check_averages, check_model, check_seed
 from outgrow.apply import Journal
+from outgrow.brief import study
 from outgrow.errors import CheckpointError, GrowthError, OptimizerError, Problem, ScheduleError
 from outgrow.grow import carry_through, several
 from outgrow.plan import Plan
@@ -40,7 +41,7 @@ from outgrow.training.optimizer import check_optimizers
 from outgrow.training.optimizer import unwrapped as bare_optimizers
 from outgrow.training.pace import Pace
 from outgrow.training.parallel import check_renewable, renew_around, wrappers_around
-from outgrow.training.precheck import as_loss, as_number, check_parts
+from outgrow.training.precheck import as_loss, as_number, check_check, check_parts
 from outgrow.training.rates import scale_decay, scale_rates
 from outgrow.training.resume import Parts, pack, restore
 from outgrow.training.rules import Metrics, Plateau, Reached
@@ -68,7 +69,9 @@ class Run:
         also: whatever else is to be saved and loaded with the run, by name: anything with `state_dict` and `load_state_dict`
             (a GradScaler, a sampler), or a torch.Generator.
         seed: for the free values of growths.
-        check: compare old and new outputs at each growth.
+        check: compare old and new outputs at each growth. By default that is brief, where the growth was rehearsed: one pass
+            each in eval mode, on as little of the example as shows all of the model; where not, and with "full", it is as
+            thorough as `outgrow.grow`'s, in both modes. False: nothing is compared.
         log: where each growth is told, besides the terminal: a `logging.Logger`, a callable, a TensorBoard writer, a logger of
             Lightning's, a .csv or .jsonl file; one or several. `quiet=True` keeps the terminal free.
         position: of the run that this one goes on with (`Run.position`), if the model has been through its growths already.
@@ -101,12 +104,13 @@ class Run:
         *,
         also: Mapping[str, Any] | None = None,
         seed: int = 0,
-        check: bool = True,
+        check: bool | str = True,
         log: Any = None,
         quiet: bool = False,
         position: Mapping[str, Any] | None = None,
     ) -> None:
         check_seed(seed)
+        check_check(check)
         self.model, self.example, self.seed, self.check = model, example, seed, check
         self.schedule = schedule_of(schedule)
         self.optimizers: list[Any] = several(optimizer)
@@ -128,6 +132,7 @@ class Run:
         self.timeline: Timeline = timeline(bare(model), example, Schedule(list(ahead.values())), seeds)
         self._check_late(list(ahead.values()))
         self._ready = {number: stage.ready for number, stage in zip(ahead, self.timeline.stages[1:], strict=True)}
+        self._brief = study(bare(model), example) if check is True and any(self._ready.values()) else None
         self.pace = Pace(bare(model), self.optimizers)
         for average_ in self.averages:
             share_gates(bare(model), getattr(average_, "module", average_))
@@ -325,8 +330,9 @@ class Run:
                 self.optimizers,
                 self.averages,
                 self.seed + number,
-                self.check,
+                bool(self.check),
                 ready=self._ready.get(number),
+                brief=self._brief,
             )
         except BaseException:
             journal.undo()

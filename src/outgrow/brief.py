@@ -1,0 +1,201 @@
+"""What a brief check of outputs needs, found out before a run starts: that eval mode will do, and on how little of the example.
+
+At a growth that was rehearsed, a run compares one pass of the old model with one of the grown model, in eval mode, on a part of
+the example. Two things are looked at beforehand to see that this shows what a thorough check would show.
+
+*Modes.* The model is watched in both modes, without numbers. If train mode makes the same sums, products and norms in the same
+order, and differs in noise, elementwise factors and where batch statistics come from, then a plan that is exact in one mode is
+exact in the other: units that are alike have alike statistics, and units that nobody reads, or that are zero, stay so. Whatever
+else train mode does (heads of its own, losses) needs the thorough check.
+
+*Parts.* Let y be the outputs, and r random numbers of their shape. A tensor w of the model *shows* in the outputs by
+
+    s(w) = ‖∂⟨r, y⟩ / ∂w‖ / ‖y‖
+
+which does not depend on how many outputs there are, nor on their scale. A part of the example will do if each tensor shows on
+it at least a tenth as much as on the whole, by three quarters as many of its entries (fewer will do of a table, of which the
+whole shows less than half). One sample of a model that compares samples, one that half of the units are off for, or a text that
+some expert never sees, will not. Parts are one sample, and then shorter lengths (of sequences, of both sides of an image), of
+which at least 64 are left.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from outgrow.sandbox import elementary, on_meta, precise, random_state, substituted, tensors_of, untouched
+from outgrow.trace import Example, call, outputs_in
+from outgrow.training.compiled import uncompiled
+from outgrow.verify import HALF, Sober, many, real_numbers, wider
+
+LEAST = 64  # of a length that is cut: what attends, normalises or pools over it still has something to choose from
+SHARE, ENTRIES = 0.1, 0.75  # a share of a random length: that of few numbers varies a good deal
+FACTORIES = ("empty", "new_", "zeros", "ones", "full", "rand", "scalar_tensor", "arange", "_to_copy", "clone", "copy_", "fill_")
+
+
+@dataclass(frozen=True)
+class Brief:
+    """How to look at a model briefly: what is left of each axis of each tensor of its example, one after the other."""
+
+    lengths: tuple[int, ...]
+    drops: bool = False  # in train mode, numbers are dropped at random
+
+
+@uncompiled()
+def study(model: nn.Module, example: Example) -> Brief | None:
+    """How a rehearsed growth of this model can be checked briefly; None if it can't."""
+    with random_state():
+        passes = _watched(model, example)
+        if passes is None or passes[0].names != passes[1].names:
+            return None
+        return Brief(_least(model, example), passes[1].drops)
+
+
+def part_of(example: Example, lengths: Sequence[int]) -> Example:
+    """The first so many entries along each axis."""
+    leaves, form = tree_flatten(example)
+    ahead = iter(lengths)
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            for axis in range(leaf.ndim):
+                leaf = leaf.narrow(axis, 0, next(ahead))
+            leaves[index] = leaf.contiguous()
+    part: Example = tree_unflatten(leaves, form)
+    return part
+
+
+class Watch(TorchDispatchMode):
+    """Notes what is computed besides noise and what is done entry by entry: names of operators and shapes of results."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[tuple[Any, ...]] = []
+        self.drops = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = str(func.overloadpacket).removeprefix("aten.")
+        noise = torch.Tag.nondeterministic_seeded in func.tags
+        self.drops |= noise and bool(args) and isinstance(args[0], Tensor) and many(args[0])
+        if noise or func.is_view or torch.Tag.pointwise in func.tags or name.startswith(FACTORIES):
+            return result
+        results = result if isinstance(result, (tuple, list)) else [result]
+        shapes = [tuple(one.shape) for one in results if isinstance(one, Tensor)]
+        self.names.append(("batch_norm" if "batch_norm" in name else name, *shapes[:1]))  # the others may be statistics
+        return result
+
+
+def _watched(model: nn.Module, example: Example) -> tuple[Watch, Watch] | None:
+    """A pass in eval mode and one in train mode; without numbers if the model runs without."""
+    meta = {name: tensor.detach().to("meta") for name, tensor in tensors_of(model).items()}
+    for tensors, given in ((meta, on_meta(example)), (tensors_of(model), example)):
+        try:
+            watches = Watch(), Watch()
+            for training, watch in enumerate(watches):
+                with untouched(model, buffers=tensors is not meta), elementary(), substituted(model, tensors):
+                    model.train(bool(training))
+                    with watch:
+                        call(model, given)
+            return watches
+        except Exception:  # code that looks at numbers; or a mode that the example is not made for
+            continue
+    return None
+
+
+def _least(model: nn.Module, example: Example) -> tuple[int, ...]:
+    """Lengths of the least part that will do."""
+    shapes = [tuple(leaf.shape) for leaf in tree_flatten(example)[0] if isinstance(leaf, Tensor)]
+    best = [list(shape) for shape in shapes]
+    try:
+        whole = shown(model, example)
+    except Exception:  # no gradients: then nothing tells what a part would show
+        whole = []
+    if not any(showing.much for showing in whole):
+        return _flat(best)
+    for lengths in _samples(shapes):
+        if _shows(model, part_of(example, _flat(lengths)), whole):
+            best = lengths
+    for size in sorted({size for shape in shapes for size in shape[1:]}, reverse=True):
+        for less in _lesser(size):
+            lengths = [[now[0], *(less if n == size else n for n in now[1:])] if now else [] for now in best]
+            if _shows(model, part_of(example, _flat(lengths)), whole):
+                best = lengths
+                break
+    return _flat(best)
+
+
+def _samples(shapes: Sequence[tuple[int, ...]]) -> Iterator[list[list[int]]]:
+    """One sample, where all tensors have samples along their first axis."""
+    counts = {shape[0] if shape else 0 for shape in shapes}
+    if len(counts) == 1 and counts.pop() > 1:
+        yield [[1, *shape[1:]] for shape in shapes]
+
+
+def _lesser(size: int) -> list[int]:
+    """Halves of halves, the least first."""
+    sizes = []
+    while size % 2 == 0 and size // 2 >= LEAST:
+        size //= 2
+        sizes.append(size)
+    return sizes[::-1]
+
+
+def _flat(lengths: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    return tuple(length for axes in lengths for length in axes)
+
+
+def _shows(model: nn.Module, part: Example, whole: Sequence[Showing]) -> bool:
+    try:
+        return all(here.enough(there) for here, there in zip(shown(model, part), whole, strict=True))
+    except Exception:  # it does not run on the part
+        return False
+
+
+@dataclass(frozen=True)
+class Showing:
+    """How much a tensor shows in outputs, and by which share of its entries."""
+
+    much: float
+    entries: float
+
+    def enough(self, whole: Showing) -> bool:
+        return self.much >= SHARE * whole.much and (whole.entries < 0.5 or self.entries >= ENTRIES * whole.entries)
+
+
+def shown(model: nn.Module, example: Example) -> list[Showing]:
+    """For each parameter, how much it shows in the outputs on the example; the model is left as it was.
+
+    Parameters that are zero, and hide what is before them as long as they are, are taken to be random numbers.
+    """
+    half = any(tensor.dtype in HALF for tensor in tensors_of(model).values())
+    generator = torch.Generator().manual_seed(0)
+    tensors = {name: tensor.detach() for name, tensor in tensors_of(model).items()}
+    tensors = {name: tensor.float() if tensor.dtype in HALF else tensor for name, tensor in tensors.items()}
+    learned = [name for name, one in model.named_parameters() if one.is_floating_point() and one.numel()]
+    for name in learned:
+        if not bool(tensors[name].any()):
+            tensors[name] = torch.randn(tensors[name].shape, generator=generator).to(tensors[name]) * 0.1
+    leaves = [tensors[name].requires_grad_() for name in learned]
+    with untouched(model), precise(), substituted(model, tensors), torch.enable_grad():
+        for module in model.modules():
+            module._backward_hooks = module._backward_pre_hooks = OrderedDict()  # nobody is to hear of these gradients
+        model.eval()
+        with Sober():
+            outputs = real_numbers(outputs_in(call(model, wider(example) if half else example)))
+        total = torch.zeros((), device=leaves[0].device)
+        for output in outputs:
+            numbers = output[torch.isfinite(output)]
+            random = torch.randn(numbers.shape, generator=generator).to(numbers)
+            total = total + ((numbers * random).sum() / numbers.detach().norm().clamp_min(1e-30)).to(total)
+        gradients = torch.autograd.grad(total, leaves, allow_unused=True)
+    none = torch.zeros((2,), device=leaves[0].device)
+    found = [none if g is None else torch.stack([g.norm(), g.count_nonzero() / g.numel()]).to(none) for g in gradients]
+    return [Showing(much, entries) for much, entries in torch.stack(found).tolist()]
