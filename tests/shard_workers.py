@@ -71,6 +71,32 @@ def fully_sharded() -> None:
     assert sum(len(module._forward_pre_hooks) for module in model.modules()) == 3  # one a group, none doubled
 
 
+def sharded_run() -> None:
+    """A run of a sharded model: rehearsed whole, grown by its schedule, as one process grows by it."""
+    events = [outgrow.At(step=5, grow=[outgrow.Widen("0", by=4)], lr=0.5), outgrow.At(step=8, grow=[outgrow.Deepen("2")])]
+    data, results = batches(12), []
+    for sharded in (False, True):
+        model = network()
+        if sharded:
+            shard(model, sharding())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        before = list(model.parameters())
+        run = outgrow.Run(model, X.double(), optimizer, events, quiet=True)
+        assert all(one is two for one, two in zip(before, model.parameters(), strict=True))
+        for batch in data:
+            train(model, optimizer, [batch], share if sharded else whole)
+            run.step()
+        assert len(run.records) == 2
+        results.append(whole_of(model) if sharded else {name: value.detach() for name, value in model.named_parameters()})
+    alone, together = results
+    assert list(alone) == list(together)
+    for name, value in alone.items():
+        torch.testing.assert_close(together[name], value, rtol=1e-9, atol=1e-9)
+    assert "torch.distributed.checkpoint" in refusal(run.save, "run.pt")
+    wanted = [outgrow.At(step=5, grow=[outgrow.Widen("0", by=4)], new_lr=2)]
+    assert "leave them out" in refusal(outgrow.Run, model, X.double(), optimizer, wanted, quiet=True)
+
+
 def sharded_refusals() -> None:
     """Whatever goes wrong, the sharded model and its optimizer are as before, and go on as if nothing had been."""
     from torch.distributed.fsdp import FSDPModule

@@ -10,13 +10,15 @@ import torch
 from torch.optim import LBFGS, Optimizer
 
 from outgrow.apply import Journal
-from outgrow.errors import GrowthError, OptimizerError, Problem
+from outgrow.errors import GrowthError, OptimizerError, Problem, ScheduleError
 from outgrow.training.optimizer import unwrapped
 from outgrow.training.rates import scale_rates
 from outgrow.training.schedule import Schedule
 
 
-def check_parts(optimizers: Sequence[Any], schedulers: Sequence[Any], also: Any, schedule: Schedule) -> None:
+def check_parts(
+    optimizers: Sequence[Any], schedulers: Sequence[Any], also: Any, schedule: Schedule, sharded: bool = False
+) -> None:
     """Raise if something can't be saved, can't follow a growth, or belongs to something else."""
     if not isinstance(also, Mapping):
         raise GrowthError(f"also= is of type {type(also).__name__}: write a dict of names, e.g. also={{'scaler': scaler}}")
@@ -25,6 +27,9 @@ def check_parts(optimizers: Sequence[Any], schedulers: Sequence[Any], also: Any,
             raise GrowthError(
                 f"{name} is of type {type(part).__name__}, which has no state_dict and load_state_dict to save it by"
             )
+    if sharded and any(event.new_lr is not None or event.train == "new" for event in schedule):
+        reason = "updates are scaled entry by entry, and each process has some entries only"
+        raise GrowthError("a sharded model learns alike everywhere", [Problem("new_lr=, train=", reason, "leave them out")])
     real = unwrapped(optimizers)
     for scheduler in schedulers:
         _check_own(scheduler, real)
@@ -81,6 +86,13 @@ def as_number(name: str, value: Any) -> float:
         return float(value.detach() if isinstance(value, torch.Tensor) else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise GrowthError(f"{name} is no number: {error}") from None
+
+
+def measured(metrics: Any) -> dict[str, float]:
+    """What an epoch measured, as numbers by name."""
+    if not isinstance(metrics, Mapping | None):
+        raise ScheduleError(f"metrics are a dict of numbers by name, not {metrics!r}: run.epoch({{'val_loss': …}})")
+    return {name: as_number(f"the metric {name!r}", value) for name, value in (metrics or {}).items()}
 
 
 def as_loss(value: Any) -> torch.Tensor | float:

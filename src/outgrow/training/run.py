@@ -41,13 +41,14 @@ from outgrow.training.optimizer import check_optimizers
 from outgrow.training.optimizer import unwrapped as bare_optimizers
 from outgrow.training.pace import Pace
 from outgrow.training.parallel import check_renewable, renew_around, wrappers_around
-from outgrow.training.precheck import as_loss, as_number, check_check, check_parts
+from outgrow.training.precheck import as_loss, as_number, check_check, check_parts, measured
 from outgrow.training.rates import scale_decay, scale_rates
 from outgrow.training.resume import Parts, pack, restore
 from outgrow.training.rules import Metrics, Plateau, Reached
 from outgrow.training.runfile import read_run
 from outgrow.training.safely import plain, save_safely
 from outgrow.training.schedule import At, Schedule, When
+from outgrow.training.sharded import is_sharded, seen_whole
 from outgrow.training.steps import Steps
 from outgrow.training.terminal import line, track
 from outgrow.training.timeline import Timeline, timeline
@@ -116,32 +117,39 @@ class Run:
         self.optimizers: list[Any] = several(optimizer)
         self.schedulers, self.averages, self.log, self.quiet = several(scheduler), several(average), several(log), quiet
         self.also: Mapping[str, Any] = {} if also is None else also
-        check_model(bare(model))
         if not self.optimizers:
             raise OptimizerError("a run needs its optimizer: pass the one that was made from model.parameters()")
-        check_optimizers(self.optimizers, bare(model), NOTHING)
-        check_averages(self.averages, bare(model))
-        check_parts(self.optimizers, self.schedulers, self.also, self.schedule)
-        check_sinks(self.log)
-        check_renewable(wrappers_around([bare(model)], model))
-        if position is not None:
-            self._check_position(position)
-        self.done: list[int] = [] if position is None else self._matched(position)  # events that have happened, by number
-        ahead = dict(self._waiting())
-        seeds = [seed + number for number in ahead]
-        self.timeline: Timeline = timeline(bare(model), example, Schedule(list(ahead.values())), seeds)
-        self._check_late(list(ahead.values()))
-        self._ready = {number: stage.ready for number, stage in zip(ahead, self.timeline.stages[1:], strict=True)}
-        self._brief = study(bare(model), example) if check is True and any(self._ready.values()) else None
+        copies = [bare(getattr(one, "module", one)) for one in self.averages]
+        with seen_whole([bare(model), *copies], self.optimizers) as sharded:
+            self._look_ahead(position, sharded)
         self.pace = Pace(bare(model), self.optimizers)
-        for average_ in self.averages:
-            share_gates(bare(model), getattr(average_, "module", average_))
+        for copy in copies:
+            share_gates(bare(model), copy)
         self.steps, self.epochs = 0, 0
         self.metrics: list[dict[str, float]] = []  # of the epochs since the last growth
         self.records: list[Record] = []
         self._loss: Any = None
         self._untold: Record | None = None
         self._taken = Steps(bare(model), bare_optimizers(self.optimizers))
+
+    def _look_ahead(self, position: Mapping[str, Any] | None, sharded: bool) -> None:
+        """Check everything, and rehearse what is to come."""
+        model, example, check = self.model, self.example, self.check
+        check_model(bare(model))
+        check_optimizers(self.optimizers, bare(model), NOTHING)
+        check_averages(self.averages, bare(model))
+        check_parts(self.optimizers, self.schedulers, self.also, self.schedule, sharded)
+        check_sinks(self.log)
+        check_renewable(wrappers_around([bare(model)], model))
+        if position is not None:
+            self._check_position(position)
+        self.done: list[int] = [] if position is None else self._matched(position)  # events that have happened, by number
+        ahead = dict(self._waiting())
+        seeds = [self.seed + number for number in ahead]
+        self.timeline: Timeline = timeline(bare(model), example, Schedule(list(ahead.values())), seeds)
+        self._check_late(list(ahead.values()))
+        self._ready = {number: stage.ready for number, stage in zip(ahead, self.timeline.stages[1:], strict=True)}
+        self._brief = study(bare(model), example) if check is True and any(self._ready.values()) else None
 
     def __repr__(self) -> str:
         return f"Run({type(bare(self.model)).__name__}: {self._told()})"
@@ -179,7 +187,7 @@ class Run:
 
     def _decide(self, metrics: Any) -> tuple[dict[str, float], list[int]]:
         """What was measured in an epoch that ends now, and the events that are due."""
-        given = _measured(metrics)
+        given = measured(metrics)
         past = [*self.metrics, given]
         rules = [(number, event) for number, event in self._waiting() if isinstance(event, When)]
         if rules and not given:
@@ -199,6 +207,11 @@ class Run:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that this run needs to go on; `torch.load(weights_only=True)` reads it back."""
+        if is_sharded(bare(self.model)):
+            raise CheckpointError(
+                "a sharded run can't be saved in one file: save model and optimizer by torch.distributed.checkpoint, with "
+                "outgrow.training.dcp.history_state(model), and run.position() beside them"
+            )
         return {"outgrow": self.position(), **pack(self._parts())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -371,12 +384,6 @@ class Run:
         size = sum(parameter.numel() for parameter in bare(self.model).parameters())
         ahead = f"next growth: {waiting[0][1].time}" if waiting else "no more growths"
         return f"epoch {self.epochs + 1} · step {self.steps:,} · {size:,} parameters · {ahead}"
-
-
-def _measured(metrics: Any) -> dict[str, float]:
-    if not isinstance(metrics, Mapping | None):
-        raise ScheduleError(f"metrics are a dict of numbers by name, not {metrics!r}: run.epoch({{'val_loss': …}})")
-    return {name: as_number(f"the metric {name!r}", value) for name, value in (metrics or {}).items()}
 
 
 def _mark(event: At | When) -> str:

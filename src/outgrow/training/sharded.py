@@ -141,6 +141,21 @@ def gathered(models: Sequence[nn.Module], optimizers: Sequence[Any]) -> Iterator
     watch_for_gone(shards.gone)
 
 
+@contextlib.contextmanager
+def seen_whole(models: Sequence[nn.Module], optimizers: Sequence[Any]) -> Iterator[bool]:
+    """Sharded models as plain ones, for a look that changes nothing: then all is as it was. Whether any is sharded."""
+    sharded = [model for model in models if is_sharded(model)]
+    if not sharded:
+        yield False
+        return
+    shards = Shards(_roots(sharded), unwrapped(optimizers))
+    try:
+        _gather(shards)
+        yield True
+    finally:
+        shards.journal.undo()
+
+
 def _roots(models: Sequence[nn.Module]) -> list[tuple[nn.Module, How]]:
     """The modules that were sharded, each with the function that did it."""
     from torch.distributed.fsdp import FSDPModule
