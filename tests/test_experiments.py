@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from experiments import agreement, protocol
 from experiments import data as data_module
-from experiments import protocol
 from experiments.__main__ import command_of, main, parse, quick, seeds_of
 from experiments.arms import READINGS, Arm, Grow, Stage, paper_arms
 from experiments.data import Data, DataError, batches, cifar10
@@ -317,3 +317,18 @@ def test_options() -> None:
     assert seeds_of("0,3", "paper") == [0, 3]
     assert [stage.epochs for stage in quick(paper_arms()[0]).stages] == [3, 9]
     assert "--engine" not in command_of(parse([]))
+
+
+def test_engines_are_compared_on_the_same_networks_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "STEPS", 20)
+
+    def shape(model: torch.nn.Module) -> str:
+        return str([parameter.shape for parameter in model.parameters()])
+
+    engines = {"eager": (Eager, shape), "again": (Eager, shape), "one ulp off": (agreement.Jostled, shape)}
+    result = agreement.compare(some_data(160), "cpu", engines, batch=8)
+    for arm in agreement.ARMS:
+        assert len(result["losses"]["eager"][arm]) == 100
+        assert agreement.apart(result, "again", arm, 100) == 0
+        assert agreement.apart(result, "one ulp off", arm, 100) > 0
+        assert agreement.apart(result, "one ulp off", arm, 1) < 1e-4
