@@ -2,10 +2,11 @@
 
     python -m experiments.agreement --device cuda --data data        writes results/agreement.json
 
-Three arms (a widened, a deepened and a small one) are trained for an epoch by the plain loop, grown, and from there trained for
-a hundred steps by each engine on the same batches. Adam makes much of little: where a gradient is nearly zero, its sign decides,
-so that two runs that differ by rounding part after some steps. How fast is measured too, by a plain loop whose weights begin one
-unit in the last place off. The fused engine agrees if it parts from the plain loop no faster than that one does.
+Three arms (a widened, a deepened and a small one) are trained for an epoch by the plain loop, grown, and from there trained
+for a hundred steps by each engine on the same batches. Adam makes much of little: where a gradient is nearly zero, its sign
+decides, so that two runs that differ by rounding part after some steps. How fast is measured too, by a plain loop whose
+weights begin one unit in the last place off. The fused engine agrees if it parts from the plain loop no faster than that one
+does.
 
 That whole runs end alike is another question: `python -m experiments ARM --engine eager` trains an arm by the plain loop, and
 `results/eager` has three of them.

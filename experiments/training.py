@@ -260,7 +260,7 @@ class Training:
         for place, one in enumerate(trainees):
             curve = one.curve
             if one.done < 100:
-                curve.steps += [round(value, 6) for value in losses[place, : 100 - one.done].tolist()]
+                curve.steps += [round(value, 8) for value in losses[place, : 100 - one.done].tolist()]
             one.done += steps
             spent_before = curve.seconds[-1] if curve.seconds else 0.0
             curve.add(
