@@ -76,6 +76,19 @@ def cifar10(folder: Path) -> Data:
     return Data(torch.cat([i for i, _ in train]), torch.cat([y for _, y in train]), *parts[-1], mean, deviation)
 
 
+def digits() -> Data:
+    """Scikit-learn's digits, 1,797 real images of 8 × 8: every fourth one, after a fixed shuffle, is kept for the test."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = torch.tensor(bunch.images * 15.9375).to(torch.uint8)[:, None]
+    labels = torch.tensor(bunch.target)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    test, train = order[::4], order[torch.arange(len(order)) % 4 != 0]
+    numbers = images[train].float() / 255
+    return Data(images[train], labels[train], images[test], labels[test], numbers.mean().view(1), numbers.std().view(1))
+
+
 def read_records(path: Path, digest: str) -> tuple[Tensor, Tensor]:
     if not path.exists():
         raise DataError(f"{path} is missing: unpack the archive from {PAGE} once more")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import outgrow
 from experiments.arms import Grow
-from experiments.models import ResNetCifar, SmallConv
+from experiments.models import SmallConv
 
 WIDENINGS: dict[str, Any] = {
     "r2r": outgrow.R2R,
@@ -26,8 +26,8 @@ def transforms(model: nn.Module, grow: Grow) -> list[Any]:
         where = "conv1" if isinstance(model, SmallConv) else "*"
         method = WIDENINGS[grow.method](init=grow.init, scale=grow.scale)
         return [outgrow.Widen(where, factor=grow.factor, method=method, fade=grow.fade)]
-    assert isinstance(model, ResNetCifar)
-    places = [f"{name}.{number}" for name in ("layer1", "layer2") for number in range(len(model.get_submodule(name)))]
+    stages = {name: module for name, module in model.named_children() if name.startswith("layer")}
+    places = [f"{name}.{number}" for name, module in stages.items() for number in range(len(list(module.children())))]
     return [outgrow.Deepen(place, method=grow.method, fade=grow.fade) for place in places]
 
 

@@ -85,9 +85,25 @@ class SmallConv(nn.Module):
         return self.fc2(F.relu(self.fc1(x.flatten(1))))
 
 
+class DigitsNet(nn.Module):
+    """For the demo: a residual network on images of 8 × 8 pixels, 64 r channels wide."""
+
+    def __init__(self, r: float, blocks: int, classes: int = 10) -> None:
+        super().__init__()
+        width = int(64 * r)
+        self.conv1 = nn.Conv2d(1, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.layer1 = stage(width, width, blocks, 1, residual=True)
+        self.fc = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        return self.fc(self.layer1(x).mean(dim=(2, 3)))
+
+
 @dataclass(frozen=True)
 class Net:
-    """Which network: `kind` is "resnet" or "small"."""
+    """Which network: `kind` is "resnet", "small" or "digits"."""
 
     kind: str = "resnet"
     r: float = 1 / 8
@@ -97,9 +113,13 @@ class Net:
     def build(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
+            if self.kind == "digits":
+                return DigitsNet(self.r, self.blocks)
             return SmallConv() if self.kind == "small" else ResNetCifar(self.r, self.blocks, self.residual)
 
     def __str__(self) -> str:
         if self.kind == "small":
             return "SmallConv"
+        if self.kind == "digits":
+            return f"{int(64 * self.r)} channels, {self.blocks} blocks"
         return f"ResNetCifar-{2 + 4 * self.blocks}({self.r:.4g})" + ("" if self.residual else " without residual connections")

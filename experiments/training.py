@@ -180,7 +180,7 @@ class Training:
     def _priced(self, trainee: Trainee) -> Trainee:
         shape = self.shape(trainee.model)
         if shape not in self.costs:
-            self.costs[shape] = step_flops(trainee.model)[0] * self.batch
+            self.costs[shape] = step_flops(trainee.model, self.data.images.shape[1:])[0] * self.batch
         trainee.flops = self.costs[shape]
         return trainee
 
