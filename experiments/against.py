@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from experiments.findings import amount, points, share, verdict
+from experiments.findings import amount, points, share, signed, verdict
 from experiments.looks import look
-from experiments.tables import Numbers, cost, paired
+from experiments.tables import Numbers, cost, late_mean, paired
 
 AGREES, DIFFERS, PARTLY, MISSING = "agrees", "differs", "in part", "not run"
 
@@ -30,9 +30,7 @@ def finals(kind: str, arms: tuple[str, ...], why: str) -> Callable[[Numbers], Cl
             return None
         near = [row for row in rows if row.difference and abs(row.difference.value) <= 1]
         told = "; ".join(
-            f"{look(row.arm).label} {row.mean:.1f} ({row.difference.value:+.1f})".replace("-", "−")
-            for row in rows
-            if row.difference
+            f"{look(row.arm).label} {row.mean:.1f} ({signed(row.difference.value)})" for row in rows if row.difference
         )
         result = AGREES if len(near) == len(rows) else PARTLY if near else DIFFERS
         numbers_told = "; ".join(f"{look(row.arm).label} {row.paper:.1f}" for row in rows)
@@ -118,12 +116,13 @@ def by_updates_and_flops(what: str, grown: str, scratch: str) -> Callable[[Numbe
         if grown not in results or scratch not in results:
             return None
         told, signs = [], []
-        for target in (65.0, 68.0):
+        final = late_mean(results, scratch)
+        for target, what_for in ((65.0, "65 %"), (68.0, "68 %"), (final, f"scratch's final {final:.1f} %")):
             rows = [cost(results, grown, scratch, target, "", "nothing", axis) for axis in ("epochs", "flops")]
             if any(row is None or row.saving is None or row.reached < row.n for row in rows):
                 continue
             savings = [row.saving for row in rows if row and row.saving]
-            told.append(f"to {target:g} %: {share(savings[0], 'epochs')}; {share(savings[1])}")
+            told.append(f"to {what_for}: {share(savings[0], 'epochs')}; {share(savings[1])}")
             signs.append((savings[0].value <= 0 or not savings[0].clear, savings[1].clear and savings[1].value > 0))
         if not told:
             return None

@@ -66,6 +66,7 @@ def save(figure: Any, folder: Path, name: str) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.png", folder / f"{name}.pdf"]
     figure.savefig(paths[0], metadata={"Software": None})
+    figure.set_layout_engine("none")  # the layout is found; it need not be again
     figure.savefig(paths[1], metadata={"CreationDate": None, "Producer": None, "Creator": None})
     return paths
 

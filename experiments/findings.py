@@ -16,20 +16,26 @@ from experiments.tables import TARGETS, Cost, Numbers, paired
 
 @dataclass(frozen=True)
 class Finding:
-    """`tone`: "good" where growth paid, "bad" where it did not, "plain" otherwise."""
+    """`figure` is its number in large; `tone` is "good" where growth paid, "bad" where it did not, "plain" otherwise."""
 
+    figure: str
     title: str
     text: str
     tone: str = "plain"
 
 
-def interval(one: Estimate, factor: float = 1, digits: int = 1) -> str:
-    return f"[{factor * one.low:+.{digits}f}, {factor * one.high:+.{digits}f}]".replace("-", "−")
+def signed(number: float, digits: int = 1) -> str:
+    """With its sign, and no minus before nothing."""
+    return f"{round(number, digits) + 0.0:+.{digits}f}".replace("-", "−")
+
+
+def interval(one: Estimate) -> str:
+    return f"[{signed(one.low)}, {signed(one.high)}]"
 
 
 def points(one: Estimate) -> str:
     """+3.5 points [+2.0, +4.7]"""
-    return f"{one.value:+.1f} points {interval(one)}".replace("-", "−")
+    return f"{signed(one.value)} points {interval(one)}"
 
 
 def verdict(one: Estimate, more: str, less: str) -> str:
@@ -55,14 +61,14 @@ def exactness(numbers: Numbers) -> Finding | None:
     count, error = sum(row.n for row in exact), max(row.error for row in exact)
     title = "A growth loses nothing" if moved < 0.1 else f"Growths moved accuracy by up to {moved:.1f} points"
     text = (
-        f"{count} function-preserving growths in the middle of training: outputs moved by {error:.0e} of the largest one "
+        f"{count} function-preserving growths: outputs moved by {error:.0e} of the largest one "
         f"at most, the mean "
         f"accuracy of an arm by {moved:.2f} points at most."
     )
     if padded:
         worst = max(padded, key=lambda row: (row.before or 0) - row.after)
         text += f" Random padding, for comparison, took accuracy from {worst.before:.0f} % to {worst.after:.0f} % at a stroke."
-    return Finding(title, text, "good" if moved < 0.1 else "bad")
+    return Finding(f"± {moved:.2f}", title, text, "good" if moved < 0.1 else "bad")
 
 
 def endings(numbers: Numbers) -> Finding | None:
@@ -92,7 +98,8 @@ def endings(numbers: Numbers) -> Finding | None:
     padded = numbers.pair(grown, padding)
     if padded is not None:
         text += f" Against random padding: {verdict(padded.end, 'better', 'worse')} at the end."
-    return Finding(title, text)
+    shown = honest.end if honest is not None else pair.end
+    return Finding(signed(shown.value), title, text)
 
 
 def best_target(numbers: Numbers, grown: str, scratch: str) -> tuple[Cost, Cost] | None:
@@ -131,14 +138,14 @@ def speed(what: str, grown: str, scratch: str) -> Callable[[Numbers], Finding | 
         final = numbers.cost(grown, "scratch's final", "nothing")
         if final is not None and final.saving is not None:
             text += f" To where scratch ends ({final.target:.1f} %): {share(final.saving)}, from nothing."
-        text += (
-            " Every arm's rate drops at epoch 25, and accuracy leaps there: part of the saving is that the small network "
-            "gets to that "
-            "epoch for less."
-        )
-        return Finding(
-            title, text, "good" if pays and not (pair.late.clear and pair.late.value < 0) else "plain" if pays else "bad"
-        )
+        if what == "Widening":
+            text += (
+                " Every arm's rate drops at epoch 25, and accuracy leaps there: part of the saving is that the small network "
+                "gets to that epoch for less."
+            )
+        lower = pair.late.clear and pair.late.value < 0
+        figure = f"{signed(-100 * nothing.value, 0)} %"
+        return Finding(figure, title, text, "bad" if not pays else "plain" if lower else "good")
 
     return find
 
@@ -170,7 +177,8 @@ def reuse(numbers: Numbers) -> Finding | None:
     if pays and loses:
         text += " So growth pays when a small network is there already, not when one is trained this long for the purpose."
     title = f"With a trained small network at hand: {100 * min(one.value for one in saved):.0f} % of the compute saved"
-    return Finding(title if pays else "A trained small network did not clearly help", text, "good" if pays else "bad")
+    title = title if pays else "A trained small network did not clearly help"
+    return Finding(f"{signed(-100 * min(one.value for one in saved), 0)} %", title, text, "good" if pays else "bad")
 
 
 def pairs_explode(numbers: Numbers) -> Finding | None:
@@ -179,6 +187,7 @@ def pairs_explode(numbers: Numbers) -> Finding | None:
         return None
     jump, calm = theirs.worst_loss - theirs.first_loss, ours.worst_loss - ours.first_loss
     return Finding(
+        f"{theirs.first_loss:.1f} → {theirs.worst_loss:.1f}",
         "Exact is not enough: the step after counts" if jump > 2 * abs(calm) else "Both ways to close a block are calm",
         f"A new block that ends in a batch norm can be closed by paired weights, as the paper writes, or by γ = 0, as "
         f"outgrow does. "
@@ -195,6 +204,7 @@ def overfitted(numbers: Numbers) -> Finding | None:
         return None
     stuck = not (teacher.late.clear and teacher.late.value > 0)
     return Finding(
+        signed(scratch.late.value),
         "An overfitted network is not worth growing" if stuck else "A student of an overfitted teacher gains",
         f"The student of a teacher without weight decay, over the last ten epochs: against its teacher "
         f"{verdict(teacher.late, 'higher', 'lower')}; against the same network from scratch "
@@ -209,6 +219,7 @@ def initialised(numbers: Numbers) -> Finding | None:
         return None
     gap = std.one_epoch - he.one_epoch
     return Finding(
+        signed(pair.late.value),
         "He initialisation did no harm here" if abs(gap) < 1 else "The scale of new weights matters",
         f"One epoch after the growth: {std.one_epoch:.1f} % with the deviation of the weights that new ones join, "
         f"{he.one_epoch:.1f} % "
@@ -226,7 +237,11 @@ def filters(numbers: Numbers) -> Finding | None:
         f"{row.symmetry or math.nan:.2f}"
         for row in ends.values()
     )
-    return Finding(f"{look(best.arm).label} ends with the most diverse filters", f"At the end of training, over seeds: {told}.")
+    return Finding(
+        f"{best.diversity:.2f}",
+        f"{look(best.arm).label} ends with the most diverse filters",
+        f"At the end of training, over seeds: {told}.",
+    )
 
 
 FINDINGS: tuple[Callable[[Numbers], Finding | None], ...] = (
@@ -265,6 +280,31 @@ def lede(numbers: Numbers) -> str:
     return (
         f"The experiments of “Towards a More Complete Theory of Function Preserving Transforms”, run again on CIFAR-10: "
         f"{done.arms} arms, {each}, {done.epochs:,.0f} epochs of training and {done.growths} growths, "
-        f"{amount(done.flops, 'FLOP')} in "
-        f"{done.seconds / 60:,.0f} minutes on one {any_result['device']}. Every growth is a call of outgrow’s public functions."
+        f"{amount(done.flops, 'FLOP')} in {done.seconds / 60:,.0f} minutes of training on one {any_result['device']}. "
+        "Every growth is a call of outgrow’s public functions."
     )
+
+
+def summary(numbers: Numbers) -> str:
+    """The outcome in a few lines, good and bad."""
+    said = []
+    exact = exactness(numbers)
+    if exact is not None and exact.tone == "good":
+        said.append("At the moment it happens, growth changes nothing.")
+    there = numbers.cost("NCT-R2WiderR", "scratch's final, rate dropped", "reuse")
+    if there is not None and there.saving is not None:
+        said.append(
+            f"Where a trained small network is there already, a widened one reaches scratch's accuracy with "
+            f"{share(there.saving)}."
+        )
+    rows, ends = best_target(numbers, "FTT-R2WiderR", "FTT-RandomWide"), numbers.pair("FTT-R2WiderR", "FTT-RandomWide")
+    if rows is not None and rows[0].saving is not None and ends is not None:
+        said.append(
+            f"Where the small one must be trained first, widening it early takes {share(rows[0].saving)} to "
+            f"{rows[0].what}; its end, "
+            f"against scratch: {verdict(ends.late, 'higher', 'lower')}."
+        )
+    padded = numbers.pair("NCT-R2WiderR", "NCT-RandPadWiden")
+    if padded is not None:
+        said.append(f"Against random padding, 250 epochs later: {verdict(padded.late, 'higher', 'lower')}.")
+    return " ".join(said)

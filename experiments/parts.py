@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
@@ -16,7 +17,7 @@ from experiments.arms import CHOICES
 from experiments.curves import ACCOUNTS, Estimate, mean_curve
 from experiments.diversity import WHEN
 from experiments.figures import picture
-from experiments.findings import Finding, amount, interval
+from experiments.findings import Finding, amount, interval, share, signed
 from experiments.looks import look
 from experiments.tables import GROUPS, Cost, Group, Numbers
 
@@ -24,8 +25,13 @@ ACCOUNT_NAMES = {"nothing": "from nothing", "reuse": "reuse"}
 MOMENTS = {"before": "before the growth", "after": "just after", "end": "at the end"}
 
 
+def prose(text: str) -> str:
+    """Escaped, with numbers kept on one line with their signs and units."""
+    return re.sub(r"(?<=[\d×±−]) (?=%|points|±|\d|seeds)", "\u00a0", escape(text)).replace("± ", "±\u00a0")
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str, numeric_from: int = 1) -> str:
-    """A table in a box that scrolls by itself; cells are HTML already."""
+    """A table in a box that scrolls by itself, under its caption; cells are HTML already."""
     top = "".join(f'<th scope="col"{" class=n" if i >= numeric_from else ""}>{cell}</th>' for i, cell in enumerate(head))
     body = "".join(
         "<tr>"
@@ -34,15 +40,16 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str, nume
         + "</tr>"
         for row in rows
     )
+    name = escape(caption)
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">'
-        f"<table><caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+        f'<div class="sheet"><p class="caption" aria-hidden="true">{name}</p><div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{name}"><table aria-label="{name}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div></div>'
     )
 
 
 def swatch(arm: str) -> str:
     style = look(arm)
-    return f'<i class="swatch" style="--c:var(--{style.colour})"></i>{escape(style.label)}'
+    return f'<span class="arm"><i class="swatch" style="--c:var(--{style.colour})"></i>{escape(style.label)}</span>'
 
 
 def minus(text: str) -> str:
@@ -53,14 +60,16 @@ def difference(one: Estimate | None) -> str:
     """A signed number with its interval, in bold where the interval leaves zero out."""
     if one is None:
         return '<span class="quiet">–</span>'
-    value = minus(f"{one.value:+.1f}")
+    value = signed(one.value)
     strong = f"<b>{value}</b>" if one.clear else value
     return f'{strong} <span class="quiet">{interval(one)}</span>'
 
 
 def cards(found: Sequence[Finding]) -> str:
     return "".join(
-        f'<article class="card {one.tone}"><h3>{escape(one.title)}</h3><p>{escape(one.text)}</p></article>' for one in found
+        f'<article class="card {one.tone}"><p class="figure" aria-hidden="true">{prose(one.figure)}</p>'
+        f"<h3>{prose(one.title)}</h3><p>{prose(one.text)}</p></article>"
+        for one in found
     )
 
 
@@ -120,11 +129,9 @@ def cost_cell(flops: Cost | None, seconds: Cost | None) -> str:
     if flops.median == 0:
         text = "at once"
     if flops.saving is not None:
-        value = (
-            f"{100 * flops.saving.value:.0f} % less" if flops.saving.value >= 0 else f"{-100 * flops.saving.value:.0f} % more"
-        )
-        text += f"<br>{'<b>' + value + '</b>' if flops.saving.clear else value}"
-        text += f' <span class="quiet">{minus(f"[{100 * flops.saving.low:.0f}, {100 * flops.saving.high:.0f}]")}</span>'
+        amounts, spans = share(flops.saving, "").replace(", no clear difference", "").split(" [")
+        value = amounts.replace("fewer", "less").strip()
+        text += f'<br>{f"<b>{value}</b>" if flops.saving.clear else value} <span class="quiet">[{spans}</span>'
     small = [f"{seconds.median:.2f} s" if math.isfinite(seconds.median) else ""]
     small += [f"{flops.reached} of {flops.n} seeds"] if flops.reached < flops.n else []
     small += [f"{flops.early} before growing"] if flops.early else []
@@ -155,41 +162,37 @@ def cost_tables(numbers: Numbers) -> str:
 
 
 def final_chart(numbers: Numbers) -> str:
-    """Dots with one standard deviation and the paper's numbers, as plain SVG."""
-    rows: list[Any] = []
-    for group in GROUPS:
-        ends = [row for name in group.present(numbers.results) if (row := numbers.end(name))]
-        rows += [group.title, *ends] if ends else []
-    ends = [row for row in rows if not isinstance(row, str)]
-    low = min(min(row.mean - row.sd, row.paper or 100) for row in ends)
-    high = max(max(row.mean + row.sd, row.paper or 0) for row in ends)
-    low, high = 2 * math.floor(low / 2) - 1, 2 * math.ceil(high / 2) + 1
-    width, left, step = 640, 178, 21
+    """Dots with one standard deviation and the paper's numbers: plain boxes on a scale of per cents, so that text stays "
+    "as large."""
+    groups = [(group.title, [row for name in group.present(numbers.results) if (row := numbers.end(name))]) for group in GROUPS]
+    ends = [row for _, rows in groups for row in rows]
+    low = math.floor(min(min(row.mean - row.sd, row.paper or 100) for row in ends)) - 1
+    high = math.ceil(max(max(row.mean + row.sd, row.paper or 0) for row in ends)) + 1
 
-    def x(value: float) -> float:
-        return round(left + (value - low) / (high - low) * (width - left - 12), 1)
+    def at(value: float) -> str:
+        return f"{100 * (value - low) / (high - low):.2f}%"
 
-    height = step * len(rows) + 30
-    parts = [
-        f'<line class="grid" x1="{x(tick)}" x2="{x(tick)}" y1="6" y2="{height - 24}"/>'
-        f'<text class="tick" x="{x(tick)}" y="{height - 8}" text-anchor="middle">{tick} %</text>'
-        for tick in range(2 * math.ceil(low / 2), int(high) + 1, 2 if high - low < 30 else 10)
-    ]
-    for number, row in enumerate(rows):
-        y = 16 + step * number
-        if isinstance(row, str):
-            parts.append(f'<text class="head" x="0" y="{y + 4}">{escape(row)}</text>')
-            continue
-        title = f"{row.arm}: {row.mean:.1f} ± {row.sd:.1f} %" + ("" if row.paper is None else f"; the paper: {row.paper:.1f} %")
-        paper = "" if row.paper is None else f'<path class="paper" d="M{x(row.paper)} {y - 6}l6 6l-6 6l-6 -6z"/>'
-        parts.append(
-            f'<g style="--c:var(--{look(row.arm).colour})"><title>{escape(title)}</title>'
-            f'<text x="{left - 12}" y="{y + 4}" text-anchor="end">{escape(look(row.arm).label)}</text>'
-            f'<line class="bar" x1="{x(row.mean - row.sd)}" x2="{x(row.mean + row.sd)}" y1="{y}" y2="{y}"/>'
-            f'<circle cx="{x(row.mean)}" cy="{y}" r="4.5"/>{paper}</g>'
-        )
+    ticks = range(5 * math.ceil(low / 5), high, 5)
+    grid = "".join(f'<i class="grid" style="left:{at(tick)}"></i>' for tick in ticks)
+    parts = []
+    for title, rows in groups:
+        parts.append(f'<p class="head">{escape(title)}</p>' if rows else "")
+        for row in rows:
+            told = f"{row.arm}: {row.mean:.1f} ± {row.sd:.1f} %" + (
+                "" if row.paper is None else f"; the paper: {row.paper:.1f} %"
+            )
+            paper = "" if row.paper is None else f'<i class="paper" style="left:{at(row.paper)}"></i>'
+            width = f"{100 * 2 * row.sd / (high - low):.2f}%"
+            parts.append(
+                f'<div class="dot" style="--c:var(--{look(row.arm).colour})" title="{escape(told)}">'
+                f"<span>{escape(look(row.arm).label)}</span><div>{grid}"
+                f'<i class="bar" style="left:{at(row.mean - row.sd)};width:{width}"></i>'
+                f'<i class="mean" style="left:{at(row.mean)}"></i>{paper}</div></div>'
+            )
+    scale = "".join(f'<i style="left:{at(tick)}">{tick}\u00a0%</i>' for tick in ticks)
     label = "Final accuracies of all arms with one standard deviation, and the paper's; the table below has the numbers"
-    return f'<svg class="dots" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+    parts.append(f'<div class="dot scale"><span></span><div>{scale}</div></div>')
+    return f'<div class="dots" role="img" aria-label="{label}">{"".join(parts)}</div>'
 
 
 def fallback(numbers: Numbers, group: Group) -> str:
@@ -225,8 +228,8 @@ def inline(weights: Any) -> str:
 def filter_part(numbers: Numbers) -> str:
     if not numbers.filters:
         return (
-            '<p class="missing">The filter runs (VIZ) are not among these results: there is no <code>filters.safetensors</code> '
-            "in the folder. <code>python -m experiments 'VIZ-*'</code> makes it.</p>"
+            '<p class="missing">The filter runs (VIZ) are not among these results: the folder has no '
+            "<code>filters.safetensors</code>. <code>python -m experiments 'VIZ-*'</code> makes it.</p>"
         )
     arms = {row.arm for row in numbers.diversity}
     order = [arm for group in GROUPS for arm in group.arms if arm in arms]
@@ -265,8 +268,8 @@ def claim_table(numbers: Numbers) -> str:
 
 
 def claim_row(one: Claim, badge: str) -> str:
-    why = f'<p class="quiet">{escape(one.why)}</p>' if one.why else ""
-    return f"<article>{badge}<div><h3>{escape(one.paper)}</h3><p>{escape(one.ours)}</p>{why}</div></article>"
+    why = f'<p class="quiet">{prose(one.why)}</p>' if one.why else ""
+    return f"<article>{badge}<div><h3>{prose(one.paper)}</h3><p>{prose(one.ours)}</p>{why}</div></article>"
 
 
 def choices() -> str:

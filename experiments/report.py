@@ -20,7 +20,7 @@ from experiments import parts
 from experiments.curves import Mean, mean_curve
 from experiments.diversity import read_filters
 from experiments.figures import OUT, RESULTS, draw_all
-from experiments.findings import findings, lede
+from experiments.findings import findings, lede, summary
 from experiments.looks import look
 from experiments.results import ResultsError, read_all
 from experiments.tables import GROUPS, Group, Numbers, numbers
@@ -107,7 +107,8 @@ def page(found: Numbers, beside: set[str]) -> str:
         "css": (TEMPLATE / "page.css").read_text(encoding="utf-8"),
         "js": (TEMPLATE / "page.js").read_text(encoding="utf-8"),
         "data": json.dumps(data(found), separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/"),
-        "lede": escape(lede(found)),
+        "lede": parts.prose(lede(found)),
+        "summary": parts.prose(summary(found)),
         "cards": parts.cards(findings(found)),
         "plots": plots(found, beside),
         "chart": parts.final_chart(found),

@@ -1,4 +1,4 @@
-"""A real browser, driven over a pipe with nothing but the standard library: Chromium's DevTools protocol, as JSON ended by zeros."""
+"""A real browser, driven over a pipe by the standard library alone: Chromium's DevTools protocol, JSON ended by zeros."""
 
 from __future__ import annotations
 
@@ -135,8 +135,9 @@ class Browser:
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def key(self, name: str) -> None:
-        for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name)
+        typed = {"text": "\r", "windowsVirtualKeyCode": 13} if name == "Enter" else {}
+        self.call("Input.dispatchKeyEvent", type="keyDown", key=name, code=name, **typed)
+        self.call("Input.dispatchKeyEvent", type="keyUp", key=name, code=name)
 
     def picture(self, path: Path) -> None:
         data = self.call("Page.captureScreenshot", format="png")["data"]

@@ -223,7 +223,7 @@
       rows.sort((a, b) => b.data.mean[b.i] - a.data.mean[a.i]);
       const body = make("tbody");
       for (const { arm, i, data } of rows) {
-        const name = make("th", { scope: "row" }, make("i", { class: "swatch", style: `--c:var(--${arm.colour})` }), arm.label);
+        const name = make("th", { scope: "row" }, make("span", { class: "arm" }, make("i", { class: "swatch", style: `--c:var(--${arm.colour})` }), arm.label));
         const value = make("td", {}, make("b", {}, data.mean[i].toFixed(1)), ` ± ${data.sd[i].toFixed(1)} %`);
         body.append(make("tr", { "data-arm": arm.name, "data-index": i, "data-mean": data.mean[i], "data-sd": data.sd[i] }, name, value));
       }
