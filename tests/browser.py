@@ -96,7 +96,7 @@ class Browser:
         feature = {"name": "prefers-color-scheme", "value": "dark" if on else "light"}
         self.call("Emulation.setEmulatedMedia", features=[feature])
 
-    def open(self, path: Path) -> None:
+    def open(self, path: Path, settle: bool = True) -> None:
         """Load a file, and wait until it has drawn twice."""
         self.call("Page.navigate", url=path.resolve().as_uri())
         until = time.monotonic() + self.patience
@@ -104,7 +104,8 @@ class Browser:
             if time.monotonic() > until:
                 raise RuntimeError(f"{path} did not load")
             time.sleep(0.02)
-        self.settle()
+        if settle:
+            self.settle()
 
     def settle(self) -> None:
         self.js("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")

@@ -52,6 +52,14 @@ def test_the_same_results_give_the_same_bytes(small: Path) -> None:
     assert one[Path("report.html")].count(b"data:image/png;base64,") == 9  # three methods, three moments
 
 
+def test_committed_results_give_the_same_figures_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "FIGURES", figures.FIGURES[:1])
+    figures.main(["--out", str(tmp_path)])
+    assert len(list(tmp_path.iterdir())) >= 6
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (folder / "figures" / path.name).read_bytes()
+
+
 def test_no_results_are_told(tmp_path: Path) -> None:
     for main in (figures.main, report.main):
         with pytest.raises(SystemExit, match=r"there are no results in .*: run `python -m experiments` first"):
@@ -120,23 +128,62 @@ def test_it_loads_without_errors_or_requests(page: Browser, folder: Path) -> Non
     assert all(count >= 2 for _, count in groups)
 
 
+def ruler(page: Browser, group: str, anchor: str) -> tuple[float, float]:
+    """An axis read off its printed labels: the place of 0 in pixels of the drawing, and pixels for one unit."""
+    labels = f"[...document.querySelectorAll('#{group} text.tick[text-anchor={anchor}]')]"
+    coordinate = "x" if anchor == "middle" else "y"
+    marks = page.js(f"{labels}.map(t => [Number(t.textContent), Number(t.getAttribute('{coordinate}'))])")
+    (low, at_low), (high, at_high) = marks[0], marks[-1]
+    unit = (at_high - at_low) / (high - low)
+    return at_low - low * unit - (0 if anchor == "middle" else 4), unit  # labels stand 4 below their lines
+
+
 @pytest.mark.browser
 def test_pointing_shows_the_values_of_the_result_files(page: Browser) -> None:
     x, y, width, _ = page.middle("#ftt-widen .stage svg")
-    page.move(x + 0.1 * width, y)
-    page.settle()
-    shown = tip(page, "ftt-widen")
-    assert set(shown) == {"FTT-R2WiderR", "FTT-NetMorph", "FTT-Net2WiderNet", "FTT-RandPadWiden", "FTT-RandomWide"}
-    for arm, row in shown.items():
-        stage, place = divmod(int(row["index"]), 26)  # 25 epochs and the entry before them
-        place += 26 * (stage - 1) if stage else 0
-        measured = values(arm, min(stage, 1), place)
-        assert float(row["mean"]) == pytest.approx(statistics.mean(measured), abs=6e-4)
-        assert float(row["sd"]) == pytest.approx(statistics.stdev(measured), abs=6e-4)
-        assert f"{float(row['mean']):.1f} ± {float(row['sd']):.1f} %" in row["text"]
+    zero, unit = ruler(page, "ftt-widen", "middle")
+    for epoch in (10, 40, 200):
+        page.move(x - width / 2 + zero + epoch * unit, y)
+        page.settle()
+        shown = tip(page, "ftt-widen")
+        assert set(shown) == {"FTT-R2WiderR", "FTT-NetMorph", "FTT-Net2WiderNet", "FTT-RandPadWiden", "FTT-RandomWide"}
+        for arm, row in shown.items():
+            measured = values(arm, 0, epoch) if epoch <= 25 else values(arm, 1, epoch - 25)
+            assert float(row["mean"]) == pytest.approx(statistics.mean(measured), abs=6e-4)
+            assert float(row["sd"]) == pytest.approx(statistics.stdev(measured), abs=6e-4)
+            assert f"{statistics.mean(measured):.1f} ± {statistics.stdev(measured):.1f} %" in row["text"]
     page.move(5, 5)
     page.settle()
     assert tip(page, "ftt-widen") == {}
+
+
+@pytest.mark.browser
+def test_curves_are_drawn_where_the_axes_say(page: Browser) -> None:
+    page.click("#nct-deepen .smooth")
+    page.click("#nct-deepen label:has(input[value=flops])")
+    page.settle()
+    (left, across), (foot, up) = ruler(page, "nct-deepen", "middle"), ruler(page, "nct-deepen", "end")
+    path = page.js("document.querySelector('#nct-deepen path[data-arm=\"NCT-R2DeeperR\"]').getAttribute('d')")
+    points = [tuple(map(float, point.split())) for point in path[1:].split("L")]
+    content = json.loads((figures.RESULTS / file_name("NCT-R2DeeperR")).read_text())
+    assert len(points) == 251
+    for place in (0, 1, 100, 250):
+        flops = content["curves"]["0"][0]["flops"][place] / 1e12
+        assert (points[place][0] - left) / across == pytest.approx(flops, abs=0.2 / across)
+        accuracy = statistics.mean(values("NCT-R2DeeperR", 0, place))
+        assert (points[place][1] - foot) / up == pytest.approx(accuracy, abs=0.2 / -up)
+
+
+@pytest.mark.browser
+def test_without_scripts_there_are_tables(browser: Browser, folder: Path) -> None:
+    browser.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        browser.size(360, 740, touch=True)
+        browser.open(folder / "report.html", settle=False)
+        assert browser.js("document.querySelectorAll('#ftt-widen noscript table tbody tr').length") == 5
+        assert browser.js("document.documentElement.scrollWidth") == 360
+    finally:
+        browser.call("Emulation.setScriptExecutionDisabled", value=False)
 
 
 @pytest.mark.browser
