@@ -129,22 +129,27 @@ def test_costs_against_a_walk_over_the_raw_lists(found: Numbers, arm: str, targe
             assert row.saving is None
 
 
-def test_an_accuracy_is_not_passed_through_on_the_way_down_a_growth() -> None:
-    results = {"A": {"arm": {"name": "A", "own": 0, "stages": [{"grow": None}, {"grow": {}}]}, "seeds": [0]}}
-    pieces = [([10, 60], [0, 5]), ([20, 40, 80], [0, 2, 4])]
-    keys = ("accuracy", "flops")
-    curves = [dict(zip(keys, ([a / 100 for a in y], x), strict=True)) for y, x in pieces]
-    for piece in curves:
-        piece |= {"epoch": piece["flops"], "seconds": piece["flops"], "growth": {}}
-    results["A"]["arm"]["stages"][1]["grow"] = {"what": "widen"}
-    results["A"]["curves"] = {"0": curves}
-    one = road(results, "A", 0)
-    assert reached(one, "flops", 70) == pytest.approx(5 + 2 + 1.5)  # between 40 and 80, three quarters of the way
-    assert reached(one, "flops", 50) == pytest.approx(4)  # by the small network
-    rest = by_account(one, "reuse")
+def by_hand(*pieces: tuple[list[float], list[float], float]) -> dict:
+    """Results of one seed: accuracies in per cent, costs, and the seconds of the growth that begins a stage."""
+    curves = [
+        {"accuracy": [a / 100 for a in y], "epoch": x, "flops": x, "seconds": x, "growth": {"seconds": took} if took else {}}
+        for y, x, took in pieces
+    ]
+    stages = [{"grow": {"what": "widen"} if took else None} for *_, took in pieces]
+    return {"A": {"arm": {"name": "A", "own": 0, "stages": stages}, "seeds": [0], "curves": {"0": curves}}}
+
+
+def test_no_accuracy_lies_between_before_and_after_a_growth() -> None:
+    fell = road(by_hand(([10, 60], [0, 5], 0), ([20, 40, 80], [0, 2, 4], 1)), "A", 0)
+    assert reached(fell, "flops", 70) == pytest.approx(5 + 2 + 1.5)  # between 40 and 80, three quarters of the way
+    assert reached(fell, "flops", 50) == pytest.approx(4)  # by the small network
+    assert reached(fell, "seconds", 70) == pytest.approx(5 + 1 + 2 + 1.5)
+    rest = by_account(fell, "reuse")
     assert rest is not None
     assert reached(rest, "flops", 15) == 0  # there from the first entry
     assert reached(rest, "flops", 90) == math.inf
+    rose = road(by_hand(([10, 20], [0, 5], 0), ([60, 70], [0, 2], 1)), "A", 0)
+    assert reached(rose, "seconds", 40) == 6  # when the growth is done, not in the middle of it
 
 
 def test_at_the_growth(found: Numbers) -> None:
