@@ -131,7 +131,7 @@ def by_updates_and_flops(what: str, grown: str, scratch: str) -> Callable[[Numbe
             f"{what} in mid-training is slower by updates and faster by FLOPs.",
             "From nothing, " + "; ".join(told) + ".",
             AGREES if all(held) else PARTLY if any(cheap for _, cheap in signs) else DIFFERS,
-            "Both arms drop their rate at epoch 25, where accuracy leaps; the small network gets there for less. A "
+            "Both arms drop their rate at the epoch of the growth, where accuracy leaps; the small network gets there for less. A "
             "scratch network "
             "whose rate dropped earlier would be the fairer rival.",
         )

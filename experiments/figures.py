@@ -54,8 +54,11 @@ STYLE = {
 @contextmanager
 def drawing() -> Iterator[Any]:
     """matplotlib without a screen, in our style, with the user's settings left alone."""
-    import matplotlib
-    from matplotlib.figure import Figure
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ResultsError(f"figures are drawn by matplotlib, which is not there ({error}): pip install matplotlib") from error
 
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE, "backend": matplotlib.rcParams["backend"]}):
         yield Figure
@@ -326,9 +329,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         found = numbers(read_all(options.results), read_filters(options.results))
+        paths = draw_all(found, options.out)
     except ResultsError as error:
         raise SystemExit(str(error)) from error
-    paths = draw_all(found, options.out)
     print(
         f"{len(paths)} files are in {options.out}"
         + ("" if found.filters else "; no filters.safetensors, so no filter pictures")

@@ -16,7 +16,10 @@ from experiments.tables import TARGETS, Cost, Numbers, paired
 
 @dataclass(frozen=True)
 class Finding:
-    """`figure` is its number in large; `tone` is "good" where growth paid, "bad" where it did not, "plain" otherwise."""
+    """`figure` is its number in large, with what it counts behind a bar.
+
+    `tone` is "good" where growth paid, "bad" where it did not, "plain" otherwise.
+    """
 
     figure: str
     title: str
@@ -68,7 +71,7 @@ def exactness(numbers: Numbers) -> Finding | None:
     if padded:
         worst = max(padded, key=lambda row: (row.before or 0) - row.after)
         text += f" Random padding, for comparison, took accuracy from {worst.before:.0f} % to {worst.after:.0f} % at a stroke."
-    return Finding(f"± {moved:.2f}", title, text, "good" if moved < 0.1 else "bad")
+    return Finding(f"± {moved:.2f}|points at the growth", title, text, "good" if moved < 0.1 else "bad")
 
 
 def endings(numbers: Numbers) -> Finding | None:
@@ -88,7 +91,7 @@ def endings(numbers: Numbers) -> Finding | None:
         text += (
             f" But the student's rate is a fifth of that, and scratch keeps the high one to its end, as the table has it. "
             f"With the "
-            f"rate dropped at epoch 25 (and the weight decay of the grown arms) scratch ends at {other.mean:.1f} %, and "
+            f"rate dropped early (and the weight decay of the grown arms) scratch ends at {other.mean:.1f} %, and "
             f"against that "
             f"it is {points(honest.end)}"
         )
@@ -99,7 +102,12 @@ def endings(numbers: Numbers) -> Finding | None:
     if padded is not None:
         text += f" Against random padding: {verdict(padded.end, 'better', 'worse')} at the end."
     shown = honest.end if honest is not None else pair.end
-    return Finding(signed(shown.value), title, text)
+    return Finding(f"{signed(shown.value)}|points at the end", title, text)
+
+
+def grown_at(numbers: Numbers, arm: str) -> float:
+    """The epoch at which an arm of two stages grows."""
+    return float(numbers.results[arm]["arm"]["stages"][0]["epochs"])
 
 
 def best_target(numbers: Numbers, grown: str, scratch: str) -> tuple[Cost, Cost] | None:
@@ -130,7 +138,7 @@ def speed(what: str, grown: str, scratch: str) -> Callable[[Numbers], Finding | 
             + (f", but an end {abs(pair.late.value):.1f} points lower" if pair.late.clear and pair.late.value < 0 else "")
         )
         text = (
-            f"Grown at epoch 25, {look(grown).label} reaches {rows[0].what} with {share(nothing)} than from scratch when "
+            f"Grown at epoch {grown_at(numbers, grown):g}, {look(grown).label} reaches {rows[0].what} with {share(nothing)} than from scratch when "
             f"the small "
             f"network's training counts (from nothing), {share(reuse)} when it does not (reuse). Over its last ten "
             f"epochs: {ends}."
@@ -140,11 +148,11 @@ def speed(what: str, grown: str, scratch: str) -> Callable[[Numbers], Finding | 
             text += f" To where scratch ends ({final.target:.1f} %): {share(final.saving)}, from nothing."
         if what == "Widening":
             text += (
-                " Every arm's rate drops at epoch 25, and accuracy leaps there: part of the saving is that the small network "
+                " Every arm's rate drops at that epoch, and accuracy leaps there: part of the saving is that the small network "
                 "gets to that epoch for less."
             )
         lower = pair.late.clear and pair.late.value < 0
-        figure = f"{signed(-100 * nothing.value, 0)} %"
+        figure = f"{signed(-100 * nothing.value, 0)} %|FLOPs to {rows[0].what}, from nothing"
         return Finding(figure, title, text, "bad" if not pays else "plain" if lower else "good")
 
     return find
@@ -178,7 +186,9 @@ def reuse(numbers: Numbers) -> Finding | None:
         text += " So growth pays when a small network is there already, not when one is trained this long for the purpose."
     title = f"With a trained small network at hand: {100 * min(one.value for one in saved):.0f} % of the compute saved"
     title = title if pays else "A trained small network did not clearly help"
-    return Finding(f"{signed(-100 * min(one.value for one in saved), 0)} %", title, text, "good" if pays else "bad")
+    return Finding(
+        f"{signed(-100 * min(one.value for one in saved), 0)} %|FLOPs, reuse", title, text, "good" if pays else "bad"
+    )
 
 
 def pairs_explode(numbers: Numbers) -> Finding | None:
@@ -187,7 +197,7 @@ def pairs_explode(numbers: Numbers) -> Finding | None:
         return None
     jump, calm = theirs.worst_loss - theirs.first_loss, ours.worst_loss - ours.first_loss
     return Finding(
-        f"{theirs.first_loss:.1f} → {theirs.worst_loss:.1f}",
+        f"{theirs.first_loss:.1f} → {theirs.worst_loss:.1f}|loss, paired",
         "Exact is not enough: the step after counts" if jump > 2 * abs(calm) else "Both ways to close a block are calm",
         f"A new block that ends in a batch norm can be closed by paired weights, as the paper writes, or by γ = 0, as "
         f"outgrow does. "
@@ -204,7 +214,7 @@ def overfitted(numbers: Numbers) -> Finding | None:
         return None
     stuck = not (teacher.late.clear and teacher.late.value > 0)
     return Finding(
-        signed(scratch.late.value),
+        f"{signed(scratch.late.value)}|points against scratch",
         "An overfitted network is not worth growing" if stuck else "A student of an overfitted teacher gains",
         f"The student of a teacher without weight decay, over the last ten epochs: against its teacher "
         f"{verdict(teacher.late, 'higher', 'lower')}; against the same network from scratch "
@@ -219,7 +229,7 @@ def initialised(numbers: Numbers) -> Finding | None:
         return None
     gap = std.one_epoch - he.one_epoch
     return Finding(
-        signed(pair.late.value),
+        f"{signed(pair.late.value)}|points, matched against He",
         "He initialisation did no harm here" if abs(gap) < 1 else "The scale of new weights matters",
         f"One epoch after the growth: {std.one_epoch:.1f} % with the deviation of the weights that new ones join, "
         f"{he.one_epoch:.1f} % "
@@ -238,7 +248,7 @@ def filters(numbers: Numbers) -> Finding | None:
         for row in ends.values()
     )
     return Finding(
-        f"{best.diversity:.2f}",
+        f"{best.diversity:.2f}|diversity",
         f"{look(best.arm).label} ends with the most diverse filters",
         f"At the end of training, over seeds: {told}.",
     )
@@ -270,6 +280,10 @@ def amount(number: float, unit: str = "") -> str:
     return f"{number:.3g} {unit}".strip()
 
 
+def duration(seconds: float) -> str:
+    return f"{seconds / 60:,.0f} minutes" if seconds >= 90 else f"{seconds:.0f} seconds"
+
+
 def lede(numbers: Numbers) -> str:
     """What was done, in two sentences."""
     done, any_result = numbers.work, next(iter(numbers.results.values()))
@@ -280,7 +294,7 @@ def lede(numbers: Numbers) -> str:
     return (
         f"The experiments of “Towards a More Complete Theory of Function Preserving Transforms”, run again on CIFAR-10: "
         f"{done.arms} arms, {each}, {done.epochs:,.0f} epochs of training and {done.growths} growths, "
-        f"{amount(done.flops, 'FLOP')} in {done.seconds / 60:,.0f} minutes of training on one {any_result['device']}. "
+        f"{amount(done.flops, 'FLOP')} in {duration(done.seconds)} of training on one {any_result['device']}. "
         "Every growth is a call of outgrow’s public functions."
     )
 
@@ -306,5 +320,5 @@ def summary(numbers: Numbers) -> str:
         )
     padded = numbers.pair("NCT-R2WiderR", "NCT-RandPadWiden")
     if padded is not None:
-        said.append(f"Against random padding, 250 epochs later: {verdict(padded.late, 'higher', 'lower')}.")
+        said.append(f"Against random padding, at the end: {verdict(padded.late, 'higher', 'lower')}.")
     return " ".join(said)

@@ -67,10 +67,20 @@ def difference(one: Estimate | None) -> str:
 
 def cards(found: Sequence[Finding]) -> str:
     return "".join(
-        f'<article class="card {one.tone}"><p class="figure" aria-hidden="true">{prose(one.figure)}</p>'
+        f'<article class="card {one.tone}"><p class="figure" aria-hidden="true">{large(one.figure)}</p>'
         f"<h3>{prose(one.title)}</h3><p>{prose(one.text)}</p></article>"
         for one in found
     )
+
+
+def around(mean: float, sd: float, n: int, digits: int) -> str:
+    """A mean with its spread; of one seed there is none."""
+    return f"{mean:.{digits}f}" + (f" ± {sd:.{digits}f}" if n > 1 else "")
+
+
+def large(figure: str) -> str:
+    number, unit = figure.split("|")
+    return f"{prose(number)} <small>{prose(unit)}</small>"
 
 
 def final_table(numbers: Numbers) -> str:
@@ -81,8 +91,8 @@ def final_table(numbers: Numbers) -> str:
         rows.append(
             (
                 f"{escape(row.arm)}{kind}",
-                f"{row.mean:.2f} ± {row.sd:.2f}",
-                f"{row.late:.2f} ± {row.late_sd:.2f}",
+                around(row.mean, row.sd, row.n, 2),
+                around(row.late, row.late_sd, row.n, 2),
                 str(row.n),
                 "–" if row.paper is None else f"{row.paper:.1f}",
                 difference(row.difference),
@@ -206,7 +216,7 @@ def fallback(numbers: Numbers, group: Group) -> str:
         (
             swatch(name),
             *(
-                f"{curve.accuracy[place]:.1f} ± {curve.spread[place]:.1f}" if curve.epochs[-1] >= epoch else "–"
+                around(curve.accuracy[place], curve.spread[place], curve.n, 1) if curve.epochs[-1] >= epoch else "–"
                 for epoch in epochs
                 for place in (int(np.abs(curve.epochs - epoch).argmin()),)
             ),

@@ -27,15 +27,20 @@ from experiments.tables import GROUPS, Group, Numbers, numbers
 
 TEMPLATE = Path(__file__).parent / "report"
 NOTES = {
-    "nct-widen": "A teacher is trained for 250 epochs, widened by half, and trained for 250 more at a fifth of the rate.",
+    "nct-widen": "A teacher is trained for {first:g} epochs, widened by half, and trained for {rest:g} more at a fifth of the rate.",
     "nct-deepen": "A teacher of ten layers is trained, deepened to eighteen, and trained on at a fifth of the rate.",
-    "ftt-widen": "Widened at epoch 25 of 250. The rate of all arms, scratch too, drops to a fifth there.",
-    "ftt-deepen": "Deepened at epoch 25 of 250. The rate of all arms, scratch too, drops to a fifth there.",
+    "ftt-widen": "Widened at epoch {first:g} of {total:g}. The rate of all arms, scratch too, drops to a fifth there.",
+    "ftt-deepen": "Deepened at epoch {first:g} of {total:g}. The rate of all arms, scratch too, drops to a fifth there.",
     "of": "The teacher is trained without weight decay until it overfits; its widened student goes on from there.",
-    "bi": "Widened at epoch 20, with new weights of the deviation of those they join, or drawn as He and others do for "
-    "new layers.",
-    "viz": "A network of one convolution, whose filters are doubled at epoch 150 of 600.",
+    "bi": "Widened at epoch {first:g}, with new weights of the deviation of those they join, or drawn as He and others do.",
+    "viz": "A network of one convolution, whose filters are doubled at epoch {first:g} of {total:g}.",
 }
+
+
+def note(found: Numbers, group: Group) -> str:
+    """What a group's arms go through, with the epochs of the first of them."""
+    epochs = [stage["epochs"] for stage in found.results[group.present(found.results)[0]]["arm"]["stages"]]
+    return NOTES[group.key].format(first=epochs[0], rest=epochs[-1], total=sum(epochs))
 
 
 def series(curve: Mean) -> dict[str, Any]:
@@ -94,7 +99,7 @@ def plots(found: Numbers, beside: set[str]) -> str:
         )
         pieces.append(
             f'<figure class="plot" data-group="{group.key}" id="{group.key}"><h3>{escape(group.title)}</h3>'
-            f'<p class="quiet">{escape(NOTES[group.key])}</p><div class="view"></div>'
+            f'<p class="quiet">{escape(note(found, group))}</p><div class="view"></div>'
             f"<noscript>{parts.fallback(found, group)}</noscript>"
             f'<figcaption class="quiet">For print:{links}</figcaption></figure>'
         )

@@ -138,7 +138,7 @@
     function draw() {
       const arms = visible();
       const width = Math.max(300, svg.parentElement.clientWidth - 8), height = width < 500 ? 300 : 380;
-      const left = 44, right = width - 14, top = 10, bottom = height - 40;
+      const left = 44, right = width - 14, top = 24, bottom = height - 40;
       svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
       svg.setAttribute("height", height);
       svg.setAttribute("aria-label", `${group.title}: accuracy in per cent by ${AXES[state.axis]}, ${ACCOUNTS[state.account]}. Arrow keys read the values.`);
@@ -164,39 +164,43 @@
         svg.append(make("text", { class: "tick", x: x(tick), y: bottom + 19, "text-anchor": "middle" }, `${tick}`));
       }
       svg.append(make("text", { class: "axis", x: right, y: height - 5, "text-anchor": "end" }, AXES[state.axis]));
-      svg.append(make("text", { class: "axis", x: left + 6, y: top + 8 }, "accuracy, %"));
+      svg.append(make("text", { class: "axis", x: 10, y: 13 }, "accuracy, %"));
       const clip = `clip${++count}`;
       svg.append(make("clipPath", { id: clip }, make("rect", { x: left, y: top, width: right - left, height: bottom - top })));
       const bands = make("g", { "clip-path": `url(#${clip})` }), lines = make("g", { "clip-path": `url(#${clip})` });
       svg.append(bands, lines);
       const shared = new Set();
-      for (const arm of arms.slice().reverse()) line(arm, bands, lines, shared);
+      for (const arm of arms) before(arm, lines, shared);
+      for (const arm of arms.slice().reverse()) line(arm, bands, lines);
       svg.append(make("g", { class: "marks" }));
       if (state.at !== null) show(state.at);
     }
 
-    // What lies before a growth is thin and grey, and drawn once for all arms that share it.
-    function line(arm, bands, lines, shared) {
+    // A curve as it is to be drawn: its points on the screen, and the last entry before its growth.
+    function shape(arm) {
       const { x, y } = scale, data = curve(arm), xs = data[state.axis];
       const near = state.range === "start" || !state.smooth;
       const mean = near ? data.mean : running(data.mean, data.cuts), sd = near ? data.sd : running(data.sd, data.cuts);
-      const point = (i, value) => `${x(xs[i]).toFixed(1)} ${y(value).toFixed(1)}`;
-      const path = (from, to) => "M" + range(from, to).map((i) => point(i, mean[i])).join("L");
-      const cut = Math.max(0, (data.grown ?? 0) - 1);
-      const up = range(cut, xs.length).map((i) => point(i, mean[i] + sd[i]));
-      const down = range(cut, xs.length).map((i) => point(i, mean[i] - sd[i])).reverse();
-      bands.append(make("path", { class: "band", style: `--c:var(--${arm.colour})`, d: `M${[...up, ...down].join("L")}Z` }));
-      if (cut) {
-        const d = path(0, cut + 1);
-        if (!shared.has(d)) {
-          const early = stroke(make("path", { d }), arm);
-          early.setAttribute("class", "curve before");
-          early.setAttribute("stroke-width", 1.3);
-          lines.append(early);
-        }
-        shared.add(d);
-      }
-      const late = stroke(make("path", { d: path(cut, xs.length) }), arm);
+      const points = (from, to, sign) => range(from, to).map((i) => `${x(xs[i]).toFixed(1)} ${y(mean[i] + sign * sd[i]).toFixed(1)}`);
+      return { points, cut: Math.max(0, (data.grown ?? 0) - 1), length: xs.length };
+    }
+
+    // What lies before a growth is thin and grey, and drawn once for all arms that share it.
+    function before(arm, lines, shared) {
+      const { points, cut } = shape(arm), d = `M${points(0, cut + 1, 0).join("L")}`;
+      if (!cut || shared.has(d)) return;
+      shared.add(d);
+      const early = stroke(make("path", { d }), arm);
+      early.setAttribute("class", "curve before");
+      early.setAttribute("stroke-width", 1.3);
+      lines.append(early);
+    }
+
+    function line(arm, bands, lines) {
+      const { points, cut, length } = shape(arm);
+      const around = [...points(cut, length, 1), ...points(cut, length, -1).reverse()];
+      bands.append(make("path", { class: "band", style: `--c:var(--${arm.colour})`, d: `M${around.join("L")}Z` }));
+      const late = stroke(make("path", { d: `M${points(cut, length, 0).join("L")}` }), arm);
       late.dataset.arm = arm.name;
       lines.append(late);
     }
@@ -224,7 +228,7 @@
       const body = make("tbody");
       for (const { arm, i, data } of rows) {
         const name = make("th", { scope: "row" }, make("span", { class: "arm" }, make("i", { class: "swatch", style: `--c:var(--${arm.colour})` }), arm.label));
-        const value = make("td", {}, make("b", {}, data.mean[i].toFixed(1)), ` ± ${data.sd[i].toFixed(1)} %`);
+        const value = make("td", {}, make("b", {}, data.mean[i].toFixed(1)), data.n > 1 ? ` ± ${data.sd[i].toFixed(1)} %` : " %");
         body.append(make("tr", { "data-arm": arm.name, "data-index": i, "data-mean": data.mean[i], "data-sd": data.sd[i] }, name, value));
       }
       const digits = state.axis === "epochs" ? 0 : end < 20 ? 2 : 1;
