@@ -61,8 +61,8 @@ def at_least_scratch(numbers: Numbers) -> Claim | None:
         "All three transforms converge to at least the score of the randomly initialised network.",
         f"Less scratch of their own kind, last ten epochs: {told}.",
         DIFFERS if worse else AGREES,
-        "Students train at a fifth of the rate, scratch does not: the size of these leads is the schedule's as much as "
-        "the growth's.",
+        "Students train at a fifth of the rate, scratch does not: the size of these leads is the schedule's as much as the "
+        "growth's.",
     )
 
 
@@ -76,8 +76,7 @@ def no_skips(numbers: Numbers) -> Claim | None:
         f"Net2WiderNet against R2WiderR: {verdict(pair.late, 'above', 'below')}.",
         AGREES if below else DIFFERS,
         "Residual connections are missing in these networks; this says nothing about Net2Net. outgrow’s Net2Net widens "
-        "networks with "
-        "skips as well.",
+        "networks with skips as well.",
     )
 
 
@@ -104,9 +103,8 @@ def he(numbers: Numbers) -> Claim | None:
         f"Accuracy before, just after, and an epoch after: He {he.before:.1f}, {he.after:.1f}, {he.one_epoch:.1f} %; matched "
         f"{std.before:.1f}, {std.after:.1f}, {std.one_epoch:.1f} %.",
         AGREES if dips else DIFFERS,
-        "The author’s code draws nearly zero where the paper says matched deviation, so that its He weights were much "
-        "larger beside "
-        "them. Batch norm behind every convolution also takes the scale of its weights away.",
+        "The author’s code draws nearly zero where the paper says matched deviation, so that its He weights were much larger "
+        "beside them. Batch norm behind every convolution also takes the scale of its weights away.",
     )
 
 
@@ -131,9 +129,8 @@ def by_updates_and_flops(what: str, grown: str, scratch: str) -> Callable[[Numbe
             f"{what} in mid-training is slower by updates and faster by FLOPs.",
             "From nothing, " + "; ".join(told) + ".",
             AGREES if all(held) else PARTLY if any(cheap for _, cheap in signs) else DIFFERS,
-            "Both arms drop their rate at the epoch of the growth, where accuracy leaps; the small network gets there for less. A "
-            "scratch network "
-            "whose rate dropped earlier would be the fairer rival.",
+            "Both arms drop their rate at the epoch of the growth, where accuracy leaps; the small network gets there for "
+            "less. A scratch network whose rate dropped earlier would be the fairer rival.",
         )
 
     return judge
@@ -173,15 +170,15 @@ CLAIMS: tuple[Callable[[Numbers], Claim | None], ...] = (
         "widened",
         ("NCT-R2WiderR", "NCT-NetMorph", "NCT-Net2WiderNet", "NCT-RandPadWiden", "NCT-RandomWide"),
         "Scratch keeps the rate 3·10⁻³ to its end here, because the table has no row for it; the paper searched "
-        "hyper-parameters for "
-        "each network but the teachers. With the rate dropped it comes close to the paper’s number (see FTT-RandomWide).",
+        "hyper-parameters for each network but the teachers. With the rate dropped it comes close to the paper’s number (see "
+        "FTT-RandomWide).",
     ),
     finals(
         "deepened",
         ("NCT-R2DeeperR", "NCT-R2DeeperR(paper)", "NCT-Net2DeeperNet", "NCT-RandPadDeeper", "NCT-RandomDeep"),
-        "The paper’s sizes disagree with each other here. Ours has r = 1/8 throughout, as its appendix D says: 24 "
-        "thousand parameters. "
-        "Its single scratch number, 69.9 %, is given for “ResNetCifar(2⁻³)”; its 72.1 % may belong to a larger network.",
+        "The paper’s sizes disagree with each other here. Ours has r = 1/8 throughout, as its appendix D says: 24 thousand "
+        "parameters. Its single scratch number, 69.9 %, is given for “ResNetCifar(2⁻³)”; its 72.1 % may belong to a larger "
+        "network.",
     ),
     at_least_scratch,
     no_skips,

@@ -64,9 +64,8 @@ def exactness(numbers: Numbers) -> Finding | None:
     count, error = sum(row.n for row in exact), max(row.error for row in exact)
     title = "A growth loses nothing" if moved < 0.1 else f"Growths moved accuracy by up to {moved:.1f} points"
     text = (
-        f"{count} function-preserving growths: outputs moved by {error:.0e} of the largest one "
-        f"at most, the mean "
-        f"accuracy of an arm by {moved:.2f} points at most."
+        f"{count} function-preserving growths: outputs moved by {error:.0e} of the largest one at most, the mean accuracy of "
+        f"an arm by {moved:.2f} points at most."
     )
     if padded:
         worst = max(padded, key=lambda row: (row.before or 0) - row.after)
@@ -89,11 +88,9 @@ def endings(numbers: Numbers) -> Finding | None:
     honest, other = paired(numbers.results, grown, fair, "fair"), numbers.end(fair)
     if honest is not None and other is not None:
         text += (
-            f" But the student's rate is a fifth of that, and scratch keeps the high one to its end, as the table has it. "
-            f"With the "
-            f"rate dropped early (and the weight decay of the grown arms) scratch ends at {other.mean:.1f} %, and "
-            f"against that "
-            f"it is {points(honest.end)}"
+            " But the student's rate is a fifth of that, and scratch keeps the high one to its end, as the table has it. "
+            f"With the rate dropped early (and the weight decay of the grown arms) scratch ends at {other.mean:.1f} %, and "
+            f"against that it is {points(honest.end)}"
         )
         text += ". Most of the lead is the learning rate's." if abs(honest.end.value) < abs(pair.end.value) / 2 else "."
         if pair.end.value > 0 and abs(honest.end.value) < abs(pair.end.value) / 2:
@@ -138,18 +135,17 @@ def speed(what: str, grown: str, scratch: str) -> Callable[[Numbers], Finding | 
             + (f", but an end {abs(pair.late.value):.1f} points lower" if pair.late.clear and pair.late.value < 0 else "")
         )
         text = (
-            f"Grown at epoch {grown_at(numbers, grown):g}, {look(grown).label} reaches {rows[0].what} with {share(nothing)} than from scratch when "
-            f"the small "
-            f"network's training counts (from nothing), {share(reuse)} when it does not (reuse). Over its last ten "
-            f"epochs: {ends}."
+            f"Grown at epoch {grown_at(numbers, grown):g}, {look(grown).label} reaches {rows[0].what} with {share(nothing)} "
+            f"than from scratch when the small network's training counts (from nothing), {share(reuse)} when it does not "
+            f"(reuse). Over its last ten epochs: {ends}."
         )
         final = numbers.cost(grown, "scratch's final", "nothing")
         if final is not None and final.saving is not None:
             text += f" To where scratch ends ({final.target:.1f} %): {share(final.saving)}, from nothing."
         if what == "Widening":
             text += (
-                " Every arm's rate drops at that epoch, and accuracy leaps there: part of the saving is that the small network "
-                "gets to that epoch for less."
+                " Every arm's rate drops at that epoch, and accuracy leaps there: part of the saving is that the small "
+                "network gets to that epoch for less."
             )
         lower = pair.late.clear and pair.late.value < 0
         figure = f"{signed(-100 * nothing.value, 0)} %|FLOPs to {rows[0].what}, from nothing"
@@ -199,12 +195,10 @@ def pairs_explode(numbers: Numbers) -> Finding | None:
     return Finding(
         f"{theirs.first_loss:.1f} → {theirs.worst_loss:.1f}|loss, paired",
         "Exact is not enough: the step after counts" if jump > 2 * abs(calm) else "Both ways to close a block are calm",
-        f"A new block that ends in a batch norm can be closed by paired weights, as the paper writes, or by γ = 0, as "
-        f"outgrow does. "
-        f"Both are exact. Within ten steps the loss goes from {theirs.first_loss:.2f} to {theirs.worst_loss:.2f} with "
-        f"pairs, from "
-        f"{ours.first_loss:.2f} to {ours.worst_loss:.2f} with γ = 0; an epoch later they have {theirs.one_epoch:.1f} % and "
-        f"{ours.one_epoch:.1f} %. The library's default is γ = 0.",
+        "A new block that ends in a batch norm can be closed by paired weights, as the paper writes, or by γ = 0, as outgrow "
+        f"does. Both are exact. Within ten steps the loss goes from {theirs.first_loss:.2f} to {theirs.worst_loss:.2f} with "
+        f"pairs, from {ours.first_loss:.2f} to {ours.worst_loss:.2f} with γ = 0; an epoch later they have "
+        f"{theirs.one_epoch:.1f} % and {ours.one_epoch:.1f} %. The library's default is γ = 0.",
     )
 
 
@@ -216,7 +210,7 @@ def overfitted(numbers: Numbers) -> Finding | None:
     return Finding(
         f"{signed(scratch.late.value)}|points against scratch",
         "An overfitted network is not worth growing" if stuck else "A student of an overfitted teacher gains",
-        f"The student of a teacher without weight decay, over the last ten epochs: against its teacher "
+        "The student of a teacher without weight decay, over the last ten epochs: against its teacher "
         f"{verdict(teacher.late, 'higher', 'lower')}; against the same network from scratch "
         f"{verdict(scratch.late, 'higher', 'lower')}.",
         "bad" if stuck else "good",
@@ -232,8 +226,8 @@ def initialised(numbers: Numbers) -> Finding | None:
         f"{signed(pair.late.value)}|points, matched against He",
         "He initialisation did no harm here" if abs(gap) < 1 else "The scale of new weights matters",
         f"One epoch after the growth: {std.one_epoch:.1f} % with the deviation of the weights that new ones join, "
-        f"{he.one_epoch:.1f} % "
-        f"with He's. Matched against He over the last ten epochs: {verdict(pair.late, 'better', 'worse')}.",
+        f"{he.one_epoch:.1f} % with He's. Matched against He over the last ten epochs: "
+        f"{verdict(pair.late, 'better', 'worse')}.",
     )
 
 
@@ -292,10 +286,10 @@ def lede(numbers: Numbers) -> str:
         f"{seeds[0]} seeds each" if len(seeds) == 1 and seeds[0] > 1 else "one seed each" if seeds == [1] else f"{seeds} seeds"
     )
     return (
-        f"The experiments of “Towards a More Complete Theory of Function Preserving Transforms”, run again on CIFAR-10: "
+        "The experiments of “Towards a More Complete Theory of Function Preserving Transforms”, run again on CIFAR-10: "
         f"{done.arms} arms, {each}, {done.epochs:,.0f} epochs of training and {done.growths} growths, "
-        f"{amount(done.flops, 'FLOP')} in {duration(done.seconds)} of training on one {any_result['device']}. "
-        "Every growth is a call of outgrow’s public functions."
+        f"{amount(done.flops, 'FLOP')} in {duration(done.seconds)} of training on one {any_result['device']}. Every growth is "
+        "a call of outgrow’s public functions."
     )
 
 
@@ -308,15 +302,14 @@ def summary(numbers: Numbers) -> str:
     there = numbers.cost("NCT-R2WiderR", "scratch's final, rate dropped", "reuse")
     if there is not None and there.saving is not None:
         said.append(
-            f"Where a trained small network is there already, a widened one reaches scratch's accuracy with "
+            "Where a trained small network is there already, a widened one reaches scratch's accuracy with "
             f"{share(there.saving)}."
         )
     rows, ends = best_target(numbers, "FTT-R2WiderR", "FTT-RandomWide"), numbers.pair("FTT-R2WiderR", "FTT-RandomWide")
     if rows is not None and rows[0].saving is not None and ends is not None:
         said.append(
-            f"Where the small one must be trained first, widening it early takes {share(rows[0].saving)} to "
-            f"{rows[0].what}; its end, "
-            f"against scratch: {verdict(ends.late, 'higher', 'lower')}."
+            f"Where the small one must be trained first, widening it early takes {share(rows[0].saving)} to {rows[0].what}; "
+            f"its end, against scratch: {verdict(ends.late, 'higher', 'lower')}."
         )
     padded = numbers.pair("NCT-R2WiderR", "NCT-RandPadWiden")
     if padded is not None:

@@ -27,7 +27,7 @@ from experiments.tables import GROUPS, Group, Numbers, numbers
 
 TEMPLATE = Path(__file__).parent / "report"
 NOTES = {
-    "nct-widen": "A teacher is trained for {first:g} epochs, widened by half, and trained for {rest:g} more at a fifth of the rate.",
+    "nct-widen": "A teacher is trained for {first:g} epochs, widened by half, and for {rest:g} more at a fifth of the rate.",
     "nct-deepen": "A teacher of ten layers is trained, deepened to eighteen, and trained on at a fifth of the rate.",
     "ftt-widen": "Widened at epoch {first:g} of {total:g}. The rate of all arms, scratch too, drops to a fifth there.",
     "ftt-deepen": "Deepened at epoch {first:g} of {total:g}. The rate of all arms, scratch too, drops to a fifth there.",
