@@ -254,14 +254,15 @@ def final_chart(numbers: Numbers, _: Group, figure: Any) -> None:
 
 
 def picture(weights: Any, columns: int = 8) -> Any:
-    """Filters (n, 3, h, w) as one RGB picture of tiles with white gaps, each scaled to its own range about grey."""
+    """Filters (n, 3, h, w) as one picture of tiles with clear gaps, each scaled to its own range about grey."""
     n, _, height, width = weights.shape
     rows = -(-n // columns)
-    sheet = np.ones((rows * (height + 1) - 1, columns * (width + 1) - 1, 3))
+    sheet = np.ones((rows * (height + 1) - 1, columns * (width + 1) - 1, 4)) * (1, 1, 1, 0)
     for number, weight in enumerate(weights):
         top, left = (number // columns) * (height + 1), (number % columns) * (width + 1)
         size = np.abs(weight).max() or 1.0
-        sheet[top : top + height, left : left + width] = (0.5 + 0.5 * weight / size).transpose(1, 2, 0)
+        tile = sheet[top : top + height, left : left + width]
+        tile[..., :3], tile[..., 3] = (0.5 + 0.5 * weight / size).transpose(1, 2, 0), 1
     return sheet
 
 

@@ -165,9 +165,10 @@ def cost_tables(numbers: Numbers) -> str:
                     cost_cell(numbers.cost(name, what, account, "flops"), numbers.cost(name, what, account, "seconds"))
                     for what, _ in whats
                 ]
-                rows.append((swatch(name), "both" if never else ACCOUNT_NAMES[account], *cells))
-        head = ["arm", "account", *(what if "%" in what else f"{what}<br>({target:.1f} %)" for what, target in whats)]
-        tables.append(table(head, rows, f"{group.title}: compute to reach an accuracy, median over seeds", 2))
+                told = "both accounts" if never else ACCOUNT_NAMES[account]
+                rows.append((f'{swatch(name)}<br><span class="quiet">{told}</span>', *cells))
+        head = ["arm", *(what if "%" in what else f"{what}<br>({target:.1f} %)" for what, target in whats)]
+        tables.append(table(head, rows, f"{group.title}: compute to reach an accuracy, median over seeds"))
     return "".join(tables)
 
 
