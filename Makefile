@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all lint coverage bench stall spike clean
+.PHONY: demo test test-all lint coverage bench stall spike figures report clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -39,5 +39,11 @@ DATA ?= data
 spike: $(READY)
 	$(BIN)/python benchmarks/spike.py --data $(DATA)
 
+figures: $(READY)
+	$(BIN)/python -m experiments.figures
+
+report: $(READY)
+	$(BIN)/python -m experiments.report
+
 clean:
-	rm -rf $(VENV) build dist demo
+	rm -rf $(VENV) build dist demo report

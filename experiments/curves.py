@@ -1,0 +1,175 @@
+"""From result files to curves: one road a seed, from its very first step, and what is read off it.
+
+A result file counts each stage from its own beginning, and an arm with `own` > 0 leaves its teacher's stages to the teacher's
+file. Here they are put together again. Costs are then told in two accounts, always both:
+
+    from nothing   everything since the first step of the small network
+    reuse          the small network is there already: from the growth on
+
+For networks that never grow the two are the same. The seconds of a growth (its check included) count; its FLOPs, a few passes
+over eight images, are not measured and do not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Results = dict[str, dict[str, Any]]
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+AXES = ("epochs", "flops", "seconds")
+ACCOUNTS = ("nothing", "reuse")
+
+
+@dataclass(frozen=True)
+class Road:
+    """One seed of an arm. Accuracy is in per cent; `cuts` are the entries with which its stages begin.
+
+    `grown` is the entry just after the last growth, None if there is none. `whole` is False where the teacher's results are not
+    there, so that the road begins with the growth.
+    """
+
+    epochs: Array
+    flops: Array
+    seconds: Array
+    accuracy: Array
+    cuts: tuple[int, ...]
+    grown: int | None
+    whole: bool = True
+
+    def x(self, axis: str) -> Array:
+        return getattr(self, axis)  # type: ignore[no-any-return]
+
+
+def road(results: Results, name: str, seed: int) -> Road:
+    """All that a seed of an arm went through, its teacher's stages first where their results are there."""
+    content = results[name]
+    arm = content["arm"]
+    own = list(content["curves"][str(seed)])
+    teacher = teacher_of(results, name) if arm["own"] else None
+    before = list(results[teacher]["curves"].get(str(seed), [])) if teacher else []
+    whole = len(before) == arm["own"]
+    stages = arm["stages"] if whole else arm["stages"][arm["own"] :]
+    pieces: dict[str, list[Array]] = {"epochs": [], "flops": [], "seconds": [], "accuracy": []}
+    at, cuts, grown, length = dict.fromkeys(AXES, 0.0), [], None, 0
+    for stage, curve in zip(stages, (before if whole else []) + own, strict=True):
+        at["seconds"] += curve["growth"].get("seconds", 0.0)
+        for axis, key in (("epochs", "epoch"), ("flops", "flops"), ("seconds", "seconds")):
+            pieces[axis].append(np.array(curve[key]) + at[axis])
+            at[axis] = float(pieces[axis][-1][-1])
+        pieces["accuracy"].append(100 * np.array(curve["accuracy"]))
+        cuts.append(length)
+        grown = length if stage["grow"] else grown
+        length += len(curve["epoch"])
+    return Road(**{key: np.concatenate(parts) for key, parts in pieces.items()}, cuts=tuple(cuts), grown=grown, whole=whole)
+
+
+def teacher_of(results: Results, name: str) -> str | None:
+    """The arm that is this one's teacher: the same network and stages, without those after."""
+    arm = results[name]["arm"]
+    alike = ("net", "optimizer", "flips")
+    for other in sorted(results):
+        one = results[other]["arm"]
+        if one["own"] == 0 and one["stages"] == arm["stages"][: arm["own"]] and all(one[key] == arm[key] for key in alike):
+            return other
+    return None
+
+
+def roads(results: Results, name: str) -> list[Road]:
+    return [road(results, name, seed) for seed in results[name]["seeds"]]
+
+
+def by_account(one: Road, account: str) -> Road | None:
+    """The road as an account counts it; None where that can't be told because the teacher's results are not there."""
+    if account == "nothing":
+        return one if one.whole else None
+    if one.grown is None:
+        return one
+    start = one.grown
+    base = {axis: float(one.x(axis)[start - 1]) if start else 0.0 for axis in AXES}
+    rest = {axis: one.x(axis)[start:] - base[axis] for axis in AXES}
+    cuts = tuple(cut - start for cut in one.cuts if cut >= start)
+    return Road(**rest, accuracy=one.accuracy[start:], cuts=cuts, grown=0)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean of an arm's seeds at each entry, and their standard deviation (0 for one seed)."""
+
+    epochs: Array
+    flops: Array
+    seconds: Array
+    accuracy: Array
+    spread: Array
+    cuts: tuple[int, ...]
+    grown: int | None
+    n: int
+
+    def x(self, axis: str) -> Array:
+        return getattr(self, axis)  # type: ignore[no-any-return]
+
+
+def mean_curve(results: Results, name: str, account: str = "nothing") -> Mean | None:
+    """None where the account can't be told."""
+    seen = [by_account(one, account) for one in roads(results, name)]
+    ways = [one for one in seen if one is not None]
+    if len(ways) < len(seen):
+        return None
+    columns = {axis: np.mean([one.x(axis) for one in ways], axis=0) for axis in AXES}
+    accuracy = np.array([one.accuracy for one in ways])
+    spread = accuracy.std(axis=0, ddof=1) if len(ways) > 1 else np.zeros(accuracy.shape[1])
+    return Mean(**columns, accuracy=accuracy.mean(axis=0), spread=spread, cuts=ways[0].cuts, grown=ways[0].grown, n=len(ways))
+
+
+def reached(one: Road, axis: str, target: float) -> float:
+    """The cost at which a road first has an accuracy, on straight lines between entries; infinity if it never does.
+
+    A line is not drawn over a growth: what an inexact one destroys at a stroke has not been passed through.
+    """
+    x, y = one.x(axis), one.accuracy
+    above = np.flatnonzero(y >= target)
+    if not len(above):
+        return math.inf
+    first = int(above[0])
+    if first in one.cuts:
+        return float(x[first])
+    share = (target - y[first - 1]) / (y[first] - y[first - 1])
+    return float(x[first - 1] + share * (x[first] - x[first - 1]))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its interval; n seeds."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval leaves zero out."""
+        return self.n > 1 and (self.low > 0 or self.high < 0)
+
+
+def bootstrap(*samples: Sequence[float], statistic: Any = np.mean) -> Estimate:
+    """A statistic of seeds with its 95 % percentile interval over resampled seeds; several samples are resampled together.
+
+    Up to six seeds all resamples are enumerated, so that no chance is in it; beyond, ten thousand are drawn with a fixed seed.
+    With five seeds such an interval is narrower than it should be: read it as the least that is uncertain.
+    """
+    columns = np.array(samples, dtype=float)
+    n = columns.shape[1]
+    if n <= 6:
+        picks = np.array(list(itertools.product(range(n), repeat=n)))
+    else:
+        picks = np.random.default_rng(0).integers(0, n, (10_000, n))
+    values = statistic(*columns[:, picks], axis=-1)
+    low, high = np.percentile(values, [2.5, 97.5])
+    return Estimate(float(statistic(*columns, axis=-1)), float(low), float(high), n)

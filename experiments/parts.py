@@ -1,0 +1,327 @@
+"""Pieces of the report as HTML: tables, cards, and a chart of final accuracies that needs no script."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from experiments.against import Claim, claims
+from experiments.arms import CHOICES
+from experiments.curves import ACCOUNTS, Estimate, mean_curve
+from experiments.diversity import WHEN
+from experiments.figures import picture
+from experiments.findings import Finding, amount, interval, share, signed
+from experiments.looks import look
+from experiments.tables import GROUPS, Cost, Group, Numbers
+
+ACCOUNT_NAMES = {"nothing": "from nothing", "reuse": "reuse"}
+MOMENTS = {"before": "before the growth", "after": "just after", "end": "at the end"}
+
+
+def prose(text: str) -> str:
+    """Escaped, with numbers kept on one line with their signs and units."""
+    return re.sub(r"(?<=[\d×±−]) (?=%|points|±|\d|seeds)", "\u00a0", escape(text)).replace("± ", "±\u00a0")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str, numeric_from: int = 1) -> str:
+    """A table in a box that scrolls by itself, under its caption; cells are HTML already."""
+    top = "".join(f'<th scope="col"{" class=n" if i >= numeric_from else ""}>{cell}</th>' for i, cell in enumerate(head))
+    body = "".join(
+        "<tr>"
+        + f'<th scope="row">{row[0]}</th>'
+        + "".join(f"<td{' class=n' if i >= numeric_from else ''}>{cell}</td>" for i, cell in enumerate(row[1:], start=1))
+        + "</tr>"
+        for row in rows
+    )
+    name = escape(caption)
+    return (
+        f'<div class="sheet"><p class="caption" aria-hidden="true">{name}</p><div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{name}"><table aria-label="{name}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div></div>'
+    )
+
+
+def swatch(arm: str) -> str:
+    style = look(arm)
+    return f'<span class="arm"><i class="swatch" style="--c:var(--{style.colour})"></i>{escape(style.label)}</span>'
+
+
+def minus(text: str) -> str:
+    return text.replace("-", "−")
+
+
+def difference(one: Estimate | None) -> str:
+    """A signed number with its interval, in bold where the interval leaves zero out."""
+    if one is None:
+        return '<span class="quiet">–</span>'
+    value = signed(one.value)
+    strong = f"<b>{value}</b>" if one.clear else value
+    return f'{strong} <span class="quiet">{interval(one)}</span>'
+
+
+def cards(found: Sequence[Finding]) -> str:
+    return "".join(
+        f'<article class="card {one.tone}"><p class="figure" aria-hidden="true">{large(one.figure)}</p>'
+        f"<h3>{prose(one.title)}</h3><p>{prose(one.text)}</p></article>"
+        for one in found
+    )
+
+
+def around(mean: float, sd: float, n: int, digits: int) -> str:
+    """A mean with its spread; of one seed there is none."""
+    return f"{mean:.{digits}f}" + (f" ± {sd:.{digits}f}" if n > 1 else "")
+
+
+def large(figure: str) -> str:
+    number, unit = figure.split("|")
+    return f"{prose(number)} <small>{prose(unit)}</small>"
+
+
+def final_table(numbers: Numbers) -> str:
+    rows = []
+    for row in numbers.final:
+        net = numbers.results[row.arm]["arm"]["net"]
+        kind = "" if net["residual"] or net["kind"] == "small" else ' <span class="quiet">no skips</span>'
+        rows.append(
+            (
+                f"{escape(row.arm)}{kind}",
+                around(row.mean, row.sd, row.n, 2),
+                around(row.late, row.late_sd, row.n, 2),
+                str(row.n),
+                "–" if row.paper is None else f"{row.paper:.1f}",
+                difference(row.difference),
+            )
+        )
+    head = ("arm", "last epoch", "last ten epochs", "seeds", "paper", "ours − paper")
+    return table(head, rows, "Final accuracy in per cent: mean ± standard deviation over seeds")
+
+
+def paired_table(numbers: Numbers) -> str:
+    rows = [
+        (escape(pair.arm), escape(pair.against), difference(pair.end), difference(pair.late), str(pair.end.n))
+        for pair in numbers.pairs
+    ]
+    head = ("arm", "less", "last epoch", "last ten epochs", "seeds")
+    return table(head, rows, "Differences in points, seed by seed, with 95 % bootstrap intervals", 2)
+
+
+def growth_table(numbers: Numbers) -> str:
+    rows = [
+        (
+            escape(row.arm),
+            "–" if row.before is None else f"{row.before:.2f}",
+            f"{row.after:.2f}",
+            f"{row.one_epoch:.2f}",
+            f"{row.first_loss:.2f} → {row.worst_loss:.2f}",
+            minus(f"{row.error:.0e}") + ("" if row.preserving else ' <span class="quiet">not preserving</span>'),
+            f"{row.parameters[0]:,} → {row.parameters[1]:,}",
+        )
+        for row in numbers.growths
+    ]
+    head = ("arm", "before", "just after", "an epoch later", "loss, ten steps", "error of outputs", "parameters")
+    return table(
+        head, rows, "At the growth: accuracy in per cent; training loss of the first step and the highest of the next ten"
+    )
+
+
+def cost_cell(flops: Cost | None, seconds: Cost | None) -> str:
+    if flops is None or seconds is None:
+        return "–"
+    if not flops.reached:
+        return '<span class="quiet">not reached</span>'
+    text = amount(flops.median, "FLOP") if math.isfinite(flops.median) else "–"
+    if flops.median == 0:
+        text = "at once"
+    if flops.saving is not None:
+        amounts, spans = share(flops.saving, "").replace(", no clear difference", "").split(" [")
+        value = amounts.replace("fewer", "less").strip()
+        text += f'<br>{f"<b>{value}</b>" if flops.saving.clear else value} <span class="quiet">[{spans}</span>'
+    small = [f"{seconds.median:.2f} s" if math.isfinite(seconds.median) else ""]
+    small += [f"{flops.reached} of {flops.n} seeds"] if flops.reached < flops.n else []
+    small += [f"{flops.early} before growing"] if flops.early else []
+    return f'{text}<br><span class="quiet">{", ".join(part for part in small if part)}</span>'
+
+
+def cost_tables(numbers: Numbers) -> str:
+    """One table a group: arms and accounts by targets."""
+    tables = []
+    for group in GROUPS:
+        mine = [row for row in numbers.costs if row.against == group.scratch or row.arm in group.arms]
+        mine = [row for row in mine if row.arm in group.arms] if group.scratch else []
+        if not mine:
+            continue
+        whats = list(dict.fromkeys((row.what, row.target) for row in mine))
+        rows = []
+        for name in group.present(numbers.results):
+            never = not any(stage["grow"] for stage in numbers.results[name]["arm"]["stages"])
+            for account in ACCOUNTS[:1] if never else ACCOUNTS:
+                cells = [
+                    cost_cell(numbers.cost(name, what, account, "flops"), numbers.cost(name, what, account, "seconds"))
+                    for what, _ in whats
+                ]
+                told = "both accounts" if never else ACCOUNT_NAMES[account]
+                rows.append((f'{swatch(name)}<br><span class="quiet">{told}</span>', *cells))
+        head = ["arm", *(what if "%" in what else f"{what}<br>({target:.1f} %)" for what, target in whats)]
+        tables.append(table(head, rows, f"{group.title}: compute to reach an accuracy, median over seeds"))
+    return "".join(tables)
+
+
+def final_chart(numbers: Numbers) -> str:
+    """Dots with one standard deviation and the paper's numbers: plain boxes on a scale of per cents, so that text stays "
+    "as large."""
+    groups = [(group.title, [row for name in group.present(numbers.results) if (row := numbers.end(name))]) for group in GROUPS]
+    ends = [row for _, rows in groups for row in rows]
+    low = math.floor(min(min(row.mean - row.sd, row.paper or 100) for row in ends)) - 1
+    high = math.ceil(max(max(row.mean + row.sd, row.paper or 0) for row in ends)) + 1
+
+    def at(value: float) -> str:
+        return f"{100 * (value - low) / (high - low):.2f}%"
+
+    ticks = range(5 * math.ceil(low / 5), high, 5)
+    grid = "".join(f'<i class="grid" style="left:{at(tick)}"></i>' for tick in ticks)
+    parts = []
+    for title, rows in groups:
+        parts.append(f'<p class="head">{escape(title)}</p>' if rows else "")
+        for row in rows:
+            told = f"{row.arm}: {row.mean:.1f} ± {row.sd:.1f} %" + (
+                "" if row.paper is None else f"; the paper: {row.paper:.1f} %"
+            )
+            paper = "" if row.paper is None else f'<i class="paper" style="left:{at(row.paper)}"></i>'
+            width = f"{100 * 2 * row.sd / (high - low):.2f}%"
+            parts.append(
+                f'<div class="dot" style="--c:var(--{look(row.arm).colour})" title="{escape(told)}">'
+                f"<span>{escape(look(row.arm).label)}</span><div>{grid}"
+                f'<i class="bar" style="left:{at(row.mean - row.sd)};width:{width}"></i>'
+                f'<i class="mean" style="left:{at(row.mean)}"></i>{paper}</div></div>'
+            )
+    scale = "".join(f'<i style="left:{at(tick)}">{tick}\u00a0%</i>' for tick in ticks)
+    label = "Final accuracies of all arms with one standard deviation, and the paper's; the table below has the numbers"
+    parts.append(f'<div class="dot scale"><span></span><div>{scale}</div></div>')
+    return f'<div class="dots" role="img" aria-label="{label}">{"".join(parts)}</div>'
+
+
+def fallback(numbers: Numbers, group: Group) -> str:
+    """The curves of a group as a table, for readers without scripts."""
+    curves = {name: curve for name in group.present(numbers.results) if (curve := mean_curve(numbers.results, name))}
+    if not curves:
+        return ""
+    end = max(float(curve.epochs[-1]) for curve in curves.values())
+    epochs = [epoch for epoch in (1, 5, 10, 20, 25, 26, 30, 50, 100, 150, 200, 250, 251, 300, 400, 500, 600) if epoch <= end]
+    rows = [
+        (
+            swatch(name),
+            *(
+                around(curve.accuracy[place], curve.spread[place], curve.n, 1) if curve.epochs[-1] >= epoch else "–"
+                for epoch in epochs
+                for place in (int(np.abs(curve.epochs - epoch).argmin()),)
+            ),
+        )
+        for name, curve in curves.items()
+    ]
+    return table(("arm", *(f"epoch {epoch}" for epoch in epochs)), rows, f"{group.title}: accuracy in per cent, from nothing")
+
+
+def inline(weights: Any) -> str:
+    """A picture of filters, one pixel a weight, as a data address; the page scales it."""
+    from matplotlib.image import imsave
+
+    buffer = io.BytesIO()
+    imsave(buffer, picture(weights), format="png", metadata={"Software": None})
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def filter_part(numbers: Numbers) -> str:
+    if not numbers.filters:
+        return (
+            '<p class="missing">The filter runs (VIZ) are not among these results: the folder has no '
+            "<code>filters.safetensors</code>. <code>python -m experiments 'VIZ-*'</code> makes it.</p>"
+        )
+    arms = {row.arm for row in numbers.diversity}
+    order = [arm for group in GROUPS for arm in group.arms if arm in arms]
+    figures = []
+    for arm in order:
+        seed = min((name.split("/")[1] for name in numbers.filters if name.startswith(arm + "/")), key=int)
+        for when in WHEN:
+            weights = numbers.filters.get(f"{arm}/{seed}/{when}")
+            if weights is not None:
+                alt = f"{len(weights)} filters of {look(arm).label} {MOMENTS[when]}"
+                note = f"<figcaption><b>{escape(look(arm).label)}</b> {MOMENTS[when]}</figcaption>"
+                figures.append(f'<figure><img src="{inline(weights)}" alt="{escape(alt)}">{note}</figure>')
+    rows = [
+        (
+            swatch(row.arm),
+            MOMENTS[row.when],
+            str(row.filters),
+            f"{row.diversity:.3f} ± {row.diversity_sd:.3f}",
+            "–" if row.symmetry is None else f"{row.symmetry:.3f} ± {row.symmetry_sd:.3f}",
+            str(row.n),
+        )
+        for arm in order
+        for row in numbers.diversity
+        if row.arm == arm
+    ]
+    head = ("arm", "when", "filters", "diversity", "symmetry", "seeds")
+    return f'<div class="filters">{"".join(figures)}</div>' + table(head, rows, "How alike filters are, over seeds", 2)
+
+
+def claim_table(numbers: Numbers) -> str:
+    rows = []
+    for one in claims(numbers):
+        badge = f'<span class="badge {one.verdict.split()[0]}">{one.verdict}</span>'
+        rows.append(claim_row(one, badge))
+    return f'<div class="claims">{"".join(rows)}</div>'
+
+
+def claim_row(one: Claim, badge: str) -> str:
+    why = f'<p class="quiet">{prose(one.why)}</p>' if one.why else ""
+    return f"<article>{badge}<div><h3>{prose(one.paper)}</h3><p>{prose(one.ours)}</p>{why}</div></article>"
+
+
+def choices() -> str:
+    return "<ul>" + "".join(f"<li>{with_code(choice)}</li>" for choice in CHOICES) + "</ul>"
+
+
+def with_code(text: str) -> str:
+    """Text in which `…` is code."""
+    pieces = escape(text).split("`")
+    return "".join(f"<code>{piece}</code>" if number % 2 else piece for number, piece in enumerate(pieces))
+
+
+def arm_table(numbers: Numbers) -> str:
+    rows = []
+    for row in numbers.final:
+        arm = numbers.results[row.arm]["arm"]
+        net = arm["net"]
+        kind = "SmallConv" if net["kind"] == "small" else f"ResNetCifar-{2 + 4 * net['blocks']}({net['r']:.4g})"
+        stages = [
+            f"{stage['epochs']:g} epochs at {stage['rate']:.2g}, decay {stage['decay']:g}"
+            + (f", {stage['grow']['what']} by {stage['grow']['method']}" if stage["grow"] else "")
+            for stage in arm["stages"]
+        ]
+        rows.append(
+            (escape(row.arm), kind + ("" if net["residual"] else ", no skips"), "<br>then ".join(stages), arm["optimizer"])
+        )
+    return table(("arm", "network", "training", "optimizer"), rows, "Every arm as it was run", 9)
+
+
+def made_by(numbers: Numbers) -> str:
+    """Commands, engines, versions and devices: each of those that are in the files once."""
+    contents = numbers.results.values()
+    facts = {
+        "command": {content["command"] for content in contents},
+        "engine": {f"{content['engine']}, {content['precision']}" for content in contents},
+        "device": {content["device"] for content in contents},
+        "versions": {", ".join(f"{name} {version}" for name, version in content["versions"].items()) for content in contents},
+        "seeds": {", ".join(map(str, content["seeds"])) for content in contents},
+    }
+    items = (
+        f"<dt>{name}</dt><dd>{'<br>'.join(f'<code>{escape(value)}</code>' for value in sorted(values))}</dd>"
+        for name, values in facts.items()
+    )
+    return f'<dl class="facts">{"".join(items)}</dl>'

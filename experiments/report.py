@@ -1,0 +1,161 @@
+"""The report: one page with everything in it, and the figures beside it.
+
+    python -m experiments.report [--results FOLDER] [--out FOLDER]
+
+writes report.html and figures/*.png, *.pdf. The page is report/page.html with page.css, page.js and the curves put into it; it
+asks nothing of the network. The same results give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from experiments import parts
+from experiments.curves import Mean, mean_curve
+from experiments.diversity import read_filters
+from experiments.figures import OUT, RESULTS, draw_all
+from experiments.findings import findings, lede, summary
+from experiments.looks import look
+from experiments.results import ResultsError, read_all
+from experiments.tables import GROUPS, Group, Numbers, numbers
+
+TEMPLATE = Path(__file__).parent / "report"
+NOTES = {
+    "nct-widen": "A teacher is trained for {first:g} epochs, widened by half, and for {rest:g} more at a fifth of the rate.",
+    "nct-deepen": "A teacher of ten layers is trained, deepened to eighteen, and trained on at a fifth of the rate.",
+    "ftt-widen": "Widened at epoch {first:g} of {total:g}. The rate of all arms, scratch too, drops to a fifth there.",
+    "ftt-deepen": "Deepened at epoch {first:g} of {total:g}. The rate of all arms, scratch too, drops to a fifth there.",
+    "of": "The teacher is trained without weight decay until it overfits; its widened student goes on from there.",
+    "bi": "Widened at epoch {first:g}, with new weights of the deviation of those they join, or drawn as He and others do.",
+    "viz": "A network of one convolution, whose filters are doubled at epoch {first:g} of {total:g}.",
+}
+
+
+def note(found: Numbers, group: Group) -> str:
+    """What a group's arms go through, with the epochs of the first of them."""
+    epochs = [stage["epochs"] for stage in found.results[group.present(found.results)[0]]["arm"]["stages"]]
+    return NOTES[group.key].format(first=epochs[0], rest=epochs[-1], total=sum(epochs))
+
+
+def series(curve: Mean) -> dict[str, Any]:
+    """A curve as plain numbers, rounded to what can be seen; FLOPs in units of 10¹²."""
+    return {
+        "epochs": [round(float(value), 3) for value in curve.epochs],
+        "flops": [round(float(value) / 1e12, 4) for value in curve.flops],
+        "seconds": [round(float(value), 3) for value in curve.seconds],
+        "mean": [round(float(value), 3) for value in curve.accuracy],
+        "sd": [round(float(value), 3) for value in curve.spread],
+        "cuts": list(curve.cuts),
+        "grown": curve.grown,
+        "n": curve.n,
+    }
+
+
+def arm_data(found: Numbers, name: str) -> dict[str, Any]:
+    """An arm in both accounts; "nothing" is null where its teacher is not among the results, "reuse" where it never grows."""
+    style = look(name)
+    nothing, reuse = mean_curve(found.results, name, "nothing"), mean_curve(found.results, name, "reuse")
+    grows = reuse is not None and reuse.grown is not None
+    return {
+        "name": name,
+        "label": style.label,
+        "colour": style.colour,
+        "dash": list(style.dash),
+        "width": style.width,
+        "nothing": None if nothing is None else series(nothing),
+        "reuse": series(reuse) if grows and reuse is not None else None,
+    }
+
+
+def data(found: Numbers) -> dict[str, Any]:
+    return {
+        group.key: {"title": group.title, "arms": [arm_data(found, name) for name in shown(found, group)]}
+        for group in GROUPS
+        if group.present(found.results)
+    }
+
+
+def shown(found: Numbers, group: Group) -> tuple[str, ...]:
+    """The arms of a plot: a group's own, and its teacher where that is an arm of its own."""
+    return tuple(name for name in (*group.arms, *group.teachers[:1]) if name in found.results)
+
+
+def plots(found: Numbers, beside: set[str]) -> str:
+    pieces = []
+    for group in GROUPS:
+        if not group.present(found.results):
+            continue
+        links = "".join(
+            f' <a href="figures/{name}.png">{name}.png</a> <a href="figures/{name}.pdf">pdf</a>'
+            for name in sorted(beside)
+            if name.startswith(group.key)
+            or name == {"of": "overfitting", "bi": "initialisation", "viz": "filters"}.get(group.key)
+        )
+        pieces.append(
+            f'<figure class="plot" data-group="{group.key}" id="{group.key}"><h3>{escape(group.title)}</h3>'
+            f'<p class="quiet">{escape(note(found, group))}</p><div class="view"></div>'
+            f"<noscript>{parts.fallback(found, group)}</noscript>"
+            f'<figcaption class="quiet">For print:{links}</figcaption></figure>'
+        )
+    return "".join(pieces)
+
+
+def page(found: Numbers, beside: set[str]) -> str:
+    """The whole page; `beside` names the figures that lie next to it."""
+    fill = {
+        "css": (TEMPLATE / "page.css").read_text(encoding="utf-8"),
+        "js": (TEMPLATE / "page.js").read_text(encoding="utf-8"),
+        "data": json.dumps(data(found), separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/"),
+        "lede": parts.prose(lede(found)),
+        "summary": parts.prose(summary(found)),
+        "cards": parts.cards(findings(found)),
+        "plots": plots(found, beside),
+        "chart": parts.final_chart(found),
+        "final": parts.final_table(found),
+        "pairs": parts.paired_table(found),
+        "growths": parts.growth_table(found),
+        "costs": parts.cost_tables(found),
+        "filters": parts.filter_part(found),
+        "claims": parts.claim_table(found),
+        "choices": parts.choices(),
+        "arms": parts.arm_table(found),
+        "made": parts.made_by(found),
+    }
+    text = (TEMPLATE / "page.html").read_text(encoding="utf-8")
+    for name, value in fill.items():
+        text = text.replace("{{" + name + "}}", value)
+    return text
+
+
+def write(results: Path, out: Path) -> Path:
+    """Figures and page, in `out`."""
+    found = numbers(read_all(results), read_filters(results))
+    figures = draw_all(found, out / "figures")
+    path = out / "report.html"
+    part = path.with_suffix(".part")
+    part.write_text(page(found, {figure.stem for figure in figures}), encoding="utf-8")
+    part.replace(path)
+    return path
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.report", description="Write report.html from results.")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="a folder of results (default: the committed ones)")
+    parser.add_argument("--out", type=Path, default=OUT, help="where the page goes, and figures/ beside it (default: report)")
+    options = parser.parse_args(arguments)
+    try:
+        path = write(options.results, options.out)
+    except ResultsError as error:
+        raise SystemExit(str(error)) from error
+    print(f"the report is {path} ({path.stat().st_size / 1e6:.1f} MB), its figures are beside it")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
