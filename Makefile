@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all lint coverage bench stall spike figures report clean
+.PHONY: demo test test-all lint coverage bench stall spike reproduce figures report clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -11,7 +11,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/python examples/demo.py
+	$(BIN)/python -m experiments.demo
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -38,6 +38,11 @@ DATA ?= data
 
 spike: $(READY)
 	$(BIN)/python benchmarks/spike.py --data $(DATA)
+
+DEVICE ?= cuda
+
+reproduce: $(READY)
+	$(BIN)/python -m experiments --preset paper --device $(DEVICE) --data $(DATA) --download
 
 figures: $(READY)
 	$(BIN)/python -m experiments.figures

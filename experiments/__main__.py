@@ -6,7 +6,8 @@
     python -m experiments 'NCT-*' 'FTT-R2WiderR'          some of them
     python -m experiments --set tuning --preset paper …   the honest comparison: tuning, then sweep, then protocol
 
-An interrupted run goes on where it stopped when the same command is given again. Results go to --results, a JSON an arm.
+An interrupted run goes on where it stopped when the same command is given again. Results go to --results, a JSON an arm; from
+those of the paper's arms a report is made, report.html with its figures beside it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ import torch
 from experiments.arms import CHOICES, READINGS, Arm, paper_arms
 from experiments.data import DataError, cifar10, download
 from experiments.eager import Eager
+from experiments.progress import Progress
 from experiments.protocol import chosen_by, protocol_arms, sweep_arms, tuning_arms
 from experiments.results import ResultsError, check_same, facts, file_name, write_arm, write_filters
 from experiments.segments import all_segments
@@ -61,6 +62,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--results", type=Path, default=None, help="where results go (default: experiments/work/PRESET-results)"
     )
     parser.add_argument("--tuned", type=Path, default=None, help="where the results of --set tuning are, for the sets after it")
+    parser.add_argument(
+        "--out", type=Path, default=None, help="where the report goes (default: experiments/work/PRESET-report)"
+    )
     parser.add_argument("--limit", type=int, default=80, help="the most networks that are trained together (default: 80)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long; the same command goes on")
     return parser.parse_args(arguments)
@@ -127,44 +131,6 @@ def command_of(options: argparse.Namespace) -> str:
     return shlex.join(words)
 
 
-class Progress:
-    """A bar over all epochs, with rich where it is installed; else a line now and then."""
-
-    def __init__(self, total: float) -> None:
-        self.total, self.done, self.told = total, 0.0, 0.0
-        try:
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            columns = (
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("epochs"),
-                TimeRemainingColumn(),
-                TextColumn("{task.description}"),
-            )
-            self.bar: Any = Progress(*columns)
-            self.task = self.bar.add_task("", total=round(total))
-        except ImportError:
-            self.bar = None
-        if self.bar is not None and not self.bar.console.is_terminal:
-            self.bar = None
-
-    def __enter__(self) -> Progress:
-        (self.bar or nullcontext()).__enter__()
-        return self
-
-    def __exit__(self, *what: Any) -> None:
-        (self.bar or nullcontext()).__exit__(*what)
-
-    def __call__(self, epochs: float, text: str) -> None:
-        self.done += epochs
-        if self.bar is not None:
-            self.bar.update(self.task, completed=round(self.done), description=text)
-        elif time.monotonic() - self.told > 10:
-            self.told = time.monotonic()
-            print(f"{self.done:,.0f} of {self.total:,.0f} epochs: {text}", flush=True)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     try:
@@ -206,6 +172,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for arm in arms:
             write_arm(results, arm, seeds, store, made_by)
         write_filters(results, arms, seeds, store)
+        if options.set == "paper":
+            from experiments.report import write
+
+            print(f"the report: {write(results, options.out or results.parent / f'{folder}-report')}")
     except (DataError, StoreError, ResultsError) as error:
         raise SystemExit(str(error)) from error
     print(f"results of {len(arms)} arms are in {results}; {time.monotonic() - started:.0f} s")

@@ -55,6 +55,15 @@ LOOKS = {
     "Rand": Look("from scratch", "black"),
     "He": Look("He initialisation", "red", (5, 1.6)),
     "Std": Look("matched deviation", "blue", width=1.3),
+    # the demo's
+    "small": Look("not grown", "grey"),
+    "r2r": Look("r2r", "blue", width=1.3),
+    "net2net": Look("net2net", "purple", (1.2, 1.2)),
+    "netmorph": Look("netmorph", "green", (5, 1.6)),
+    "copy": Look("copies (does not preserve)", "sky", (6, 1.5, 1, 1.5)),
+    "random": Look("random (does not preserve)", "orange", (4, 1.3, 1.2, 1.3)),
+    "scratch": Look("from scratch", "black"),
+    "scratch, same FLOPs": Look("from scratch, same FLOPs", "red", (2.5, 1.2)),
 }
 
 

@@ -40,6 +40,7 @@ class Curve:
     flops: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)  # losses of the first hundred
+    last: list[float] = field(default_factory=list)  # losses of the last thirty
     growth: dict[str, Any] = field(default_factory=dict)
 
     def add(self, epoch: float, accuracy: Any, test_loss: Any, train_loss: Any, flops: float, seconds: float) -> None:
@@ -261,6 +262,7 @@ class Training:
             curve = one.curve
             if one.done < 100:
                 curve.steps += [round(value, 8) for value in losses[place, : 100 - one.done].tolist()]
+            curve.last = [*curve.last, *(round(value, 8) for value in losses[place].tolist())][-30:]
             one.done += steps
             spent_before = curve.seconds[-1] if curve.seconds else 0.0
             curve.add(

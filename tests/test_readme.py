@@ -9,7 +9,6 @@ import importlib.util
 import json
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +17,8 @@ import pytest
 
 import outgrow.methods
 import outgrow.rules
+from experiments import demo
+from experiments.results import read_all
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -76,24 +77,35 @@ def test_the_picture_of_how_it_works_can_be_drawn(tmp_path: Path) -> None:
 
 
 def test_the_demo_runs_and_writes_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    load(ROOT / "examples" / "demo.py").main(["--out", str(tmp_path), "--seeds", "1", "--epochs", "4", "--width", "4"])
+    demo.main(["--out", str(tmp_path), "--seeds", "2", "--epochs", "4"])
     printed = capsys.readouterr().out
     assert str(tmp_path / "report.html") in printed
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert page.count("data:image/png;base64,") == 2
-    rows = {row["arm"]: row for row in json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["table"]}
-    for name in ("r2r", "net2net", "netmorph"):
-        assert rows[name]["error"] <= rows[name]["tolerance"]
-        assert rows[name]["loss_after"][0] == pytest.approx(rows[name]["loss_before"][0], rel=1e-4)
-    assert rows["random"]["error"] > 1e-2
+    assert page.count("data:image/png;base64,") == 1
+    results = read_all(tmp_path / "results")
+    for name in ("widen-r2r", "widen-net2net", "widen-netmorph", "deepen-r2r", "widen-random", "deepen-copy"):
+        for before, after in results[name]["curves"].values():
+            kept = abs(after["test_loss"][0] / before["test_loss"][-1] - 1) < 1e-4
+            assert kept == after["growth"]["preserving"] == (after["growth"]["error"] < 1e-5), name
 
 
 def test_the_readme_shows_the_results_that_are_kept() -> None:
-    """The demo's table in the README is the one of the committed result file."""
-    demo = load(ROOT / "examples" / "demo.py")
-    kept = json.loads((ROOT / "docs" / "demo" / "results.json").read_text(encoding="utf-8"))
-    config = replace(demo.Config(), **{**kept["config"], "seeds": tuple(kept["config"]["seeds"])})
-    assert demo.text_table(config, kept["table"]) in (ROOT / "README.md").read_text(encoding="utf-8")
+    """The demo's tables and picture are those of the committed result files."""
+    results = read_all(ROOT / "experiments" / "results" / "demo")
+    for what in demo.GROUPS:
+        assert demo.text_table(results, what) in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert demo.picture(results) == (ROOT / "docs" / "demo" / "curves.png").read_bytes()
+
+
+def test_a_table_of_the_demo_by_hand() -> None:
+    """One row, from the raw numbers of the files."""
+    results = read_all(ROOT / "experiments" / "results" / "demo")
+    row = next(line for line in demo.text_table(results, "widen").splitlines() if line.startswith("r2r")).split()
+    final = [100 * stages[-1]["accuracy"][-1] for stages in results["widen-r2r"]["curves"].values()]
+    assert f"{sum(final) / len(final):.1f}" in row
+    spent = [stages[0]["flops"][-1] + stages[1]["flops"][-1] for stages in results["widen-r2r"]["curves"].values()]
+    whole = results["widen-scratch"]["curves"]["0"][0]["flops"][-1]
+    assert row[-2:] == [f"{100 * spent[0] / whole:.0f}", "%"]
 
 
 def test_readme_tells_how_many_families_count() -> None:
