@@ -112,8 +112,8 @@ def summary(results: Results) -> str:
     }
     return (
         f"{len(seeds)} growths that preserve the function moved its outputs by {error:.0e} of the largest one at most, and its "
-        f"loss by {moved:.5f} at most. At the end the network that was not grown has {end['small']:.1f} % right; widened by r2r "
-        f"it has {end['widen-r2r']:.1f} %, and the big one from scratch, for as many FLOPs, "
+        f"loss by {moved:.5f} at most. At the end the network that was not grown has {end['small']:.1f} % right; widened by "
+        f"r2r it has {end['widen-r2r']:.1f} %, and the big one from scratch, for as many FLOPs, "
         f"{end['widen-scratch, same FLOPs']:.1f} %."
     )
 
