@@ -61,7 +61,7 @@ def agree(build: Callable[[], nn.Module], nets: int, steps: int, kind: Any, **op
     fused = Fleet(models, optimizers, streams, BATCH, DEVICE, "ieee")
     for engine in (fused, Eager(twins, theirs, streams, BATCH)):
         engine.feed(images, labels, torch.tensor([0.4, 0.5, 0.6]), torch.tensor([0.2, 0.25, 0.3]))
-        engine.examine(images[:20], labels[:20])
+        engine.examine(images[:12], labels[:12])
         engine.begin(order, rates, decays, flips)
         losses = engine.run().cpu().clone()
         found.append((losses, *engine.evaluate()))
