@@ -3,10 +3,11 @@
 At a growth that was rehearsed, a run compares one pass of the old model with one of the grown model, in eval mode, on a part of
 the example. Two things are looked at beforehand to see that this shows what a thorough check would show.
 
-*Modes.* The model is watched in both modes, without numbers. If train mode makes the same sums, products and norms in the same
-order, and differs in noise, elementwise factors and where batch statistics come from, then a plan that is exact in one mode is
-exact in the other: units that are alike have alike statistics, and units that nobody reads, or that are zero, stay so. Whatever
-else train mode does (heads of its own, losses) needs the thorough check.
+*Modes.* The model is watched in both modes, without numbers. If train mode makes the same sums, products and norms of the same
+things in the same order, and differs in noise and where batch statistics come from, which go by the axis of the features, then
+a plan that is exact in one mode is exact in the other: units that are alike have alike statistics, and units that nobody
+reads, or that are zero, stay so. Whatever else train mode does (heads of its own, losses) needs the thorough check, and so does
+a model whose code does something else by the time of the growth than it did when it was looked at last.
 
 *Parts.* Let y be the outputs, and r random numbers of their shape. A tensor w of the model *shows* in the outputs by
 
@@ -22,7 +23,7 @@ which at least 64 are left.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,17 +37,48 @@ from outgrow.trace import Example, call, outputs_in
 from outgrow.training.compiled import uncompiled
 from outgrow.verify import HALF, Sober, many, real_numbers, wider
 
+OWN = "a tensor of the model"
 LEAST = 64  # of a length that is cut: what attends, normalises or pools over it still has something to choose from
 SHARE, ENTRIES = 0.1, 0.75  # a share of a random length: that of few numbers varies a good deal
-FACTORIES = ("empty", "new_", "zeros", "ones", "full", "rand", "scalar_tensor", "arange", "_to_copy", "clone", "copy_", "fill_")
+CHANNELS = (
+    "convolution",
+    "max_pool",
+    "avg_pool",
+    "_adaptive_avg_pool",
+    "native_batch_norm",
+    "_native_batch_norm",
+    "cat",
+    "input",
+)
+MADE = ("empty", "new_", "zeros", "ones", "full", "rand", "scalar_tensor", "arange")
+FACTORIES = (*MADE, "_to_copy", "clone", "copy_", "fill_")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Brief:
-    """How to look at a model briefly: what is left of each axis of each tensor of its example, one after the other."""
+    """How to look at a model briefly: what is left of each axis of each tensor of its example, one after the other.
+
+    `seen` is all that the model computed when it was looked at last, in both modes: code that does something else by now has to
+    be looked at thoroughly.
+    """
 
     lengths: tuple[int, ...]
     drops: bool = False  # in train mode, numbers are dropped at random
+    seen: Any = None
+
+    def still(self, model: nn.Module, example: Example) -> bool:
+        """Whether the model computes what it did, but for its sizes."""
+        return self.seen is not None and self.seen == _everything(model, example)
+
+    def look(self, model: nn.Module, example: Example) -> None:
+        self.seen = _everything(model, example)
+
+
+def _everything(model: nn.Module, example: Example) -> Any:
+    """Names of all operators in both modes, in order; None if the model does not run without numbers."""
+    with random_state():
+        passes = _watched(model, example)
+    return None if passes is None else tuple(tuple(watch.all) for watch in passes)
 
 
 @uncompiled()
@@ -54,9 +86,9 @@ def study(model: nn.Module, example: Example) -> Brief | None:
     """How a rehearsed growth of this model can be checked briefly; None if it can't."""
     with random_state():
         passes = _watched(model, example)
-        if passes is None or passes[0].names != passes[1].names:
+        if passes is None or passes[0].names != passes[1].names or any(watch.mixes for watch in passes):
             return None
-        return Brief(_least(model, example), passes[1].drops)
+        return Brief(_least(model, example), passes[1].drops, tuple(tuple(watch.all) for watch in passes))
 
 
 def part_of(example: Example, lengths: Sequence[int]) -> Example:
@@ -73,41 +105,73 @@ def part_of(example: Example, lengths: Sequence[int]) -> Example:
 
 
 class Watch(TorchDispatchMode):
-    """Notes what is computed besides noise and what is done entry by entry: names of operators and shapes of results."""
+    """Notes what is computed from what: for each operator that is not done entry by entry its name, the shape of its result and
+    the operators and tensors that its inputs come from; for those that are, numbers that they compute with.
 
-    def __init__(self) -> None:
+    Noise, and what is made of it alone, is left out.
+    """
+
+    def __init__(self, names: Mapping[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.names: list[tuple[Any, ...]] = []
+        self.names: list[Any] = []
+        self.all: list[str] = []
         self.drops = False
+        self.mixes = False  # batch statistics may go over units
+        self._kinds: list[str] = []  # of the operators that were noted
+        self._from: dict[int, frozenset[Any]] = {key: frozenset([name]) for key, name in names.items()}
+        self._alive: list[Tensor] = []  # so that no other tensor gets the same id
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = str(func.overloadpacket).removeprefix("aten.")
+        leaves = tree_flatten((args, kwargs or {}))[0]
+        inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        origins = frozenset().union(*(self._from.get(id(one), frozenset()) for one in inputs)) if inputs else frozenset()
         noise = torch.Tag.nondeterministic_seeded in func.tags
         self.drops |= noise and bool(args) and isinstance(args[0], Tensor) and many(args[0])
-        if noise or func.is_view or torch.Tag.pointwise in func.tags or name.startswith(FACTORIES):
-            return result
-        results = result if isinstance(result, (tuple, list)) else [result]
-        shapes = [tuple(one.shape) for one in results if isinstance(one, Tensor)]
-        self.names.append(("batch_norm" if "batch_norm" in name else name, *shapes[:1]))  # the others may be statistics
+        results = [one for one in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(one, Tensor)]
+        self.all.append(name)
+        if torch.Tag.pointwise in func.tags and not noise:
+            numbers = [leaf for leaf in leaves if isinstance(leaf, float) or (isinstance(leaf, int) and leaf is not True)]
+            if numbers and origins and any(one.is_floating_point() for one in results):
+                self.names.append((name.rstrip("_"), *(float(number) for number in numbers)))
+        elif not (noise or func.is_view or name.startswith(FACTORIES)):
+            if "batch_norm" in name:
+                self.mixes |= not self._by_channel(inputs[0])
+            self.names.append(
+                ("batch_norm" if "batch_norm" in name else name, *(tuple(one.shape) for one in results[:1]), origins)
+            )
+            origins = frozenset([len(self._kinds)])
+            self._kinds.append(name)
+        if noise or name.startswith(MADE):
+            origins = frozenset()
+        for one in results:
+            self._from[id(one)] = origins
+            self._alive.append(one)
         return result
+
+    def _by_channel(self, x: Tensor) -> bool:
+        """Whether features lie along the axis that a batch norm goes by: those of a matrix, or of what convolutions put out."""
+        kinds = [self._kinds[one] if isinstance(one, int) else one for one in self._from.get(id(x), frozenset())]
+        return x.ndim == 2 or all(kind.startswith(CHANNELS) for kind in kinds if kind != OWN)
 
 
 def _watched(model: nn.Module, example: Example) -> tuple[Watch, Watch] | None:
-    """A pass in eval mode and one in train mode; without numbers if the model runs without."""
-    meta = {name: tensor.detach().to("meta") for name, tensor in tensors_of(model).items()}
-    for tensors, given in ((meta, on_meta(example)), (tensors_of(model), example)):
-        try:
-            watches = Watch(), Watch()
-            for training, watch in enumerate(watches):
-                with untouched(model, buffers=tensors is not meta), elementary(), substituted(model, tensors):
-                    model.train(bool(training))
-                    with watch:
-                        call(model, given)
-            return watches
-        except Exception:  # code that looks at numbers; or a mode that the example is not made for
-            continue
-    return None
+    """A pass in eval mode and one in train mode, without numbers; None if the model does not run without."""
+    tensors = {name: tensor.detach().to("meta") for name, tensor in tensors_of(model).items()}
+    given = on_meta(example)
+    leaves = [leaf for leaf in tree_flatten(given)[0] if isinstance(leaf, Tensor)]
+    origins = {id(tensor): OWN for tensor in tensors.values()} | {id(leaf): f"input {n}" for n, leaf in enumerate(leaves)}
+    watches = Watch(origins), Watch(origins)
+    try:
+        for training, watch in enumerate(watches):
+            with untouched(model, buffers=False), elementary(), substituted(model, tensors):
+                model.train(bool(training))
+                with watch:
+                    call(model, given)
+    except Exception:  # code that looks at numbers; or a mode that the example is not made for
+        return None
+    return watches
 
 
 def _least(model: nn.Module, example: Example) -> tuple[int, ...]:
@@ -118,7 +182,7 @@ def _least(model: nn.Module, example: Example) -> tuple[int, ...]:
         whole = shown(model, example)
     except Exception:  # no gradients: then nothing tells what a part would show
         whole = []
-    if not any(showing.much for showing in whole):
+    if not any(showing.much for showing in whole) or _points(example):
         return _flat(best)
     for lengths in _samples(shapes):
         if _shows(model, part_of(example, _flat(lengths)), whole):
@@ -130,6 +194,12 @@ def _least(model: nn.Module, example: Example) -> tuple[int, ...]:
                 best = lengths
                 break
     return _flat(best)
+
+
+def _points(example: Example) -> bool:
+    """Whether numbers of the example may be positions in it, on a device that does not survive one that is out of range."""
+    leaves = [leaf for leaf in tree_flatten(example)[0] if isinstance(leaf, Tensor) and leaf.device.type != "cpu"]
+    return any(leaf.dtype in (torch.int32, torch.int64) and leaf.numel() > 0 for leaf in leaves)
 
 
 def _samples(shapes: Sequence[tuple[int, ...]]) -> Iterator[list[list[int]]]:
@@ -154,7 +224,8 @@ def _flat(lengths: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 def _shows(model: nn.Module, part: Example, whole: Sequence[Showing]) -> bool:
     try:
-        return all(here.enough(there) for here, there in zip(shown(model, part), whole, strict=True))
+        found = shown(model, part)
+        return found[0].finite >= whole[0].finite and all(here.enough(there) for here, there in zip(found, whole, strict=True))
     except Exception:  # it does not run on the part
         return False
 
@@ -165,6 +236,7 @@ class Showing:
 
     much: float
     entries: float
+    finite: bool  # all outputs were
 
     def enough(self, whole: Showing) -> bool:
         return self.much >= SHARE * whole.much and (whole.entries < 0.5 or self.entries >= ENTRIES * whole.entries)
@@ -198,4 +270,5 @@ def shown(model: nn.Module, example: Example) -> list[Showing]:
         gradients = torch.autograd.grad(total, leaves, allow_unused=True)
     none = torch.zeros((2,), device=leaves[0].device)
     found = [none if g is None else torch.stack([g.norm(), g.count_nonzero() / g.numel()]).to(none) for g in gradients]
-    return [Showing(much, entries) for much, entries in torch.stack(found).tolist()]
+    finite = all(bool(torch.isfinite(output).all()) for output in outputs)
+    return [Showing(much, entries, finite) for much, entries in torch.stack(found).tolist()]

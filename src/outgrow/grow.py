@@ -124,9 +124,10 @@ def carry_through(
             check_finite(model)
         check_averages(averages, model)
         known = ready is not None and ready.fits(model)
+        short = ranks.lengths if known and brief is not None and brief.still(model, example) else None
         sample, base, limits = example, None, (0.0, 0.0)
         if check:
-            sample, base, limits = _look(model, example, ranks.lengths if known else None)
+            sample, base, limits = _look(model, example, short)
         before = _parameters(model)
         work = Work(model, copies, optimizers, example, seed)
         try:
@@ -139,6 +140,8 @@ def carry_through(
             worst, allowed = float("nan"), 0.0
             if base is not None:
                 worst, allowed = verify.check(model, sample, base, limits, preserving)
+                if brief is not None:
+                    brief.look(model, example)
             ranks.conclude(work.plans)
         except BaseException:
             work.journal.undo()
@@ -174,7 +177,9 @@ def _look(
     if lengths is not None:
         try:
             part = part_of(example, lengths)
-            return part, *verify.before(model, part, brief=True)
+            base, limits = verify.before(model, part, brief=True)
+            if all(bool(torch.isfinite(output).all()) for output in base.evaluated):
+                return part, base, limits
         except TraceError:  # the part was found on a smaller model: on this one the whole must do
             pass
     return example, *verify.before(model, example)
