@@ -23,7 +23,7 @@ which at least 64 are left.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +58,8 @@ FACTORIES = (*MADE, "_to_copy", "clone", "copy_", "fill_")
 class Brief:
     """How to look at a model briefly: what is left of each axis of each tensor of its example, one after the other.
 
-    `seen` is all that the model computed when it was looked at last, in both modes: code that does something else by now has to
-    be looked at thoroughly.
+    `seen` is all that the model computed in train mode when it was looked at last: code that does something else by now has to
+    be looked at thoroughly. (Eval mode is what the brief check runs.)
     """
 
     lengths: tuple[int, ...]
@@ -68,17 +68,17 @@ class Brief:
 
     def still(self, model: nn.Module, example: Example) -> bool:
         """Whether the model computes what it did, but for its sizes."""
-        return self.seen is not None and self.seen == _everything(model, example)
+        return self.seen is not None and self.seen == _operators(model, example)
 
     def look(self, model: nn.Module, example: Example) -> None:
-        self.seen = _everything(model, example)
+        self.seen = _operators(model, example)
 
 
-def _everything(model: nn.Module, example: Example) -> Any:
-    """Names of all operators in both modes, in order; None if the model does not run without numbers."""
+def _operators(model: nn.Module, example: Example) -> Any:
+    """All operators that run in train mode, in order; None if the model does not run without numbers."""
+    names = Names()
     with random_state():
-        passes = _watched(model, example)
-    return None if passes is None else tuple(tuple(watch.all) for watch in passes)
+        return names.all if _ran(model, example, lambda _: {True: names}) else None
 
 
 @uncompiled()
@@ -86,9 +86,10 @@ def study(model: nn.Module, example: Example) -> Brief | None:
     """How a rehearsed growth of this model can be checked briefly; None if it can't."""
     with random_state():
         passes = _watched(model, example)
-        if passes is None or passes[0].names != passes[1].names or any(watch.mixes for watch in passes):
+        seen = _operators(model, example)
+        if passes is None or seen is None or passes[0].names != passes[1].names or any(watch.mixes for watch in passes):
             return None
-        return Brief(_least(model, example), passes[1].drops, tuple(tuple(watch.all) for watch in passes))
+        return Brief(_least(model, example), passes[1].drops, seen)
 
 
 def part_of(example: Example, lengths: Sequence[int]) -> Example:
@@ -104,6 +105,18 @@ def part_of(example: Example, lengths: Sequence[int]) -> Example:
     return part
 
 
+class Names(TorchDispatchMode):
+    """Notes which operators run."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.all: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.all.append(func)
+        return func(*args, **(kwargs or {}))
+
+
 class Watch(TorchDispatchMode):
     """Notes what is computed from what: for each operator that is not done entry by entry its name, the shape of its result and
     the operators and tensors that its inputs come from; for those that are, numbers that they compute with.
@@ -114,7 +127,6 @@ class Watch(TorchDispatchMode):
     def __init__(self, names: Mapping[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[Any] = []
-        self.all: list[str] = []
         self.drops = False
         self.mixes = False  # batch statistics may go over units
         self._kinds: list[str] = []  # of the operators that were noted
@@ -130,7 +142,6 @@ class Watch(TorchDispatchMode):
         noise = torch.Tag.nondeterministic_seeded in func.tags
         self.drops |= noise and bool(args) and isinstance(args[0], Tensor) and many(args[0])
         results = [one for one in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(one, Tensor)]
-        self.all.append(name)
         if torch.Tag.pointwise in func.tags and not noise:
             numbers = [leaf for leaf in leaves if isinstance(leaf, float) or (isinstance(leaf, int) and leaf is not True)]
             if numbers and origins and any(one.is_floating_point() for one in results):
@@ -158,20 +169,30 @@ class Watch(TorchDispatchMode):
 
 def _watched(model: nn.Module, example: Example) -> tuple[Watch, Watch] | None:
     """A pass in eval mode and one in train mode, without numbers; None if the model does not run without."""
+    made: dict[bool, Watch] = {}
+
+    def watches(origins: Mapping[int, str]) -> Mapping[bool, Watch]:
+        made.update({False: Watch(origins), True: Watch(origins)})
+        return made
+
+    return (made[False], made[True]) if _ran(model, example, watches) else None
+
+
+def _ran(model: nn.Module, example: Example, watches: Callable[[Mapping[int, str]], Mapping[bool, Any]]) -> bool:
+    """Run a model without numbers, in each mode that `watches` gives a watch for; whether that was possible."""
     tensors = {name: tensor.detach().to("meta") for name, tensor in tensors_of(model).items()}
     given = on_meta(example)
     leaves = [leaf for leaf in tree_flatten(given)[0] if isinstance(leaf, Tensor)]
     origins = {id(tensor): OWN for tensor in tensors.values()} | {id(leaf): f"input {n}" for n, leaf in enumerate(leaves)}
-    watches = Watch(origins), Watch(origins)
     try:
-        for training, watch in enumerate(watches):
+        for training, watch in watches(origins).items():
             with untouched(model, buffers=False), elementary(), substituted(model, tensors):
-                model.train(bool(training))
+                model.train(training)
                 with watch:
                     call(model, given)
     except Exception:  # code that looks at numbers; or a mode that the example is not made for
-        return None
-    return watches
+        return False
+    return True
 
 
 def _least(model: nn.Module, example: Example) -> tuple[int, ...]:

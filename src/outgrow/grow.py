@@ -140,8 +140,8 @@ def carry_through(
             worst, allowed = float("nan"), 0.0
             if base is not None:
                 worst, allowed = verify.check(model, sample, base, limits, preserving)
-                if brief is not None:
-                    brief.look(model, example)
+                if brief is not None and work.added:
+                    brief.look(model, example)  # what is widened runs the same operators
             ranks.conclude(work.plans)
         except BaseException:
             work.journal.undo()
