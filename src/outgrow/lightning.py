@@ -6,6 +6,8 @@
 
 `At(step=…)` is Lightning's `global_step` (optimizer steps), `At(epoch=…)` counts finished epochs, and rules see
 `trainer.callback_metrics` at the end of each training epoch, after its validation: what was logged under that name last.
+Let rules look at what validation measures: of what `training_step` logs, Lightning forgets the part of an epoch before a
+checkpoint, so that a run that is resumed within the epoch sees the mean of the rest, and may grow at another time.
 
 What a resumed run needs travels in Lightning's own checkpoints: the history of growths in the state dict (`outgrow.history`),
 and the rest under the key `outgrow`. The order in which Lightning restores makes that work: the model first, then optimizers
