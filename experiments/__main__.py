@@ -13,6 +13,7 @@ those of the paper's arms a report is made, report.html with its figures beside 
 from __future__ import annotations
 
 import argparse
+import difflib
 import fnmatch
 import shlex
 import sys
@@ -24,9 +25,9 @@ from typing import Any
 
 import torch
 
+from experiments import eager
 from experiments.arms import CHOICES, READINGS, Arm, paper_arms
 from experiments.data import DataError, cifar10, download
-from experiments.eager import Eager
 from experiments.progress import Progress
 from experiments.protocol import chosen_by, protocol_arms, sweep_arms, tuning_arms
 from experiments.results import ResultsError, check_same, facts, file_name, write_arm, write_filters
@@ -73,7 +74,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def seeds_of(text: str | None, preset: str) -> list[int]:
     if text is None:
         return [0] if preset == "quick" else list(range(5))
-    numbers = [int(part) for part in text.split(",")]
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise SystemExit(f"--seeds {text}: write how many, e.g. 5, or which, e.g. 0,3,4") from None
     return list(range(numbers[0])) if len(numbers) == 1 and "," not in text else numbers
 
 
@@ -95,7 +99,9 @@ def chosen_arms(options: argparse.Namespace) -> list[Arm]:
     arms = arms_of(options)
     unknown = [pattern for pattern in options.arms if not any(fnmatch.fnmatchcase(arm.name, pattern) for arm in arms)]
     if unknown:
-        raise SystemExit(f"there is no arm {', '.join(unknown)}: see python -m experiments --list")
+        near = difflib.get_close_matches(unknown[0], [arm.name for arm in arms], n=1)
+        hint = f"did you mean {near[0]}? See" if near else "see"
+        raise SystemExit(f"there is no arm {', '.join(unknown)}: {hint} python -m experiments --list")
     chosen = [arm for arm in arms if any(fnmatch.fnmatchcase(arm.name, pattern) for pattern in options.arms)]
     return [quick(arm) for arm in chosen] if options.preset == "quick" and options.set == "paper" else chosen
 
@@ -110,8 +116,8 @@ def engine_of(options: argparse.Namespace) -> tuple[str, Callable[..., Any], Cal
             torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = options.precision == "tf32"
         return (
             "eager",
-            lambda *what, **more: Eager(*what, device=options.device, **more),
-            lambda model: str([p.shape for p in model.parameters()]),
+            lambda *what, **more: eager.Eager(*what, device=options.device, **more),
+            eager.shape_of,
         )
     try:
         from experiments.fused.fleet import Fleet, shape_of
@@ -149,6 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = f"{options.preset}-{options.reading if options.set == 'paper' else options.set}"
     work = options.work or HERE / "work" / folder
     results = options.results or HERE / "work" / f"{folder}-results"
+    seeds = seeds_of(options.seeds, options.preset)
     name, engine, shape = engine_of(options)
     try:
         for arm in arms:
@@ -158,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         data = cifar10(options.data)
         data = data.held_out() if options.set in ("tuning", "sweep") else data
         data = data.first(2_560, 1_000) if options.preset == "quick" else data
-        seeds, store = seeds_of(options.seeds, options.preset), Store(work)
+        store = Store(work)
         segments = all_segments(arms, seeds)
         left = [segment for segment in segments if not store.is_done(segment)]
         print(f"{len(arms)} arms, {len(seeds)} seeds: {len(segments)} pieces of training, {len(left)} left; {name} engine")

@@ -58,7 +58,6 @@ class Grow:
     factor: float = 1.5
     init: str = "std"
     scale: float = 1.0
-    fade: int | None = None
 
 
 @dataclass(frozen=True)

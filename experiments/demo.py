@@ -24,7 +24,7 @@ from experiments.arms import Arm
 from experiments.curves import Results
 from experiments.data import digits
 from experiments.demo_arms import EPOCHS, demo_arms
-from experiments.eager import Eager
+from experiments.eager import Eager, shape_of
 from experiments.figures import drawing
 from experiments.looks import look
 from experiments.models import Net
@@ -176,11 +176,8 @@ def train(arms: Sequence[Arm], seeds: Sequence[int], folder: Path) -> Results:
     segments = all_segments(arms, seeds)
     left = sum(segment.stage.epochs for segment in segments if not store.is_done(segment))
 
-    def shape(model: torch.nn.Module) -> str:
-        return str([parameter.shape for parameter in model.parameters()])
-
     with Progress(left) as progress:
-        Training(segments, digits(), Eager, shape, store, progress, batch=BATCH).run()
+        Training(segments, digits(), Eager, shape_of, store, progress, batch=BATCH).run()
     for arm in arms:
         write_arm(
             folder / "results",

@@ -15,6 +15,11 @@ from torch.nn.functional import cross_entropy
 import outgrow
 
 
+def shape_of(model: nn.Module) -> str:
+    """What models must share to be trained together: here nothing depends on it but the order of work."""
+    return str([tuple(parameter.shape) for parameter in model.parameters()])
+
+
 class Eager:
     def __init__(
         self,

@@ -115,7 +115,7 @@ def tuning_arms() -> list[Arm]:
 
 def chosen_by(folder: Path) -> dict[str, Chosen]:
     """The best rate and weight decay of each kind, by the mean over seeds of the last held-out accuracy."""
-    results = read_all(folder)
+    results = read_all(folder) if any(folder.glob("*.json")) else {}
     missing = [arm.name for arm in tuning_arms() if arm.name not in results]
     if missing:
         raise ResultsError(

@@ -52,7 +52,7 @@ class Curve:
         self.seconds.append(round(seconds, 4))
 
 
-@dataclass
+@dataclass(eq=False)
 class Trainee:
     """A network on its way through a segment."""
 
@@ -219,10 +219,10 @@ class Training:
         )
         engine.feed(self.data.images, self.data.labels, self.data.mean, self.data.deviation)
         engine.examine(self.data.test_images, self.data.test_labels)
-        if any(one.done == 0 for one in trainees):
+        if any(not one.curve.epoch for one in trainees):
             accuracy, test_loss = engine.evaluate()
             for place, one in enumerate(trainees):
-                if one.done == 0:
+                if not one.curve.epoch:
                     one.curve.add(0.0, accuracy[place], test_loss[place], None, 0.0, 0.0)
         ended: list[Trainee] = []
         while not ended and time.monotonic() < self.until:

@@ -17,8 +17,8 @@ from experiments import agreement, protocol
 from experiments import data as data_module
 from experiments.__main__ import command_of, main, parse, quick, seeds_of
 from experiments.arms import READINGS, Arm, Grow, Stage, paper_arms
-from experiments.data import Data, DataError, batches, cifar10
-from experiments.eager import Eager
+from experiments.data import Data, DataError, batches, cifar10, digits
+from experiments.eager import Eager, shape_of
 from experiments.flops import step_flops
 from experiments.models import Net, ResNetCifar, SmallConv
 from experiments.results import ResultsError, file_name, read_all, write_arm, write_filters
@@ -44,10 +44,7 @@ def some_data(train: int = 16, test: int = 10) -> Data:
 def training(
     arms: list[Arm], folder: Path, data: Data, batch: int = 8, seeds: tuple[int, ...] = (0,), **options: Any
 ) -> Training:
-    def shape(model: torch.nn.Module) -> str:
-        return str([parameter.shape for parameter in model.parameters()])
-
-    return Training(all_segments(arms, seeds), data, Eager, shape, Store(folder), batch=batch, **options)
+    return Training(all_segments(arms, seeds), data, Eager, shape_of, Store(folder), batch=batch, **options)
 
 
 def short(arm: Arm) -> Arm:
@@ -107,7 +104,8 @@ def test_interrupted_training_goes_on_as_if_nothing_had_happened(tmp_path: Path)
     attempts, done = 0, False
     while not done:
         attempts += 1
-        part, clock = training([arm], tmp_path / "parts", data, until=2.5), itertools.count(1)
+        # the first one stops before it has made a step
+        part, clock = training([arm], tmp_path / "parts", data, until=2.5 if attempts > 1 else 1.5), itertools.count(1)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("experiments.training.time.monotonic", clock.__next__)
             done = part.run()
@@ -123,7 +121,8 @@ def test_interrupted_training_goes_on_as_if_nothing_had_happened(tmp_path: Path)
 
 def test_one_arm_learns_real_digits(tmp_path: Path) -> None:
     """The widened network goes on from what the small one has learned, and both learn."""
-    arm = Arm("FTT", Net(r=1 / 16, blocks=1), (Stage(4, 3e-3, 1e-4), Stage(2, 3e-3 / 5, 1e-4, Grow("widen", "r2r", 2))))
+    stages = Stage(4, 1e-2, 1e-4), Stage(2, 1e-2 / 5, 1e-4, Grow("widen", "r2r", 2))
+    arm = Arm("FTT", Net("digits", r=8 / 64, blocks=1), stages)
     assert training([arm], tmp_path, digits(), batch=32).run()
     first, second = (Store(tmp_path).state(segment)["curve"] for segment in segments_of(arm, 0))  # type: ignore[index]
     assert first["accuracy"][0] < 0.3
@@ -131,16 +130,6 @@ def test_one_arm_learns_real_digits(tmp_path: Path) -> None:
     assert second["accuracy"][0] == first["accuracy"][-1]
     assert second["accuracy"][-1] > first["accuracy"][-1]
     assert second["flops"][-1] / 2 > 2 * first["flops"][-1] / 4  # a step of the wide one costs more than twice as much
-
-
-def digits() -> Data:
-    """Scikit-learn's digits as coloured images of 32 × 32."""
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    images = torch.tensor(bunch.images * 15.9).to(torch.uint8).repeat_interleave(4, 1).repeat_interleave(4, 2)
-    images, labels = images[:, None].repeat(1, 3, 1, 1), torch.tensor(bunch.target)
-    return Data(images[:1400], labels[:1400], images[1400:], labels[1400:], torch.full((3,), 0.3), torch.full((3,), 0.37))
 
 
 def test_the_eager_engine_is_a_plain_loop() -> None:
@@ -242,8 +231,10 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     (tmp_path / "results" / "OF-Rand.json").write_text(json.dumps({**result, "format": 0}))
     with pytest.raises(SystemExit, match="is of format 0"):
         main(["OF-Rand", "--seeds", "1", *place])
-    with pytest.raises(SystemExit, match="there is no arm NO"):
-        main(["NO", *place])
+    with pytest.raises(SystemExit, match="there is no arm OF-Ran: did you mean OF-Rand"):
+        main(["OF-Ran", *place])
+    with pytest.raises(SystemExit, match="--seeds x: write how many"):
+        main(["OF-Rand", "--seeds", "x", *place])
     if not torch.cuda.is_available():
         with pytest.raises(SystemExit, match="there is no device 'cuda'"):
             main(["OF-Rand", "--device", "cuda", *place])
@@ -306,6 +297,8 @@ def test_tuning_and_sweep(tmp_path: Path) -> None:
     assert plain.rate == 0.008
     assert slow == replace(plain, rate=pytest.approx(0.0016))
     assert arms["SWEEP-deepen-nothing-new_rate-4.0"].stages[-1].new_rate == 4
+    with pytest.raises(ResultsError, match="run python -m experiments --set tuning first"):
+        protocol.chosen_by(tmp_path / "nowhere")
     next(tmp_path.glob("*.json")).unlink()
     with pytest.raises(ResultsError, match="run python -m experiments --set tuning first"):
         protocol.chosen_by(tmp_path)
@@ -322,10 +315,7 @@ def test_options() -> None:
 def test_engines_are_compared_on_the_same_networks_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "STEPS", 20)
 
-    def shape(model: torch.nn.Module) -> str:
-        return str([parameter.shape for parameter in model.parameters()])
-
-    engines = {"eager": (Eager, shape), "again": (Eager, shape), "one ulp off": (agreement.Jostled, shape)}
+    engines = {"eager": (Eager, shape_of), "again": (Eager, shape_of), "one ulp off": (agreement.Jostled, shape_of)}
     result = agreement.compare(some_data(160), "cpu", engines, batch=8)
     for arm in agreement.ARMS:
         assert len(result["losses"]["eager"][arm]) == 20
