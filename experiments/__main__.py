@@ -55,7 +55,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, … (default: cpu)")
     parser.add_argument("--engine", choices=("auto", "eager", "fused"), default="auto", help="auto: fused on CUDA, else eager")
     parser.add_argument("--precision", choices=("tf32", "ieee"), default="tf32", help="of products on CUDA (default: tf32)")
-    parser.add_argument("--seeds", default=None, help="how many (5), or which (0,3,4)")
+    parser.add_argument("--seeds", default=None, help="how many (5), or which (0,3,4; 3, is the one)")
     parser.add_argument("--data", type=Path, default=Path("data"), help="where CIFAR-10 is (default: data)")
     parser.add_argument("--download", action="store_true", help="fetch CIFAR-10 if it is not there")
     parser.add_argument("--work", type=Path, default=None, help="where states are kept (default: experiments/work/PRESET)")
@@ -75,9 +75,9 @@ def seeds_of(text: str | None, preset: str) -> list[int]:
     if text is None:
         return [0] if preset == "quick" else list(range(5))
     try:
-        numbers = [int(part) for part in text.split(",")]
+        numbers = [int(part) for part in text.removesuffix(",").split(",")]
     except ValueError:
-        raise SystemExit(f"--seeds {text}: write how many, e.g. 5, or which, e.g. 0,3,4") from None
+        raise SystemExit(f"--seeds {text}: write how many, e.g. 5, or which, e.g. 0,3,4 or 3,") from None
     return list(range(numbers[0])) if len(numbers) == 1 and "," not in text else numbers
 
 

@@ -1,8 +1,8 @@
-"""The fused engine beside the plain loop: the first hundred losses of three arms, and what rounding alone does to them.
+"""The fused engine beside the plain loop: the first hundred losses of some arms, and what rounding alone does to them.
 
     python -m experiments.agreement --device cuda --data data        writes results/agreement.json
 
-Three arms (a widened, a deepened and a small one) are trained for an epoch by the plain loop, grown, and from there trained
+Four arms (two widened, one deepened, and a small one) are trained for an epoch by the plain loop, grown, and from there trained
 for a hundred steps by each engine on the same batches. Adam makes much of little: where a gradient is nearly zero, its sign
 decides, so that two runs that differ by rounding part after some steps. How fast is measured too, by a plain loop whose
 weights begin one unit in the last place off. The fused engine agrees if it parts from the plain loop no faster than that one
@@ -33,7 +33,7 @@ from experiments.segments import all_segments, segments_of
 from experiments.store import Store
 from experiments.training import BATCH, Training
 
-ARMS = ("FTT-R2WiderR", "FTT-R2DeeperR", "VIZ-R2R")
+ARMS = ("BI-Std", "APB-R2WiderR", "APB-R2DeeperR", "VIZ-R2R")
 STEPS = 100
 HERE = Path(__file__).parent
 

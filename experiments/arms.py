@@ -18,13 +18,15 @@ CHOICES = (
     "Deepening: ResNetCifar-10(1/8) → 18(1/8), as appendix D says; the table calls its deepen teachers ResNetCifar18, and the "
     "text has 10(2^-4) → 18(2^-3), which no deepening gives. `--reading text` starts from r = 2^-4.",
     "Drawn values have the standard deviation of the weights they join, as the text says; the printed U(−s/√3, s/√3) has a "
-    "third of it (`--reading printed`), and the author's code draws nearly zero (`--reading code`).",
+    "third of it (`--reading printed`), and the author's code draws nearly zero (`--reading code`). New blocks are drawn as the network's own.",
     "Adam is torch's with L2 in the gradient and amsgrad, and is made anew at each growth, as in the author's code.",
     "R2DeeperR closes a branch that ends in a batch norm by γ = 0; NCT-R2DeeperR(paper) and FTT-R2DeeperR(paper) close it by "
     "pairs, as the paper writes.",
     "Widening multiplies all streams by 1.5, so that plain skips stay exact; nothing is folded.",
     "The networks from scratch have no row in the table: they are trained like the arms beside them (NCT: rate and weight "
     "decay of the teacher; FTT: rate, drop and weight decay of the grown arms).",
+    "Appendix B names no sizes and no rates: its arms (APB) go from 18(1/8) or 10(1/4) to 18(1/4) in 6,000 updates, the last "
+    "1,500 of them at a fifth of the rate, whenever they grow.",
     "The last 80 images of an epoch, less than a batch, are left out.",
     "The validation set is CIFAR-10's test set, as in the paper.",
 )
@@ -58,6 +60,7 @@ class Grow:
     factor: float = 1.5
     init: str = "std"
     scale: float = 1.0
+    fade: int = 0  # steps over which new blocks come in
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class Stage:
     state: str = "fresh"
     span: float = 0  # over how many epochs, from the arm's first on, a cosine goes down to zero; 0: the rate stays
     new_rate: float = 1.0  # factor on the updates of what the growth has brought
+    looks: int = 1  # how often an epoch its accuracy is measured; 0: at its end alone
 
 
 @dataclass(frozen=True)
@@ -161,4 +165,23 @@ def paper_arms(reading: Reading = READINGS["table"]) -> list[Arm]:
         ("RandomDeep", deep, None),
     ):
         arms.append(Arm(f"FTT-{title}", net, (early, replace(late, grow=grow, state="fresh" if grow else "kept"))))
+    return arms + appendix_b(widen("r2r", factor=2), deepen("r2r"))
+
+
+UPDATES, DROP, EPOCH = 6_000, 4_500, 390  # of appendix B's runs; an epoch's
+
+
+def appendix_b(widen: Grow, deepen: Grow) -> list[Arm]:
+    """Half the width or depth at first, all of it for the last quarter of the updates, as in appendix B; and from earlier on."""
+
+    def stage(first: int, last: int, grow: Grow | None = None) -> Stage:
+        rate = 1e-3 if last <= DROP else 1e-3 / 5
+        return Stage((last - first) / EPOCH, rate, 1e-3, grow, "fresh" if grow else "kept", looks=10)
+
+    arms = [Arm("APB-Scratch", Net(r=1 / 4), (stage(0, DROP), stage(DROP, UPDATES)))]
+    for title, net, grow in (("R2WiderR", Net(r=1 / 8), widen), ("R2DeeperR", Net(r=1 / 4, blocks=2), deepen)):
+        arms.append(Arm(f"APB-{title}", net, (stage(0, DROP), stage(DROP, UPDATES, grow))))
+        for at in (3_000, 1_500):
+            stages = stage(0, at), stage(at, DROP, grow), stage(DROP, UPDATES)
+            arms.append(Arm(f"APB-{title}@{at}", net, stages))
     return arms

@@ -29,6 +29,7 @@ class Eager:
         batch: int,
         device: Any = "cpu",
         factors: Sequence[float] = (),
+        fades: Sequence[tuple[int, int]] = (),  # outgrow's own gates are at work here
     ) -> None:
         self.models, self.optimizers, self.streams = list(models), list(optimizers), list(streams)
         self.batch, self.device = batch, device
@@ -54,7 +55,7 @@ class Eager:
         return (images.float() / 255 - self.mean) / self.deviation
 
     def run(self) -> Tensor:
-        losses = torch.zeros(len(self.models), self.order.shape[1])
+        losses = torch.zeros(len(self.models), self.order.shape[1], device=self.device)
         for number, (model, optimizer, stream) in enumerate(zip(self.models, self.optimizers, self.streams, strict=True)):
             model.train()
             for step, chosen in enumerate(self.order[stream]):

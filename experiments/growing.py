@@ -28,7 +28,7 @@ def transforms(model: nn.Module, grow: Grow) -> list[Any]:
         return [outgrow.Widen(where, factor=grow.factor, method=method)]
     stages = {name: module for name, module in model.named_children() if name.startswith("layer")}
     places = [f"{name}.{number}" for name, module in stages.items() for number in range(len(list(module.children())))]
-    return [outgrow.Deepen(place, method=grow.method) for place in places]
+    return [outgrow.Deepen(place, method=grow.method, fade=grow.fade or None) for place in places]
 
 
 def grow_model(model: nn.Module, example: Tensor, grow: Grow, optimizer: torch.optim.Optimizer, seed: int) -> outgrow.Growth:

@@ -3,7 +3,7 @@
 The paper compares curves of runs whose rate never decays; there a grown network looks fast because everything before the end of
 training does. Here every run is a whole run: AdamW, mirrored images, and a cosine that ends where the run ends.
 
-Big is ResNetCifar-18(1/4). It is reached by widening 18(1/8) by two, or by deepening 10(1/4). A budget is counted in epochs of
+Big is ResNetCifar-18(1/4). It is reached by widening 18(1/8) by two, by deepening 10(1/4), or from 10(1/8) by both. A budget is counted in epochs of
 the big network's FLOPs (forward and backward, as torch counts them). Two accounts:
 
 - *from nothing*: a share of the budget is spent on the small network, the rest, after the growth, on the big one; one cosine
@@ -34,10 +34,15 @@ SMALL = {"widen": Net(r=1 / 8), "deepen": Net(r=1 / 4, blocks=2)}
 TEACHER = 30  # epochs of the small network that is reused
 BUDGETS = (4, 8, 16, 32, 64)
 REUSED = (1, 2, 4, 8, 16)
-METHODS = {"widen": ("r2r", "net2net", "netmorph", "copies", "random"), "deepen": ("r2r", "r2r-paper", "copy", "random")}
+METHODS = {
+    "widen": ("r2r", "net2net", "netmorph", "copies", "random"),
+    "deepen": ("r2r", "r2r-paper", "copy", "fade", "random"),
+}
+FADE = 200  # steps over which copied blocks come in
+FIRST = {"deepen-first": ("deepen", "widen"), "widen-first": ("widen", "deepen")}
 SHARE = 0.25  # of the budget that the small network gets
 OTHER_SHARES = (0.1, 0.5)
-RATES, DECAYS = (1e-3, 2e-3, 4e-3, 8e-3), (0.01, 0.05, 0.2)
+RATES, DECAYS = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2), (0.01, 0.05, 0.2)
 TUNED_AT, SWEPT_AT = 8, 4  # budgets
 
 
@@ -66,23 +71,40 @@ def run(name: str, net: Net, *stages: Stage, own: int = 0) -> Arm:
 
 def scratch(name: str, net: Net, budget: float, chosen: Chosen) -> Arm:
     length = epochs(net, budget)
-    return run(name, net, Stage(length, chosen.rate, chosen.decay, span=length))
+    return run(name, net, Stage(length, chosen.rate, chosen.decay, span=length, looks=0))
 
 
-def growth(what: str, method: str, scale: float = 1.0) -> Grow:
-    return Grow(what, method, factor=2, scale=scale)
+def growth(what: str, method: str) -> Grow:
+    return Grow(what, "copy", factor=2, fade=FADE) if method == "fade" else Grow(what, method, factor=2)
+
+
+def grown(net: Net, grow: Grow) -> Net:
+    return replace(net, r=net.r * grow.factor) if grow.what == "widen" else replace(net, blocks=2 * net.blocks)
 
 
 def from_nothing(name: str, what: str, method: str, budget: float, chosen: Chosen, share: float = SHARE) -> Arm:
     small = SMALL[what]
     first, second = epochs(small, share * budget), (1 - share) * budget
-    early = Stage(first, chosen.rate, chosen.decay, span=first + second)
+    early = Stage(first, chosen.rate, chosen.decay, span=first + second, looks=0)
     return run(name, small, early, replace(early, epochs=second, grow=growth(what, method), state="kept"))
 
 
+def twice(name: str, order: str, budget: float, chosen: Chosen) -> Arm:
+    """From a network of half the width and depth, by two growths, the small ones together with the share of the one above."""
+    grows = [growth(what, "r2r") for what in FIRST[order]]
+    nets = [Net(r=1 / 8, blocks=2)]
+    for grow in grows:
+        nets.append(grown(nets[-1], grow))
+    shares = SHARE / 2, SHARE / 2, 1 - SHARE
+    lengths = [epochs(net, share * budget) for net, share in zip(nets, shares, strict=True)]
+    stages = [Stage(length, chosen.rate, chosen.decay, None, "kept", span=sum(lengths), looks=0) for length in lengths]
+    later = [replace(stage, grow=grow) for stage, grow in zip(stages[1:], grows, strict=True)]
+    return run(name, nets[0], stages[0], *later)
+
+
 def reuse(name: str, what: str, method: str, budget: float, chosen: Chosen, teacher: Chosen) -> Arm:
-    first = Stage(TEACHER, teacher.rate, teacher.decay, span=TEACHER)
-    second = Stage(budget, chosen.rate, chosen.decay, growth(what, method), "kept", span=budget)
+    first = Stage(TEACHER, teacher.rate, teacher.decay, span=TEACHER, looks=0)
+    second = Stage(budget, chosen.rate, chosen.decay, growth(what, method), "kept", span=budget, looks=0)
     return run(name, SMALL[what], first, second, own=1)
 
 
@@ -93,6 +115,7 @@ def kinds(chosen: Mapping[str, Chosen], budget: float) -> dict[str, Arm]:
         arms[f"small-{what}"] = scratch(f"small-{what}", SMALL[what], budget, chosen[f"small-{what}"])
         arms[f"{what}-nothing"] = from_nothing(f"{what}-nothing", what, "r2r", budget, chosen[f"{what}-nothing"])
         arms[f"{what}-reuse"] = reuse(f"{what}-reuse", what, "r2r", budget / 2, chosen[f"{what}-reuse"], Chosen())
+    arms["both-nothing"] = twice("both-nothing", "deepen-first", budget, chosen["both-nothing"])
     return arms
 
 
@@ -100,6 +123,7 @@ KINDS = (
     "scratch",
     *(f"small-{what}" for what in SMALL),
     *(f"{what}-{account}" for what in SMALL for account in ("nothing", "reuse")),
+    "both-nothing",
 )
 
 
@@ -151,7 +175,7 @@ def sweep_arms(chosen: Mapping[str, Chosen]) -> list[Arm]:
                 else reuse("", what, "r2r", SWEPT_AT, picked, chosen[f"small-{what}"])
             )
             for setting, values in SWEEP.items():
-                for value in values:
+                for value in values if (what, setting) != ("deepen", "scale") else ():  # a branch that is closed has none
                     last = changed(plain.stages[-1], setting, value)
                     name = f"SWEEP-{what}-{account}-{setting}-{value}"
                     arms.append(replace(plain, name=name, stages=(*plain.stages[:-1], last)))
@@ -179,10 +203,10 @@ def protocol_arms(chosen: Mapping[str, Chosen]) -> list[Arm]:
             arms.append(scratch(f"EQ-small-{what}@{budget}", SMALL[what], budget, chosen[f"small-{what}"]))
             arms += [from_nothing(f"EQ-{what}-{method}@{budget}", what, method, budget, picked) for method in methods]
             for share in OTHER_SHARES:
-                for method in ("r2r", "random"):
-                    name = f"EQ-{what}-{method}-{share:g}@{budget}"
-                    arms.append(from_nothing(name, what, method, budget, picked, share))
+                arms.append(from_nothing(f"EQ-{what}-r2r-{share:g}@{budget}", what, "r2r", budget, picked, share))
         again, teacher = chosen[f"{what}-reuse"], chosen[f"small-{what}"]
         for budget in REUSED:
             arms += [reuse(f"RE-{what}-{method}@{budget}", what, method, budget, again, teacher) for method in methods]
+    for budget in BUDGETS:
+        arms += [twice(f"EQ-both-{order}@{budget}", order, budget, chosen["both-nothing"]) for order in FIRST]
     return arms

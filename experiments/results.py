@@ -53,12 +53,17 @@ def write_arm(folder: Path, arm: Arm, seeds: Sequence[int], store: Store, made_b
     curves: dict[str, Any] = {}
     for seed in seeds:
         states = [store.state(segment) for segment in segments_of(arm, seed)]
-        curves[str(seed)] = [state["curve"] for state in states[arm.own :] if state is not None]
+        curves[str(seed)] = [finished(state["curve"]) for state in states[arm.own :] if state is not None]
     content = {"format": FORMAT, "arm": asdict(arm), "seeds": list(seeds), **made_by, "curves": curves}
     folder.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(content) + "\n", encoding="utf-8")
     part.replace(path)
+
+
+def finished(curve: dict[str, Any]) -> dict[str, Any]:
+    """A curve without what is kept only until its next entry."""
+    return {name: values for name, values in curve.items() if name != "open"}
 
 
 def check_same(path: Path, arm: Arm) -> None:

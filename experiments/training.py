@@ -42,6 +42,18 @@ class Curve:
     steps: list[float] = field(default_factory=list)  # losses of the first hundred
     last: list[float] = field(default_factory=list)  # losses of the last thirty
     growth: dict[str, Any] = field(default_factory=dict)
+    open: list[float] = field(default_factory=list)  # steps since the last entry, their losses and their seconds, summed up
+
+    def spend(self, losses: Tensor, seconds: float) -> None:
+        """Some more steps, for the next entry."""
+        new = len(losses), float(losses.sum()), seconds
+        self.open = [one + more for one, more in zip(self.open or (0, 0.0, 0.0), new, strict=True)]
+
+    def close(self, epoch: float, accuracy: Any, test_loss: Any, flops: float) -> None:
+        """An entry for all that was spent since the last."""
+        steps, lost, seconds = self.open
+        self.open = []
+        self.add(epoch, accuracy, test_loss, lost / steps, flops, self.seconds[-1] + seconds)
 
     def add(self, epoch: float, accuracy: Any, test_loss: Any, train_loss: Any, flops: float, seconds: float) -> None:
         self.epoch.append(round(epoch, 4))
@@ -66,6 +78,12 @@ class Trainee:
 
     def length(self, per_epoch: int) -> int:
         return round(self.segment.stage.epochs * per_epoch)
+
+    def ahead(self, per_epoch: int) -> int:
+        """Steps until it is to be looked at, or ends."""
+        looks, left = self.segment.stage.looks, self.length(per_epoch) - self.done
+        every = max(1, per_epoch // looks) if looks else left
+        return min(every - self.done % every, left)
 
     def rates(self, steps: int, per_epoch: int) -> list[float]:
         """Learning rates of the next steps."""
@@ -199,9 +217,12 @@ class Training:
         """The network of a saved segment: growths are made once more, for the shapes, and then its numbers are loaded."""
         model = segment.net.build(segment.seed)
         optimizer = optimizer_for(model, segment)
-        for stage in segment.stages:
+        for number, stage in enumerate(segment.stages):
             if stage.grow is not None:
                 grow_model(model, self._example(), stage.grow, optimizer, segment.seed)
+                last = number + 1 == len(segment.stages)
+                for _ in range(min(stage.grow.fade, saved["done"] if last else stage.grow.fade)):
+                    optimizer.step()  # without gradients: nothing moves but gates
         model.load_state_dict(saved["model"])
         optimizer = optimizer_for(model, segment)
         optimizer.load_state_dict(saved["optimizer"])
@@ -216,6 +237,7 @@ class Training:
             [keys.index(self._stream(one)) for one in trainees],
             self.batch,
             factors=[one.segment.stage.new_rate for one in trainees],
+            fades=[(one.done, one.segment.stage.grow.fade if one.segment.stage.grow else 0) for one in trainees],
         )
         engine.feed(self.data.images, self.data.labels, self.data.mean, self.data.deviation)
         engine.examine(self.data.test_images, self.data.test_labels)
@@ -241,39 +263,36 @@ class Training:
         return trainee.segment.seed, 10_000 * (len(trainee.segment.stages) - 1) + epoch, step
 
     def _some_steps(self, engine: Any, trainees: list[Trainee]) -> None:
-        """An epoch of all, or as much of it as the shortest has left."""
-        left = [min(self.per_epoch - one.done % self.per_epoch, one.length(self.per_epoch) - one.done) for one in trainees]
-        steps = min(left)
-        orders, mirrored = [], []
-        for seed, epoch, start in dict.fromkeys(self._stream(one) for one in trainees):
-            order, flips = batches(seed, epoch, len(self.data.labels), self.batch, self.per_epoch)
-            orders.append(order[start : start + steps])
-            mirrored.append(flips[start : start + steps])
-        order = torch.stack(orders)
-        flips = torch.stack(mirrored) if trainees[0].segment.flips else None
+        """All of them on, until the first is to be looked at, or ends; an epoch at most."""
+        ahead = [one.ahead(self.per_epoch) for one in trainees]
+        steps = min(*ahead, self.per_epoch)
+        rows = [self._batches(*stream, steps) for stream in dict.fromkeys(self._stream(one) for one in trainees)]
+        order = torch.stack([chosen for chosen, _ in rows])
+        flips = torch.stack([mirrored for _, mirrored in rows]) if trainees[0].segment.flips else None
         started = time.perf_counter()
         rates = torch.tensor([one.rates(steps, self.per_epoch) for one in trainees])
         decays = torch.tensor([[one.segment.stage.decay] * steps for one in trainees])
         engine.begin(order, rates, decays, flips)
         losses = engine.run().cpu()
         spent = time.perf_counter() - started
-        accuracy, test_loss = engine.evaluate()
+        accuracy, test_loss = engine.evaluate() if steps in ahead else (None, None)
         for place, one in enumerate(trainees):
             curve = one.curve
+            curve.spend(losses[place], spent / len(trainees))
             if one.done < 100:
                 curve.steps += [round(value, 8) for value in losses[place, : 100 - one.done].tolist()]
             curve.last = [*curve.last, *(round(value, 8) for value in losses[place].tolist())][-30:]
             one.done += steps
-            spent_before = curve.seconds[-1] if curve.seconds else 0.0
-            curve.add(
-                one.done / self.per_epoch,
-                accuracy[place],
-                test_loss[place],
-                losses[place].mean(),
-                float(one.done) * one.flops,
-                spent_before + spent / len(trainees),
-            )
-        best = max(float(value) for value in accuracy)
+            if ahead[place] == steps:
+                curve.close(one.done / self.per_epoch, accuracy[place], test_loss[place], float(one.done) * one.flops)
+        best = max(one.curve.accuracy[-1] for one in trainees)
         self.tell(
             steps * len(trainees) / self.per_epoch, f"{len(trainees)} × {trainees[0].segment.net}, best {100 * best:.1f} %"
         )
+
+    def _batches(self, seed: int, epoch: int, start: int, steps: int) -> tuple[Tensor, Tensor]:
+        """What a stream sees in its next steps, which may begin in one epoch and end in the next."""
+        epochs = range(epoch, epoch + -(-(start + steps) // self.per_epoch))
+        made = [batches(seed, number, len(self.data.labels), self.batch, self.per_epoch) for number in epochs]
+        order, flips = (torch.cat(parts)[start : start + steps] for parts in zip(*made, strict=True))
+        return order, flips

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import outgrow
 from experiments.data import batches
 from experiments.eager import Eager
 from experiments.fused.fleet import Fleet
@@ -35,7 +36,7 @@ def optimizer_of(model: nn.Module, kind: type[torch.optim.Adam], **options: Any)
     return optimizer
 
 
-def agree(build: Callable[[], nn.Module], nets: int, steps: int, kind: Any, **options: Any) -> None:
+def agree(build: Callable[[], nn.Module], nets: int, steps: int, kind: Any, fade: int = 0, **options: Any) -> None:
     torch.manual_seed(0)
     models = [build() for _ in range(nets)]
     generator = torch.Generator().manual_seed(SEED)
@@ -47,6 +48,10 @@ def agree(build: Callable[[], nn.Module], nets: int, steps: int, kind: Any, **op
                 nn.init.normal_(module.running_mean)
                 nn.init.uniform_(module.running_var, 0.5, 2)
     optimizers = [optimizer_of(model, kind, **options) for model in models]
+    if fade:
+        for model, optimizer in zip(models, optimizers, strict=True):
+            x = torch.randn(4, 3, 32, 32)
+            outgrow.deepen(model, x, "layer1.0", method="copy", fade=fade, optimizer=optimizer)
     twins, started = copy.deepcopy(models), [copy.deepcopy(model.state_dict()) for model in models]
     theirs = [kind(twin.parameters(), lr=1e-3, **options) for twin in twins]
     for mine, other in zip(optimizers, theirs, strict=True):
@@ -58,7 +63,7 @@ def agree(build: Callable[[], nn.Module], nets: int, steps: int, kind: Any, **op
     rates, decays = 1e-3 * (1 + torch.rand(nets, steps)), 1e-2 * torch.rand(nets, steps)
     found = []
     streams = list(range(nets))[::-1]
-    fused = Fleet(models, optimizers, streams, BATCH, DEVICE, "ieee")
+    fused = Fleet(models, optimizers, streams, BATCH, DEVICE, "ieee", fades=[(0, fade)] * nets)
     for engine in (fused, Eager(twins, theirs, streams, BATCH)):
         engine.feed(images, labels, torch.tensor([0.4, 0.5, 0.6]), torch.tensor([0.2, 0.25, 0.3]))
         engine.examine(images[:12], labels[:12])
@@ -104,6 +109,7 @@ def with_a_bias() -> nn.Module:
 CASES: dict[str, Callable[[], None]] = {
     "residual": lambda: agree(lambda: ResNetCifar(1 / 16, 1), 1, 1, torch.optim.Adam, amsgrad=True),
     "several": lambda: agree(lambda: ResNetCifar(3 / 32, 2), 2, 2, torch.optim.AdamW),
+    "faded": lambda: agree(lambda: ResNetCifar(1 / 16, 1), 1, 3, torch.optim.AdamW, fade=4),
     "plain": lambda: agree(with_a_bias, 1, 1, torch.optim.Adam, amsgrad=True),
     "small": lambda: agree(lambda: SmallConv(4), 1, 1, torch.optim.Adam, amsgrad=True),
 }

@@ -84,8 +84,9 @@ def test_arms_reach_the_sizes_of_the_paper() -> None:
             continue
         grows = [stage.grow for stage in arm.stages if stage.grow]
         width = arm.net.r * math.prod(grow.factor for grow in grows if grow.what == "widen")
-        assert width in (1 / 8, 3 / 16), arm.name
-        assert sum(stage.epochs for stage in arm.stages[arm.own :]) == (120 if arm.test == "BI" else 250), arm.name
+        assert width in ((1 / 4,) if arm.test == "APB" else (1 / 8, 3 / 16)), arm.name
+        length = {"BI": 120, "APB": pytest.approx(6000 / 390)}.get(arm.test, 250)
+        assert sum(stage.epochs for stage in arm.stages[arm.own :]) == length, arm.name
     assert len({arm.name for arm in paper_arms()}) == len(paper_arms())
 
 
@@ -274,9 +275,10 @@ def test_the_honest_comparison_spends_equal_flops() -> None:
         budget = float(arm.name.split("@")[1])
         net, spent = arm.net, 0.0
         for number, stage in enumerate(arm.stages):
-            net = protocol.BIG if stage.grow else net
+            net = protocol.grown(net, stage.grow) if stage.grow else net
             spent += stage.epochs * protocol.cost(net) if number >= arm.own else 0.0
         assert spent == pytest.approx(budget * protocol.cost(protocol.BIG)), arm.name
+        assert net == (arm.net if arm.name.startswith("EQ-small") else protocol.BIG)
         lengths = sum(stage.epochs for stage in arm.stages if stage.span == arm.stages[-1].span)
         assert lengths == pytest.approx(arm.stages[-1].span), arm.name
     names = [arm.name for arm in protocol.protocol_arms(chosen)]
@@ -291,11 +293,11 @@ def test_tuning_and_sweep(tmp_path: Path) -> None:
         (tmp_path / file_name(arm.name)).write_text(json.dumps(content))
     chosen = protocol.chosen_by(tmp_path)
     assert chosen["scratch"] == protocol.Chosen(0.002, 0.2)
-    assert chosen["widen-reuse"] == protocol.Chosen(0.008, 0.2)  # the last one
+    assert chosen["widen-reuse"] == protocol.Chosen(0.016, 0.2)  # the last one
     arms = {arm.name: arm for arm in protocol.sweep_arms(chosen)}
     plain, slow = (arms[f"SWEEP-widen-reuse-rate-{value}"].stages[-1] for value in (1.0, 0.2))
-    assert plain.rate == 0.008
-    assert slow == replace(plain, rate=pytest.approx(0.0016))
+    assert plain.rate == 0.016
+    assert slow == replace(plain, rate=pytest.approx(0.0032))
     assert arms["SWEEP-deepen-nothing-new_rate-4.0"].stages[-1].new_rate == 4
     with pytest.raises(ResultsError, match="run python -m experiments --set tuning first"):
         protocol.chosen_by(tmp_path / "nowhere")
@@ -308,6 +310,7 @@ def test_options() -> None:
     assert seeds_of(None, "paper") == [0, 1, 2, 3, 4]
     assert seeds_of("2", "paper") == [0, 1]
     assert seeds_of("0,3", "paper") == [0, 3]
+    assert seeds_of("3,", "paper") == [3]
     assert [stage.epochs for stage in quick(paper_arms()[0]).stages] == [3, 9]
     assert "--engine" not in command_of(parse([]))
 

@@ -212,14 +212,15 @@ def weigh(
 
 @triton.jit
 def adam(
-    parameters, gradients, base, stride, count, first, second, largest, pace, sizes, roots, decays, clock, PARAMETERS,
+    parameters, gradients, base, stride, count, first, second, largest, pace, late, sizes, roots, decays, clock, PARAMETERS,
     GRADIENTS, STEPS, B1, B2, EPSILON, COUNTS: tl.constexpr, BLOCK: tl.constexpr, AMSGRAD: tl.constexpr,
-    DECOUPLED: tl.constexpr, PACED: tl.constexpr,
+    DECOUPLED: tl.constexpr, PACED: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
     """Adam with L2 in the gradient, or AdamW, from partial sums of gradients.
 
     For each network and step, `sizes` has lr / (1 − β₁ᵗ), `roots` has √(1 − β₂ᵗ), and `decays` the weight decay (AdamW: × lr).
-    `pace` has a factor on the update of each entry.
+    `pace` has a factor on the update of each entry; entries that are marked in `late` have made fewer steps: theirs are in the
+    second halves of `sizes` and `roots`.
     """
     net = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -248,5 +249,12 @@ def adam(
     if AMSGRAD:
         v = tl.maximum(v, tl.load(largest + at, mask=here, other=0.0))
         tl.store(largest + at, v, mask=here)
-    value -= factor * tl.load(sizes + now) * m / (tl.sqrt(v) / tl.load(roots + now) + EPSILON)
+    size = tl.load(sizes + now)
+    root = tl.load(roots + now)
+    if LATE:
+        young = tl.load(late + at, mask=here, other=0) != 0
+        then = now + tl.num_programs(1) * STEPS
+        size = tl.where(young, tl.load(sizes + then), size)
+        root = tl.where(young, tl.load(roots + then), root)
+    value -= factor * size * m / (tl.sqrt(v) / root + EPSILON)
     tl.store(parameters + at, value, mask=here)

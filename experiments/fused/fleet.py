@@ -21,6 +21,7 @@ from experiments.models import Block, ResNetCifar, SmallConv
 
 BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8
 BLOCK = 512
+ROOM = 512  # steps that tables have room for, at least
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 
@@ -95,6 +96,14 @@ def paces_of(model: nn.Module, factor: float) -> list[Tensor]:
     return [1 + (factor - 1) * (born[names[id(p)]] == last).float().expand(p.shape) * (last > 0) for p in parameters_of(model)]
 
 
+def held_back(model: nn.Module) -> Tensor:
+    """One for the channels of norms that end a block of the last growth, else zero."""
+    born, names = outgrow.cohorts(model), {id(parameter): name for name, parameter in model.named_parameters()}
+    ends = {id(block.bn2) for block in model.modules() if isinstance(block, Block)}
+    last = {id(norm): (born[names[id(norm.weight)]] == born.count).expand(norm.weight.shape) for _, norm in layers_of(model)}
+    return torch.cat([last[id(norm)].float() * (id(norm) in ends) for _, norm in layers_of(model)])
+
+
 class Fleet:
     """Training of several networks in one program.
 
@@ -104,6 +113,7 @@ class Fleet:
         streams: for each network, the number of the stream of batches that it is trained on.
         precision: of products: "tf32", torch's default for convolutions, or "ieee".
         factors: for each network, on the updates of what its last growth has brought.
+        fades: for each network, how many steps ago the blocks of its last growth began to come in, and over how many.
     """
 
     def __init__(
@@ -115,6 +125,7 @@ class Fleet:
         device: Any = "cuda",
         precision: str = "tf32",
         factors: Sequence[float] = (),
+        fades: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.models, self.optimizers = list(models), list(optimizers)
         shape, size = shape_of(models[0]), (len(models), max(streams) + 1, batch, device, precision)
@@ -127,14 +138,24 @@ class Fleet:
         self.base, self.stride, self.count = (table.to(device) for table in self.layout.tables())
         self.parts = int(self.count.max())
         self.moments = [torch.zeros_like(self.network.parameters) for _ in MOMENTS]
-        self.steps = [0] * len(models)
+        self.steps = [(0, 0)] * len(models)  # that the oldest and the youngest of its parameters have made
+        self.late = torch.zeros(self.network.parameters.shape, dtype=torch.int8, device=device)
         self.paced = any(factor != 1 for factor in factors)
         self.pace = torch.ones_like(self.network.parameters) if self.paced else self.network.parameters
         for number, factor in enumerate(factors if self.paced else ()):
             self.pace[number].copy_(row_of(paces_of(self.models[number], factor)))
+        self.ahead = 0  # steps that were prepared
+        self.fading = any(over for _, over in fades)
+        if self.fading:
+            closed = torch.stack([held_back(model) * bool(over) for model, (_, over) in zip(self.models, fades, strict=True)])
+            speed, begun = torch.tensor([[1 / max(over, 1), float(done)] for done, over in fades]).unbind(1)
+            self.closed, self.speed, self.begun = closed.to(device), speed.to(device), begun.to(device)
+            self.network.gates = torch.ones_like(self.closed)
+        self.made = 0  # steps, since boarding
         self.tables: dict[str, Tensor] = {}
         self.graph: Callable[[], None] | None = None
         self._board()
+        self.mixed = any(old != young for old, young in self.steps)
 
     def _board(self) -> None:
         """Take over weights, running statistics and moments."""
@@ -147,11 +168,15 @@ class Fleet:
                 self.network.running_mean[number].copy_(means - biases_of(model))
                 self.network.running_var[number].copy_(torch.cat([norm.running_var for norm in norms]))  # type: ignore[misc]
             state = [optimizer.state.get(parameter, {}) for parameter in parameters]
-            if state[0]:
-                for buffer, name in zip(self.moments, MOMENTS, strict=True):
-                    if name in state[0]:
-                        buffer[number].copy_(row_of([values[name] for values in state]))
-                self.steps[number] = int(state[0]["step"])
+            made = [int(values.get("step", 0)) for values in state]
+            old, young = self.steps[number] = max(made), min(made)
+            assert set(made) <= {old, young}, "there are parameters of more than two ages"
+            if old:
+                for buffer, name in zip(self.moments, MOMENTS[: 2 + self.amsgrad], strict=False):
+                    rows = [values.get(name, torch.zeros_like(p)) for p, values in zip(parameters, state, strict=True)]
+                    buffer[number].copy_(row_of(rows))
+                marks = [torch.full(p.shape, steps < old) for p, steps in zip(parameters, made, strict=True)]
+                self.late[number].copy_(row_of(marks))
 
     @torch.no_grad()
     def land(self) -> None:
@@ -162,14 +187,14 @@ class Fleet:
             weights, mean, var, *moments = (tensor[number] for tensor in rows)
             parameters, norms = parameters_of(model), [norm for _, norm in layers_of(model)]
             write_row(weights, parameters)
+            for parameter in model.parameters():
+                optimizer.state[parameter].setdefault("step", torch.zeros(())).add_(self.made)
             write_row(mean + biases_of(model), [norm.running_mean for norm in norms])  # type: ignore[misc]
             write_row(var, [norm.running_var for norm in norms])  # type: ignore[misc]
             for name, row in zip(MOMENTS, moments, strict=True):
                 if name == MOMENTS[2] and not self.amsgrad:
                     continue
                 for parameter in model.parameters():
-                    optimizer.state[parameter].setdefault("step", torch.zeros(()))
-                    optimizer.state[parameter]["step"].fill_(float(self.steps[number]))
                     optimizer.state[parameter].setdefault(name, torch.zeros_like(parameter))
                 write_row(row, [optimizer.state[parameter][name] for parameter in parameters])
 
@@ -181,39 +206,51 @@ class Fleet:
     def begin(self, order: Tensor, rates: Tensor, decays: Tensor, flips: Tensor | None = None) -> None:
         """Get ready for some steps. `order`: (stream, step, sample); `rates`, `decays`: (network, step)."""
         steps = order.shape[1]
-        time = torch.arange(1, steps + 1, dtype=torch.float64)[None] + torch.tensor(self.steps, dtype=torch.float64)[:, None]
+        time = torch.tensor(self.steps, dtype=torch.float64).T.reshape(-1, 1) + torch.arange(1, steps + 1)  # old, then young
         tables = {
             "order": order.int(),
-            "sizes": (rates.double() / (1 - BETAS[0] ** time)).float(),
+            "sizes": (rates.double().repeat(2, 1) / (1 - BETAS[0] ** time)).float(),
             "roots": (1 - BETAS[1] ** time).sqrt().float(),
             "decays": (decays.double() * rates.double() if self.decoupled else decays).float(),
             "losses": torch.zeros(len(self.models), steps),
             "flips": torch.zeros(1, dtype=torch.int8) if flips is None else flips.to(torch.int8),
             "clock": torch.zeros(1, dtype=torch.int32),
         }
-        if {name: table.shape for name, table in tables.items()} == {name: table.shape for name, table in self.tables.items()}:
-            for name, table in tables.items():
-                self.tables[name].copy_(table)
-        else:
-            self.tables = {name: table.to(self.device) for name, table in tables.items()}
-            self.graph = None
         self.mirrored = flips is not None
-        self.steps = [count + steps for count in self.steps]
+        if not self.tables or steps > self.tables["order"].shape[1]:  # else the graph of before has room for these steps
+            room = max(steps, ROOM)
+            long = {name: (len(table), room, *table.shape[2:]) if table.ndim > 1 else table.shape for name, table in tables.items()}
+            self.tables = {name: torch.zeros(long[name], dtype=table.dtype, device=self.device) for name, table in tables.items()}
+            self.graph = None
+        for name, table in tables.items():
+            self.tables[name][:, :steps].copy_(table) if table.ndim > 1 else self.tables[name].copy_(table)
+        if self.fading:
+            self.begun += self.ahead
+        self.ahead = steps
+        self.made += steps
+        self.steps = [(old + steps, young + steps) for old, young in self.steps]
 
     def step(self) -> None:
         """One step of all networks; nothing in it looks at a number."""
         network, layout, tables = self.network, self.layout, self.tables
         losses, clock, steps = tables["losses"], tables["clock"], tables["order"].shape[1]
+        self._open_gates()
         self._gather(tables["order"], clock, self.images, self.labels, tables["flips"], self.mirrored)
         network.forward(train=True)
         network.head(True, steps, clock, losses, losses, losses)
         network.backward()
         backward.adam[(-(-layout.parameters // BLOCK), network.nets)](
-            network.parameters, network.gradients, self.base, self.stride, self.count, *self.moments, self.pace,
+            network.parameters, network.gradients, self.base, self.stride, self.count, *self.moments, self.pace, self.late,
             tables["sizes"], tables["roots"], tables["decays"], clock, layout.parameters, layout.gradients, steps, *BETAS,
-            ADAM_EPSILON, self.parts, BLOCK, self.amsgrad, self.decoupled, self.paced,
+            ADAM_EPSILON, self.parts, BLOCK, self.amsgrad, self.decoupled, self.paced, self.mixed,
         )  # fmt: skip
         clock.add_(1)
+
+    def _open_gates(self) -> None:
+        """As far as they are open after the steps made by now."""
+        if self.fading:
+            level = ((self.begun + self.tables.get("clock", 0)) * self.speed).clamp(max=1.0)
+            self.network.gates.copy_(1 - self.closed * (1 - level[:, None]))
 
     def _gather(self, order: Tensor, clock: Tensor, images: Tensor, labels: Tensor, flips: Tensor, mirrored: bool) -> None:
         size = images[0].numel()
@@ -227,9 +264,9 @@ class Fleet:
         with products_in(self.precision):
             if self.graph is None:
                 self.graph = self._capture(self.step, self.tables["clock"])
-            for _ in range(self.tables["order"].shape[1]):
+            for _ in range(self.ahead):
                 self.graph()
-        return self.tables["losses"]
+        return self.tables["losses"][:, : self.ahead]
 
     def _capture(self, step: Callable[[], None], clock: Tensor) -> Callable[[], None]:
         """A step as one graph, where there are graphs; what compiling it has changed is put back."""
@@ -266,7 +303,8 @@ class Fleet:
         """Accuracy and mean loss of each network, with running statistics."""
         network, layout = self.network, self.layout
         if layout.norms:
-            gamma, beta = (network.parameters[:, at : at + layout.norms] for at in (layout.gamma, layout.beta))
+            self._open_gates()
+            gamma, beta = network.affine().unbind(1)
             network.scale.copy_(gamma * (network.running_var + EPSILON).rsqrt())
             network.shift.copy_(beta - network.running_mean * network.scale)
         with products_in(self.precision):

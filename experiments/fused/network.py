@@ -108,8 +108,7 @@ class Layout:
         self.fc = self.weights
         self.fc_bias = self.fc + second * self.classes
         self.gamma = self.fc_bias + self.classes
-        self.beta = self.gamma + self.norms
-        self.parameters = self.beta + self.norms
+        self.parameters = self.gamma + 2 * self.norms
         self.d_fc = self.partial
         self.d_gamma = self.d_fc + (second + 1) * self.classes
         self.d_beta = self.d_gamma + self.norms
@@ -160,12 +159,20 @@ class Network:
         widest = [layer.outputs * layer.out**2 for layer in layout.layers[1:]] + [layout.shape.first * 64]
         self.work = [numbers(max(widest), batch) for _ in range(4)]
         self.before = torch.zeros_like(self.outputs[layout.stem.weight])
+        self.gates: Tensor | None = None  # (net, channel of a norm): what is left through of it
         self.part = numbers(256, 2, layout.shape.second)
         self.skip_part = numbers(16, 2, layout.shape.second)
+
+    def affine(self) -> Tensor:
+        """γ and β of all norms, (net, 2, channel), as far as gates let them through."""
+        layout = self.layout
+        values = self.parameters[:, layout.gamma :].unflatten(1, (2, layout.norms))
+        return values if self.gates is None else values * self.gates[:, None]
 
     def forward(self, train: bool) -> None:
         """As far as the end of the last block."""
         layout, stem = self.layout, self.layout.stem
+        self.through = self.affine()
         self._convolve(stem, self.images, train)
         forward.pool[(64, self.nets)](
             self.outputs[stem.weight], self.scale[:, stem.norm :], self.shift[:, stem.norm :], self.pooled, self.chosen,
@@ -212,6 +219,8 @@ class Network:
                 self._back(unit.skip, g, inner)
                 second = inner
         self._stem_back(first, second)
+        if self.gates is not None:
+            self.gradients[:, layout.d_gamma :].unflatten(1, (2, layout.norms)).mul_(self.gates[:, None])
 
     def _convolve(self, layer: Convolution, x: Tensor, train: bool, normed: Convolution | None = None) -> None:
         at = 0 if normed is None else normed.norm
@@ -226,9 +235,9 @@ class Network:
         if train:
             at, layout = layer.norm, self.layout
             forward.statistics[(self.nets,)](
-                self.part, self.parameters[:, layout.gamma + at :], self.parameters[:, layout.beta + at :], self.mean[:, at:],
+                self.part, self.through[:, 0, at:], self.through[:, 1, at:], self.mean[:, at:],
                 self.rstd[:, at:], self.scale[:, at:], self.shift[:, at:], self.running_mean[:, at:], self.running_var[:, at:],
-                layout.parameters, layout.norms, MOMENTUM, EPSILON, layer.outputs, layer.out**2, self.batch,
+                self.through.stride(0), layout.norms, MOMENTUM, EPSILON, layer.outputs, layer.out**2, self.batch,
                 power(layer.outputs, FILL), power(layer.out**2),
             )  # fmt: skip
 
