@@ -32,7 +32,7 @@ from experiments.results import ResultsError, read_all
 BIG = Net(r=1 / 4)
 SMALL = {"widen": Net(r=1 / 8), "deepen": Net(r=1 / 4, blocks=2)}
 TEACHER = 30  # epochs of the small network that is reused
-BUDGETS = (4, 8, 16, 32, 64)
+BUDGETS = (2, 4, 8, 16, 32)
 REUSED = (1, 2, 4, 8, 16)
 METHODS = {
     "widen": ("r2r", "net2net", "netmorph", "copies", "random"),

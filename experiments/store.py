@@ -23,16 +23,23 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._finished: dict[str, bool] = {}
+        self._known: dict[str, tuple[bool, int]] = {}
 
     def path(self, segment: Segment) -> Path:
         return self.folder / f"{segment.key}.pt"
 
     def is_done(self, segment: Segment) -> bool:
-        if segment.key not in self._finished:
+        return self._about(segment)[0]
+
+    def steps(self, segment: Segment) -> int:
+        """How many were made when it was written last."""
+        return self._about(segment)[1]
+
+    def _about(self, segment: Segment) -> tuple[bool, int]:
+        if segment.key not in self._known:
             saved = self.state(segment)
-            self._finished[segment.key] = saved is not None and saved["finished"]
-        return self._finished[segment.key]
+            self._known[segment.key] = (saved["finished"], saved["done"]) if saved else (False, 0)
+        return self._known[segment.key]
 
     def state(self, segment: Segment) -> dict[str, Any] | None:
         """What was written for a segment, finished or not; None if there is nothing."""
@@ -70,4 +77,4 @@ class Store:
         part = self.path(segment).with_suffix(".part")
         torch.save(content, part)
         os.replace(part, self.path(segment))
-        self._finished[segment.key] = finished
+        self._known[segment.key] = finished, done

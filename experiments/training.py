@@ -2,7 +2,8 @@
 
     all segments → those whose parents are done → of these, the cheapest shape → a fleet → until one of it ends → …
 
-Small shapes come first, so that when the turn of a larger one comes all its networks are there: fleets are as large as can be.
+Small shapes come first, so that when the turn of a larger one comes all its networks are there, and in a fleet those with the
+longest way to go, so that none of them is left alone in the end: fleets are as large as can be.
 """
 
 from __future__ import annotations
@@ -147,6 +148,7 @@ class Training:
         self.tell, self.limit, self.until, self.batch = tell, limit, until, batch
         self.per_epoch = len(data.labels) // batch
         self.trainees: dict[Segment, Trainee] = {}
+        self.shapes: dict[Any, Any] = {}
         self.costs: dict[Any, int] = {}
 
     def run(self) -> bool:
@@ -158,15 +160,29 @@ class Training:
         return True
 
     def _next(self) -> list[Trainee]:
-        """The networks of the cheapest shape among those that can be trained now."""
-        ready: dict[Any, list[Trainee]] = {}
+        """Networks of the cheapest shape among those that can be trained now, the longest runs first."""
+        ready: dict[Any, list[Segment]] = {}
         for segment in self.segments:
             if not self.store.is_done(segment) and (segment.parent is None or self.store.is_done(segment.parent)):
-                trainee = self.trainees.get(segment) or self._begin(segment)
-                self.trainees[segment] = trainee
-                ready.setdefault((self.shape(trainee.model), segment.optimizer, segment.flips), []).append(trainee)
-        cheapest = min(ready.values(), key=lambda trainees: trainees[0].flops)
-        return sorted(cheapest, key=lambda trainee: trainee.length(self.per_epoch) - trainee.done)[: self.limit]
+                ready.setdefault((self._shape(segment), segment.optimizer, segment.flips), []).append(segment)
+        cheapest = min(ready, key=lambda key: self.costs[key[0]])
+        return [self._trainee(segment) for segment in sorted(ready[cheapest], key=self._left, reverse=True)[: self.limit]]
+
+    def _trainee(self, segment: Segment) -> Trainee:
+        if segment not in self.trainees:
+            self.trainees[segment] = self._begin(segment)
+        return self.trainees[segment]
+
+    def _left(self, segment: Segment) -> int:
+        done = self.trainees[segment].done if segment in self.trainees else self.store.steps(segment)
+        return round(segment.stage.epochs * self.per_epoch) - done
+
+    def _shape(self, segment: Segment) -> Any:
+        """The shape of its network, which the first one of its kind tells."""
+        kind = segment.net, tuple((stage.grow.what, stage.grow.factor, stage.grow.method) for stage in segment.stages if stage.grow)
+        if kind not in self.shapes:
+            self.shapes[kind] = self.shape(self._trainee(segment).model)
+        return self.shapes[kind]
 
     def _begin(self, segment: Segment) -> Trainee:
         """A network at the beginning of a segment (grown, if that is how it begins), or where it was left."""
