@@ -6,8 +6,9 @@
     python -m experiments 'NCT-*' 'FTT-R2WiderR'          some of them
     python -m experiments --set tuning --preset paper …   the honest comparison: tuning, then sweep, then protocol
 
-An interrupted run goes on where it stopped when the same command is given again. Results go to --results, a JSON an arm; from
-those of the paper's arms a report is made, report.html with its figures beside it.
+An interrupted run goes on where it stopped when the same command is given again. Results go to --results, a JSON an arm, where
+more seeds join those that are there. From those of the paper's arms a report is made, report.html with its figures beside it;
+from those of the three sets, in folders of these names side by side, does-it-pay.md.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--download", action="store_true", help="fetch CIFAR-10 if it is not there")
     parser.add_argument("--work", type=Path, default=None, help="where states are kept (default: experiments/work/PRESET)")
     parser.add_argument(
-        "--results", type=Path, default=None, help="where results go (default: experiments/work/PRESET-results)"
+        "--results",
+        type=Path,
+        default=None,
+        help="where results go (default: experiments/work/PRESET-READING-results, or PRESET-compared/SET)",
     )
     parser.add_argument("--tuned", type=Path, default=None, help="where the results of --set tuning are, for the sets after it")
     parser.add_argument(
@@ -91,8 +95,13 @@ def arms_of(options: argparse.Namespace) -> list[Arm]:
         return paper_arms(READINGS[options.reading])
     if options.set == "tuning":
         return tuning_arms()
-    tuned = options.tuned or HERE / "work" / f"{options.preset}-tuning-results"
+    tuned = options.tuned or compared_in(options.preset) / "tuning"
     return (sweep_arms if options.set == "sweep" else protocol_arms)(chosen_by(tuned))
+
+
+def compared_in(preset: str) -> Path:
+    """Where the three sets of the honest comparison leave their results, unless they are told another place."""
+    return HERE / "work" / f"{preset}-compared"
 
 
 def chosen_arms(options: argparse.Namespace) -> list[Arm]:
@@ -154,7 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     folder = f"{options.preset}-{options.reading if options.set == 'paper' else options.set}"
     work = options.work or HERE / "work" / folder
-    results = options.results or HERE / "work" / f"{folder}-results"
+    default = HERE / "work" / f"{folder}-results" if options.set == "paper" else compared_in(options.preset) / options.set
+    results = options.results or default
     seeds = seeds_of(options.seeds, options.preset)
     name, engine, shape = engine_of(options)
     try:
@@ -183,6 +193,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from experiments.report import write
 
             print(f"the report: {write(results, options.out or results.parent / f'{folder}-report')}")
+        elif all(any((results.parent / name).glob("*.json")) for name in SETS[1:]):
+            from experiments import pays
+
+            pays.main(["--results", str(results.parent), "--out", str(results.parent / "does-it-pay.md")])
     except (DataError, StoreError, ResultsError) as error:
         raise SystemExit(str(error)) from error
     print(f"results of {len(arms)} arms are in {results}; {time.monotonic() - started:.0f} s")

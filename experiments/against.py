@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from experiments.findings import amount, points, share, signed, verdict
+from experiments.findings import points, share, signed, verdict
 from experiments.looks import look
 from experiments.tables import Numbers, cost, late_mean, paired
 
@@ -137,15 +137,27 @@ def by_updates_and_flops(what: str, grown: str, scratch: str) -> Callable[[Numbe
 
 
 def appendix_b(numbers: Numbers) -> Claim | None:
-    row = numbers.cost("FTT-R2WiderR", "70 %", "nothing")
-    if row is None or row.saving is None:
+    told, savings = [], []
+    for what, arm in (("Widening", "APB-R2WiderR"), ("Deepening", "APB-R2DeeperR")):
+        for name in (arm, f"{arm}@3000", f"{arm}@1500"):
+            row, end = numbers.cost(name, "70 %", "nothing"), numbers.end(name)
+            if row is None or end is None:
+                continue
+            when = f"{what} at update {name.partition('@')[2] or '4500'}"
+            savings += [row.saving] if row.saving is not None and row.reached == row.n else []
+            reach = share(row.saving) if row.saving is not None and row.reached == row.n else f"{row.reached} of {row.n} seeds"
+            told.append(f"{when}: {reach}, end {end.mean:.1f} %")
+    if not told:
         return None
-    near = row.saving.low <= 0.46 <= row.saving.high
+    best = max(savings, key=lambda one: one.value, default=None)
     return Claim(
-        "Appendix B (read off the plot): 46 % fewer FLOPs to 70 % than from scratch.",
-        f"R2WiderR, from nothing: {share(row.saving)}; median {amount(row.median, 'FLOP')}, {row.reached} of {row.n} seeds.",
-        AGREES if near else PARTLY if row.saving.clear and row.saving.value > 0 else DIFFERS,
-        "Another schedule: there the width doubles at three quarters of the training, here it grows by half at a tenth.",
+        "Appendix B (read off the plot): half the width at first, all of it for the last quarter of the updates, takes 46 % "
+        "fewer FLOPs to 70 % than from scratch, and ends lower.",
+        "To 70 %, from nothing: " + "; ".join(told) + ".",
+        DIFFERS if best is None or best.value <= 0 else PARTLY,
+        "The appendix names neither sizes nor rates, and ours are a guess. Half of this width is too little for 70 % by "
+        "itself, half of this depth is not. Scratch crosses 70 % when its rate drops, as all do: what is saved is the cost of "
+        "the updates before. The honest comparison, with decayed rates, saves less.",
     )
 
 

@@ -18,7 +18,8 @@ CHOICES = (
     "Deepening: ResNetCifar-10(1/8) → 18(1/8), as appendix D says; the table calls its deepen teachers ResNetCifar18, and the "
     "text has 10(2^-4) → 18(2^-3), which no deepening gives. `--reading text` starts from r = 2^-4.",
     "Drawn values have the standard deviation of the weights they join, as the text says; the printed U(−s/√3, s/√3) has a "
-    "third of it (`--reading printed`), and the author's code draws nearly zero (`--reading code`). New blocks are drawn as the network's own.",
+    "third of it (`--reading printed`), and the author's code draws nearly zero (`--reading code`). New blocks are drawn "
+    "as the network's own.",
     "Adam is torch's with L2 in the gradient and amsgrad, and is made anew at each growth, as in the author's code.",
     "R2DeeperR closes a branch that ends in a batch norm by γ = 0; NCT-R2DeeperR(paper) and FTT-R2DeeperR(paper) close it by "
     "pairs, as the paper writes.",
@@ -172,7 +173,7 @@ UPDATES, DROP, EPOCH = 6_000, 4_500, 390  # of appendix B's runs; an epoch's
 
 
 def appendix_b(widen: Grow, deepen: Grow) -> list[Arm]:
-    """Half the width or depth at first, all of it for the last quarter of the updates, as in appendix B; and from earlier on."""
+    """Half the width or depth at first, all of it for the last quarter of the updates, as in appendix B; or from earlier on."""
 
     def stage(first: int, last: int, grow: Grow | None = None) -> Stage:
         rate = 1e-3 if last <= DROP else 1e-3 / 5

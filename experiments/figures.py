@@ -206,20 +206,18 @@ def initialisation(numbers: Numbers, group: Group, figure: Any) -> None:
 def appendix_b(numbers: Numbers, _: Group, figure: Any) -> None:
     """As in the paper's appendix B: deepening left, widening right; by updates above, by FLOPs below; seconds in the legend."""
     grid = figure.subplots(2, 2, sharey="row")
-    for column, key, chosen in ((0, "ftt-deepen", "FTT-R2DeeperR"), (1, "ftt-widen", "FTT-R2WiderR")):
-        group = next(group for group in GROUPS if group.key == key)
-        for row, axis in ((0, "epochs"), (1, "flops")):
+    for column, key in enumerate(("apb-deepen", "apb-widen")):
+        for row, axis in enumerate(("epochs", "flops")):
             axes, seen = grid[row][column], set[bytes]()
-            for name in (chosen, group.padding, group.scratch):
-                curve = mean_curve(numbers.results, name or "") if name in numbers.results else None
-                if name is None or curve is None:
-                    continue
+            for name in of(key).present(numbers.results):
+                curve = mean_curve(numbers.results, name)
+                assert curve is not None
                 seconds = [float(one.seconds[-1]) for one in roads(numbers.results, name)]
                 took = f"{look(name).label} ({np.mean(seconds):.2f} ± {np.std(seconds):.2f} s)"
-                line(axes, curve, axis, name, 1, took, seen)
-                finish(axes, axis, 30, 73, epoch_cost(numbers, group, axis, 60) or float(curve.x(axis)[-1]) / AXIS[axis][1])
+                line(axes, curve, axis, name, 5, took, seen)
+                finish(axes, axis, 45, 74, float(curve.x(axis)[-1]) / AXIS[axis][1])
                 axes.set_ylabel("" if column else axes.get_ylabel())
-        grid[0][column].set_title(group.title.split(", ")[1], loc="left")
+        grid[0][column].set_title(of(key).title, loc="left")
         grid[0][column].legend(loc="lower right")
 
 
@@ -307,8 +305,8 @@ def draw_all(numbers: Numbers, folder: Path) -> list[Path]:
     paths: list[Path] = []
     plans = [plan for plan in FIGURES if of(plan[1]).present(numbers.results)]
     plans.append(("final", "bi", final_chart, (COLUMN * 1.35, 0.55 + 0.185 * (len(numbers.final) + 5))))
-    if any(of(key).present(numbers.results) for key in ("ftt-widen", "ftt-deepen")):
-        plans.append(("appendix-b", "ftt-widen", appendix_b, (2 * COLUMN, 1.75 * TALL)))
+    if any(of(key).present(numbers.results) for key in ("apb-widen", "apb-deepen")):
+        plans.append(("appendix-b", "apb-widen", appendix_b, (2 * COLUMN, 1.75 * TALL)))
     if numbers.filters:
         plans.append(("filters", "viz", filter_sheet, (2 * COLUMN, 3.45)))
     with drawing() as Figure:

@@ -3,8 +3,8 @@
 The paper compares curves of runs whose rate never decays; there a grown network looks fast because everything before the end of
 training does. Here every run is a whole run: AdamW, mirrored images, and a cosine that ends where the run ends.
 
-Big is ResNetCifar-18(1/4). It is reached by widening 18(1/8) by two, by deepening 10(1/4), or from 10(1/8) by both. A budget is counted in epochs of
-the big network's FLOPs (forward and backward, as torch counts them). Two accounts:
+Big is ResNetCifar-18(1/4). It is reached by widening 18(1/8) by two, by deepening 10(1/4), or from 10(1/8) by both. A budget is
+counted in epochs of the big network's FLOPs (forward and backward, as torch counts them). Two accounts:
 
 - *from nothing*: a share of the budget is spent on the small network, the rest, after the growth, on the big one; one cosine
   over both. Against the big network from scratch, and the small one, for as many FLOPs.

@@ -16,7 +16,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from experiments import parts
+from experiments import budgets, parts, parts_pays
+from experiments.comparison import Comparison, read
 from experiments.curves import Mean, mean_curve
 from experiments.diversity import read_filters
 from experiments.figures import OUT, RESULTS, draw_all
@@ -31,6 +32,10 @@ NOTES = {
     "nct-deepen": "A teacher of ten layers is trained, deepened to eighteen, and trained on at a fifth of the rate.",
     "ftt-widen": "Widened at epoch {first:g} of {total:g}. The rate of all arms, scratch too, drops to a fifth there.",
     "ftt-deepen": "Deepened at epoch {first:g} of {total:g}. The rate of all arms, scratch too, drops to a fifth there.",
+    "apb-widen": "Half the width at first, all of it for the last quarter of 6,000 updates, or from earlier on. The rate drops "
+    "to a fifth at update 4,500.",
+    "apb-deepen": "Half the depth at first, all of it for the last quarter of 6,000 updates, or from earlier on. The rate "
+    "drops to a fifth at update 4,500.",
     "of": "The teacher is trained without weight decay until it overfits; its widened student goes on from there.",
     "bi": "Widened at epoch {first:g}, with new weights of the deviation of those they join, or drawn as He and others do.",
     "viz": "A network of one convolution, whose filters are doubled at epoch {first:g} of {total:g}.",
@@ -95,7 +100,14 @@ def plots(found: Numbers, beside: set[str]) -> str:
             f' <a href="figures/{name}.png">{name}.png</a> <a href="figures/{name}.pdf">pdf</a>'
             for name in sorted(beside)
             if name.startswith(group.key)
-            or name == {"of": "overfitting", "bi": "initialisation", "viz": "filters"}.get(group.key)
+            or name
+            == {
+                "apb-widen": "appendix-b",
+                "apb-deepen": "appendix-b",
+                "of": "overfitting",
+                "bi": "initialisation",
+                "viz": "filters",
+            }.get(group.key)
         )
         pieces.append(
             f'<figure class="plot" data-group="{group.key}" id="{group.key}"><h3>{escape(group.title)}</h3>'
@@ -106,12 +118,13 @@ def plots(found: Numbers, beside: set[str]) -> str:
     return "".join(pieces)
 
 
-def page(found: Numbers, beside: set[str]) -> str:
+def page(found: Numbers, beside: set[str], compared: Comparison | None, engines: str) -> str:
     """The whole page; `beside` names the figures that lie next to it."""
+    curves = data(found) | ({} if compared is None else budgets.data(compared))
     fill = {
         "css": (TEMPLATE / "page.css").read_text(encoding="utf-8"),
         "js": (TEMPLATE / "page.js").read_text(encoding="utf-8"),
-        "data": json.dumps(data(found), separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/"),
+        "data": json.dumps(curves, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/"),
         "lede": parts.prose(lede(found)),
         "summary": parts.prose(summary(found)),
         "cards": parts.cards(findings(found)),
@@ -121,6 +134,8 @@ def page(found: Numbers, beside: set[str]) -> str:
         "pairs": parts.paired_table(found),
         "growths": parts.growth_table(found),
         "costs": parts.cost_tables(found),
+        "pays": parts_pays.pays(compared),
+        "engines": engines,
         "filters": parts.filter_part(found),
         "claims": parts.claim_table(found),
         "choices": parts.choices(),
@@ -133,13 +148,15 @@ def page(found: Numbers, beside: set[str]) -> str:
     return text
 
 
-def write(results: Path, out: Path) -> Path:
-    """Figures and page, in `out`."""
+def write(results: Path, out: Path, beside: Path | None = None) -> Path:
+    """Figures and page, in `out`. `beside` has the results of the honest comparison and of the two engines."""
     found = numbers(read_all(results), read_filters(results))
-    figures = draw_all(found, out / "figures")
+    compared = None if beside is None else read(beside)
+    engines = "" if beside is None else parts_pays.engines(beside, found.results)
+    figures = draw_all(found, out / "figures") + ([] if compared is None else budgets.draw(compared, out / "figures"))
     path = out / "report.html"
     part = path.with_suffix(".part")
-    part.write_text(page(found, {figure.stem for figure in figures}), encoding="utf-8")
+    part.write_text(page(found, {figure.stem for figure in figures}, compared, engines), encoding="utf-8")
     part.replace(path)
     return path
 
@@ -147,10 +164,17 @@ def write(results: Path, out: Path) -> Path:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.report", description="Write report.html from results.")
     parser.add_argument("--results", type=Path, default=RESULTS, help="a folder of results (default: the committed ones)")
+    parser.add_argument(
+        "--beside",
+        type=Path,
+        default=None,
+        help="a folder with the results of --set protocol, sweep and tuning in three folders",
+    )
     parser.add_argument("--out", type=Path, default=OUT, help="where the page goes, and figures/ beside it (default: report)")
     options = parser.parse_args(arguments)
     try:
-        path = write(options.results, options.out)
+        beside = options.beside or (RESULTS.parent if options.results == RESULTS else None)
+        path = write(options.results, options.out, beside)
     except ResultsError as error:
         raise SystemExit(str(error)) from error
     print(f"the report is {path} ({path.stat().st_size / 1e6:.1f} MB), its figures are beside it")

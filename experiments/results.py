@@ -47,14 +47,18 @@ def facts(device: str) -> dict[str, Any]:
 
 
 def write_arm(folder: Path, arm: Arm, seeds: Sequence[int], store: Store, made_by: dict[str, Any]) -> None:
-    """Write the results of one arm, unless the file there is of another experiment."""
+    """Write the results of one arm, unless the file there is of another experiment. Seeds that it has are kept beside these."""
     path = folder / file_name(arm.name)
     check_same(path, arm)
-    curves: dict[str, Any] = {}
+    old = read_file(path) if path.exists() else {"curves": {}, "command": made_by["command"]}
+    curves: dict[str, Any] = dict(old["curves"])
+    commands = dict.fromkeys([*old["command"].split("; "), made_by["command"]])
     for seed in seeds:
         states = [store.state(segment) for segment in segments_of(arm, seed)]
         curves[str(seed)] = [finished(state["curve"]) for state in states[arm.own :] if state is not None]
-    content = {"format": FORMAT, "arm": asdict(arm), "seeds": list(seeds), **made_by, "curves": curves}
+    curves = {str(seed): curves[str(seed)] for seed in sorted(map(int, curves))}
+    made_by = {**made_by, "command": "; ".join(commands)}
+    content = {"format": FORMAT, "arm": asdict(arm), "seeds": [int(seed) for seed in curves], **made_by, "curves": curves}
     folder.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(content) + "\n", encoding="utf-8")

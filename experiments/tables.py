@@ -29,6 +29,7 @@ class Group:
     scratch: str | None = None
     padding: str | None = None
     teachers: tuple[str, ...] = ()
+    costs: bool = False  # whether it is asked what an accuracy costs
 
     def present(self, results: Results) -> tuple[str, ...]:
         return tuple(name for name in self.arms if name in results)
@@ -42,6 +43,7 @@ GROUPS = (
         "NCT-RandomWide",
         "NCT-RandPadWiden",
         ("NCT-WidenTeacher", "NCT-WidenTeacher(NoResidual)", "NCT-RandomWide(NoResidual)"),
+        costs=True,
     ),
     Group(
         "nct-deepen",
@@ -50,6 +52,7 @@ GROUPS = (
         "NCT-RandomDeep",
         "NCT-RandPadDeeper",
         ("NCT-DeepenTeacher", "NCT-DeepenTeacher(NoResidual)"),
+        costs=True,
     ),
     Group(
         "ftt-widen",
@@ -57,6 +60,7 @@ GROUPS = (
         ("FTT-R2WiderR", "FTT-NetMorph", "FTT-Net2WiderNet", "FTT-RandPadWiden", "FTT-RandomWide"),
         "FTT-RandomWide",
         "FTT-RandPadWiden",
+        costs=True,
     ),
     Group(
         "ftt-deepen",
@@ -64,6 +68,21 @@ GROUPS = (
         ("FTT-R2DeeperR", "FTT-R2DeeperR(paper)", "FTT-Net2DeeperNet", "FTT-RandPadDeeper", "FTT-RandomDeep"),
         "FTT-RandomDeep",
         "FTT-RandPadDeeper",
+        costs=True,
+    ),
+    Group(
+        "apb-widen",
+        "Appendix B, widened",
+        ("APB-R2WiderR", "APB-R2WiderR@3000", "APB-R2WiderR@1500", "APB-Scratch"),
+        "APB-Scratch",
+        costs=True,
+    ),
+    Group(
+        "apb-deepen",
+        "Appendix B, deepened",
+        ("APB-R2DeeperR", "APB-R2DeeperR@3000", "APB-R2DeeperR@1500", "APB-Scratch"),
+        "APB-Scratch",
+        costs=True,
     ),
     Group("of", "An overfitted teacher", ("OF-Student", "OF-Teacher", "OF-Rand"), "OF-Rand"),
     Group("bi", "Bad initialisation", ("BI-Std", "BI-He")),
@@ -255,7 +274,7 @@ def cost_table(results: Results) -> list[Cost]:
     """
     rows = []
     for group in GROUPS:
-        if group.scratch not in results or group.padding is None:
+        if group.scratch not in results or not group.costs:
             continue
         fair = {"nct-widen": "FTT-RandomWide", "nct-deepen": "FTT-RandomDeep"}.get(group.key)
         goals = [(target, f"{target:g} %", group.scratch) for target in TARGETS]

@@ -83,7 +83,9 @@ class Trainee:
     def ahead(self, per_epoch: int) -> int:
         """Steps until it is to be looked at, or ends."""
         looks, left = self.segment.stage.looks, self.length(per_epoch) - self.done
-        every = max(1, per_epoch // looks) if looks else left
+        if not looks:
+            return left
+        every = max(1, per_epoch // looks)
         return min(every - self.done % every, left)
 
     def rates(self, steps: int, per_epoch: int) -> list[float]:
@@ -179,7 +181,10 @@ class Training:
 
     def _shape(self, segment: Segment) -> Any:
         """The shape of its network, which the first one of its kind tells."""
-        kind = segment.net, tuple((stage.grow.what, stage.grow.factor, stage.grow.method) for stage in segment.stages if stage.grow)
+        kind = (
+            segment.net,
+            tuple((stage.grow.what, stage.grow.factor, stage.grow.method) for stage in segment.stages if stage.grow),
+        )
         if kind not in self.shapes:
             self.shapes[kind] = self.shape(self._trainee(segment).model)
         return self.shapes[kind]

@@ -219,8 +219,12 @@ class Fleet:
         self.mirrored = flips is not None
         if not self.tables or steps > self.tables["order"].shape[1]:  # else the graph of before has room for these steps
             room = max(steps, ROOM)
-            long = {name: (len(table), room, *table.shape[2:]) if table.ndim > 1 else table.shape for name, table in tables.items()}
-            self.tables = {name: torch.zeros(long[name], dtype=table.dtype, device=self.device) for name, table in tables.items()}
+            long = {
+                name: (len(table), room, *table.shape[2:]) if table.ndim > 1 else table.shape for name, table in tables.items()
+            }
+            self.tables = {
+                name: torch.zeros(long[name], dtype=table.dtype, device=self.device) for name, table in tables.items()
+            }
             self.graph = None
         for name, table in tables.items():
             self.tables[name][:, :steps].copy_(table) if table.ndim > 1 else self.tables[name].copy_(table)

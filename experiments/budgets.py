@@ -1,0 +1,135 @@
+"""Pictures of the honest comparison: final accuracy by budget, for print and for the report's plots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.comparison import Comparison, Line, flops
+from experiments.figures import COLUMN, drawing, save
+from experiments.looks import COLOURS
+from experiments.pays import ACCOUNTS, VERBS, in_order, name_of
+from experiments.tables import spread
+
+COLOUR = {
+    "scratch": "black",
+    "widen": "grey",
+    "deepen": "grey",
+    "r2r": "blue",
+    "r2r-0.1": "blue",
+    "r2r-0.5": "blue",
+    "r2r-paper": "sky",
+    "net2net": "purple",
+    "netmorph": "green",
+    "copies": "sky",
+    "copy": "red",
+    "fade": "red",
+    "random": "orange",
+    "deepen-first": "purple",
+    "widen-first": "green",
+}
+DASH: dict[str, tuple[float, ...]] = {
+    "r2r-0.1": (1.2, 1.2),
+    "r2r-0.5": (5, 1.6),
+    "net2net": (1.2, 1.2),
+    "netmorph": (5, 1.6),
+    "copies": (6, 1.5, 1, 1.5),
+    "copy": (1.2, 1.2),
+    "random": (4, 1.3, 1.2, 1.3),
+}
+WIDE = {"scratch", "r2r"}
+
+
+def panel(axes: Any, compared: Comparison, account: str, what: str) -> None:
+    """Lines with one standard deviation, on a logarithmic scale of budgets."""
+    shown = in_order(compared, account, what)
+    budgets = sorted({budget for line in shown[1:] for budget in line.ends})
+    for line in shown:
+        x = [budget for budget in line.ends if budgets[0] <= budget <= budgets[-1]]
+        y = np.array([line.mean(budget) for budget in x])
+        apart = np.array([spread(line.ends[budget]) for budget in x])
+        colour, dash = COLOURS[COLOUR[line.way]], DASH.get(line.way)
+        axes.fill_between(x, y - apart, y + apart, color=colour, alpha=0.1, linewidth=0)
+        style, width = (0, dash) if dash else "-", 1.5 if line.way in WIDE else 1.0
+        axes.plot(x, y, color=colour, linestyle=style, linewidth=width, label=name_of(line), marker="o", ms=2)
+    starts = [line.start for line in shown if line.start and line.way == "r2r"]
+    if starts:
+        axes.axhline(np.mean(starts[0]), color="#888888", linewidth=0.7, label="at the growth")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
+    axes.set_xlabel("budget, epochs of the big network")
+    axes.set_title(f"{VERBS[what]}, {ACCOUNTS[account]}", loc="left")
+
+
+def sheet(compared: Comparison, figure: Any) -> None:
+    """Widening and deepening, in both accounts."""
+    grid = figure.subplots(2, 2, sharey="row")
+    for row, what in enumerate(("widen", "deepen")):
+        for column, account in enumerate(ACCOUNTS):
+            if compared.of(account, what):
+                panel(grid[row][column], compared, account, what)
+        grid[row][0].set_ylabel("final accuracy (%)")
+        grid[row][1].legend(*grid[row][0].get_legend_handles_labels(), loc="lower right", fontsize=6)
+        grid[row][0].set_ylim(61, 80)
+
+
+def draw(compared: Comparison, folder: Path) -> list[Path]:
+    """The sheet as PNG and PDF."""
+    with drawing() as Figure:
+        figure = Figure(figsize=(2 * COLUMN, 2 * COLUMN))
+        sheet(compared, figure)
+        return save(figure, folder, "does-it-pay")
+
+
+def draw_page(compared: Comparison, path: Path) -> None:
+    """The sheet as SVG, for the documentation."""
+    import matplotlib
+
+    with drawing() as Figure, matplotlib.rc_context({"svg.hashsalt": "outgrow", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(2 * COLUMN, 2 * COLUMN))
+        sheet(compared, figure)
+        figure.savefig(path, metadata={"Date": None, "Creator": None})
+    path.write_text("\n".join(line.rstrip() for line in path.read_text(encoding="utf-8").splitlines()) + "\n", encoding="utf-8")
+
+
+def series(line: Line) -> dict[str, Any]:
+    """A line as the report's plots take it: every budget is an entry of its own, over which nothing is smoothed."""
+    budgets = list(line.ends)
+    return {
+        "epochs": budgets,
+        "flops": [round(flops(budget) / 1e12, 4) for budget in budgets],
+        "seconds": [round(line.seconds[budget], 3) for budget in budgets],
+        "mean": [round(line.mean(budget), 3) for budget in budgets],
+        "sd": [round(spread(line.ends[budget]), 3) for budget in budgets],
+        "cuts": list(range(len(budgets))),
+        "grown": None,
+        "n": len(line.ends[budgets[0]]),
+    }
+
+
+def data(compared: Comparison) -> dict[str, Any]:
+    """The plots: for each way both accounts, where it has them."""
+    groups = {}
+    for what in ("widen", "deepen", "both"):
+        ways: dict[str, dict[str, Any]] = {}
+        for account, key in (("EQ", "nothing"), ("RE", "reuse")):
+            for line in in_order(compared, account, what) if compared.of(account, what) else ():
+                way = ways.setdefault(line.way, {"nothing": None, "reuse": None, "label": name_of(line)})
+                if account == "EQ" or line.account == "RE":
+                    way[key] = series(line)
+        groups[f"pays-{what}"] = {
+            "title": f"{VERBS[what]}: accuracy by budget",
+            "arms": [
+                {
+                    "name": way,
+                    "colour": COLOUR[way],
+                    "dash": list(DASH.get(way, ())),
+                    "width": 1.3 if way in WIDE else 1.0,
+                    **values,
+                }
+                for way, values in ways.items()
+            ],
+        }
+    return groups

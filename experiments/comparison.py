@@ -1,0 +1,180 @@
+"""The honest comparison (see `protocol`) in numbers: accuracy by budget, what an accuracy costs, and the sweep.
+
+A *line* is one way to the big network, or a rival of it, at all budgets: every entry is the end of a whole run, with its rate
+decayed. Budgets are in epochs of the big network. What an accuracy costs is read off between two budgets on a logarithmic
+scale; under *reuse* the small network itself costs nothing, so that an accuracy that it has is there at once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from experiments.curves import Estimate, Results, bootstrap
+from experiments.protocol import BIG, DECAYS, KINDS, RATES, SWEEP, Chosen, chosen_by, cost
+from experiments.results import read_all
+from experiments.tables import saved
+from experiments.training import BATCH
+
+EPOCH = 50_000 // BATCH  # steps
+SCRATCH = "EQ-scratch"
+ACCOUNTS = {"EQ": "from nothing", "RE": "reuse"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """`ends`: for each budget, the final accuracy of each seed in per cent; `start`: under reuse, that at the growth."""
+
+    name: str
+    ends: dict[float, list[float]]
+    seconds: dict[float, float]
+    start: list[float] | None = None
+
+    @property
+    def account(self) -> str:
+        return self.name.split("-")[0]
+
+    @property
+    def way(self) -> str:
+        """EQ-widen-r2r-0.1 → r2r-0.1"""
+        return self.name.split("-", 2)[-1]
+
+    def mean(self, budget: float) -> float:
+        return float(np.mean(self.ends[budget]))
+
+
+def lines(results: Results) -> dict[str, Line]:
+    found: dict[str, Line] = {}
+    for name, content in results.items():
+        title, budget = name.split("@")
+        one = found.setdefault(title, Line(title, {}, {}, [] if title.startswith("RE") else None))
+        stages = [content["curves"][str(seed)] for seed in content["seeds"]]
+        one.ends[float(budget)] = [100 * seed[-1]["accuracy"][-1] for seed in stages]
+        one.seconds[float(budget)] = float(np.mean([sum(stage["seconds"][-1] for stage in seed) for seed in stages]))
+        if one.start is not None:
+            one.start[:] = [100 * seed[0]["accuracy"][0] for seed in stages]
+    return {title: sort(line) for title, line in sorted(found.items())}
+
+
+def sort(line: Line) -> Line:
+    return Line(line.name, dict(sorted(line.ends.items())), dict(sorted(line.seconds.items())), line.start)
+
+
+def flops(budget: float) -> float:
+    return budget * EPOCH * BATCH * cost(BIG)
+
+
+def gap(one: Line, other: Line, budget: float) -> Estimate | None:
+    """How much better a line is than another at a budget, seed by seed."""
+    if budget not in one.ends or budget not in other.ends:
+        return None
+    return bootstrap([a - b for a, b in zip(one.ends[budget], other.ends[budget], strict=True)])
+
+
+def needed(line: Line, target: float) -> list[float]:
+    """The budget at which each seed has an accuracy: infinity if it never has, the smallest one if that is enough."""
+    budgets, found = list(line.ends), []
+    for seed in range(len(line.ends[budgets[0]])):
+        y = [line.ends[budget][seed] for budget in budgets]
+        first = next((place for place, value in enumerate(y) if value >= target), None)
+        if line.start is not None and line.start[seed] >= target:
+            found.append(0.0)
+        elif not first:
+            found.append(math.inf if first is None else budgets[0])
+        else:
+            share = (target - y[first - 1]) / (y[first] - y[first - 1])
+            found.append(budgets[first - 1] * (budgets[first] / budgets[first - 1]) ** share)
+    return found
+
+
+@dataclass(frozen=True)
+class Need:
+    """What an accuracy costs by a line, and how much less that is than from scratch, over the seeds in which both have it."""
+
+    line: str
+    target: float
+    budget: float  # the median over seeds
+    reached: int
+    n: int
+    saving: Estimate | None
+
+
+def need(line: Line, scratch: Line, target: float) -> Need:
+    mine, theirs = needed(line, target), needed(scratch, target)
+    both = [(a, b) for a, b in zip(mine, theirs, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    saving = None
+    if len(both) > 1 and line is not scratch:
+        saving = bootstrap([a for a, _ in both], [b for _, b in both], statistic=saved)
+    reached = sum(math.isfinite(value) for value in mine)
+    return Need(line.name, target, float(np.median(mine)), reached, len(mine), saving)
+
+
+@dataclass(frozen=True)
+class Swept:
+    """One thing changed at the growth: the end, and its difference from the run in which nothing is, seed by seed."""
+
+    what: str
+    account: str
+    setting: str
+    value: float | str
+    mean: float
+    difference: Estimate | None  # None for the plain run
+
+
+PLAIN = {"rate": 1.0, "decay": 1.0, "scale": 1.0, "state": "kept", "new_rate": 1.0}
+
+
+def sweep(results: Results) -> list[Swept]:
+    rows = []
+    for what in ("widen", "deepen"):
+        for account in ("nothing", "reuse"):
+            for setting, values in SWEEP.items():
+                ends = {
+                    value: [100 * content["curves"][str(seed)][-1]["accuracy"][-1] for seed in content["seeds"]]
+                    for value in values
+                    if (content := results.get(f"SWEEP-{what}-{account}-{setting}-{value}"))
+                }
+                plain = ends.get(PLAIN[setting])
+                for value, mine in ends.items():
+                    changed = plain is not None and value != PLAIN[setting]
+                    difference = bootstrap([a - b for a, b in zip(mine, plain or mine, strict=True)]) if changed else None
+                    rows.append(Swept(what, account, setting, value, float(np.mean(mine)), difference))
+    return rows
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All of it."""
+
+    lines: dict[str, Line]
+    swept: list[Swept]
+    chosen: dict[str, Chosen]
+    results: Results
+
+    @property
+    def scratch(self) -> Line:
+        return self.lines[SCRATCH]
+
+    def of(self, account: str, what: str) -> list[Line]:
+        """The lines of an account for "widen", "deepen" or "both"."""
+        return [line for line in self.lines.values() if line.name.startswith(f"{account}-{what}-")]
+
+    def targets(self) -> dict[str, float]:
+        """Accuracies that were fixed beforehand, and those at which the big network from scratch ends."""
+        ends = {f"scratch at {budget:g}": self.scratch.mean(budget) for budget in self.scratch.ends if budget >= 8}
+        return {"70 %": 70.0, **ends}
+
+
+def read(folder: Path) -> Comparison:
+    """From a folder with the results of the three sets: protocol, sweep and tuning."""
+    protocol = read_all(folder / "protocol")
+    return Comparison(lines(protocol), sweep(read_all(folder / "sweep")), chosen_by(folder / "tuning"), protocol)
+
+
+def at_the_edge(chosen: dict[str, Chosen], setting: str) -> list[str]:
+    """Kinds of runs whose best "rate" or "decay" lies at the end of the grid, so that a better one may lie beyond."""
+    grid = {"rate": RATES, "decay": DECAYS}[setting]
+    return [kind for kind in KINDS if getattr(chosen[kind], setting) in (grid[0], grid[-1])]

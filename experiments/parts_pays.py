@@ -1,0 +1,89 @@
+"""The report's parts on the honest comparison, and on the two engines beside each other, as HTML."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments import parts
+from experiments.agreement import apart
+from experiments.comparison import Comparison
+from experiments.pays import VERBS, Table, answers, caveats, tables
+from experiments.results import read_all
+
+NOTES = {
+    "widen": "ResNetCifar-18(1/8) → 18(1/4).",
+    "deepen": "ResNetCifar-10(1/4) → 18(1/4).",
+    "both": "ResNetCifar-10(1/8) → 18(1/4), by two growths.",
+}
+
+
+def cell(text: str) -> str:
+    return re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", escape(text))
+
+
+def sheet(table: Table) -> str:
+    return parts.table(table.head, [tuple(map(cell, row)) for row in table.rows], table.caption)
+
+
+def pays(compared: Comparison | None) -> str:
+    if compared is None:
+        return (
+            '<p class="missing">The results of the honest comparison are not beside these: <code>'
+            "python -m experiments --set tuning</code>, then <code>sweep</code>, then <code>protocol</code> make them.</p>"
+        )
+    plots = "".join(
+        f'<figure class="plot" data-group="pays-{what}" id="pays-{what}"><h3>{VERBS[what]}</h3><p class="quiet">{NOTES[what]} '
+        'Every point is the end of a whole run, its rate decayed.</p><div class="view"></div>'
+        "<noscript><p>The tables below have all numbers.</p></noscript></figure>"
+        for what in VERBS
+        if compared.of("EQ", what)
+    )
+    held = "".join(f"<li>{parts.prose(one)}</li>" for one in caveats(compared))
+    made = tables(compared)
+    shown, rest = [made[-2]], [*made[:-2], made[-1]]
+    return (
+        f'<div class="cards">{parts.cards(answers(compared))}</div>{plots}'
+        f"{''.join(map(sheet, shown))}<h3>What to hold against it</h3><ul>{held}</ul>"
+        f"<details><summary>All numbers</summary>{''.join(map(sheet, rest))}</details>"
+    )
+
+
+def engines(folder: Path, results: dict[str, Any]) -> str:
+    """The fused engine beside the plain loop: losses step by step, and where whole runs end."""
+    path = folder / "agreement.json"
+    if not path.exists():
+        return ""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    names = [name for name in content["losses"] if name != "eager"]
+    rows = [
+        (f"{escape(arm)}, {escape(name)}", *(parts.minus(f"{apart(content, name, arm, steps):.0e}") for steps in (1, 10, 100)))
+        for arm in content["arms"]
+        for name in names
+    ]
+    first = parts.table(
+        ("largest difference of losses", "1 step", "10 steps", "100 steps"),
+        rows,
+        "Against the plain loop, from the same networks",
+    )
+    plain = read_all(folder / "eager") if (folder / "eager").exists() else {}
+    ends = []
+    for arm, one in plain.items():
+        cells = []
+        for source in (one, results.get(arm)):
+            found = [] if source is None else [100 * seed[-1]["accuracy"][-1] for seed in source["curves"].values()]
+            sd = float(np.std(found, ddof=1)) if len(found) > 1 else math.nan
+            cells.append("–" if not found else parts.around(float(np.mean(found)), sd, len(found), 1) + f", {len(found)} seeds")
+        ends.append((escape(arm), *cells, escape(one["device"])))
+    second = parts.table(("final accuracy", "plain loop", "fused engine", "plain loop on"), ends, "Whole runs") if ends else ""
+    return (
+        "<h3>The fused engine and the plain loop</h3><p>Two runs that differ by rounding part after some steps, since Adam "
+        "makes much of little. “One ulp off” is a plain loop whose weights begin one unit in the last place off: the fused "
+        f"engine agrees if it parts no faster. It is exact arithmetic where no “tf32” is said.</p>{first}{second}"
+    )
