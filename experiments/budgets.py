@@ -121,6 +121,7 @@ def data(compared: Comparison) -> dict[str, Any]:
                     way[key] = series(line)
         groups[f"pays-{what}"] = {
             "title": f"{VERBS[what]}: accuracy by budget",
+            "budgets": True,
             "arms": [
                 {
                     "name": way,

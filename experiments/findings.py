@@ -282,9 +282,7 @@ def lede(numbers: Numbers) -> str:
     """What was done, in two sentences."""
     done, any_result = numbers.work, next(iter(numbers.results.values()))
     seeds = sorted({len(content["seeds"]) for content in numbers.results.values()})
-    each = (
-        f"{seeds[0]} seeds each" if len(seeds) == 1 and seeds[0] > 1 else "one seed each" if seeds == [1] else f"{seeds} seeds"
-    )
+    each = f"{' or '.join(map(str, seeds))} seeds each" if seeds != [1] else "one seed each"
     return (
         "The experiments of “Towards a More Complete Theory of Function Preserving Transforms”, run again on CIFAR-10: "
         f"{done.arms} arms, {each}, {done.epochs:,.0f} epochs of training and {done.growths} growths, "

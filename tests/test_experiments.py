@@ -255,6 +255,43 @@ def test_files_of_another_version_are_refused(tmp_path: Path) -> None:
         read_all(tmp_path)
 
 
+def test_more_seeds_join_those_that_are_there(tmp_path: Path) -> None:
+    arm = short(paper_arms()[3])
+    assert training([arm], tmp_path / "work", some_data(), seeds=(0, 1, 2)).run()
+    store = Store(tmp_path / "work")
+    write_arm(tmp_path, arm, [1], store, {"command": "one"})
+    before = read_all(tmp_path)[arm.name]
+    write_arm(tmp_path, arm, [0, 2], store, {"command": "two"})
+    after = read_all(tmp_path)[arm.name]
+    assert after["seeds"] == [0, 1, 2]
+    assert list(after["curves"]) == ["0", "1", "2"]
+    assert after["curves"]["1"] == before["curves"]["1"]
+    assert after["command"] == "one; two"
+    write_arm(tmp_path, arm, [0, 2], store, {"command": "two"})
+    assert read_all(tmp_path)[arm.name] == after
+
+
+def test_looks(tmp_path: Path) -> None:
+    """An arm is looked at as often as it says; how often changes nothing in its training, alone or beside others."""
+    plain = Arm("A", Net(r=1 / 16), (Stage(2.5, 1e-3, 1e-3),))
+    seen = {}
+    for looks in (0, 1, 4):
+        arms = [replace(plain, name=str(looks), stages=(replace(plain.stages[0], looks=looks),))]
+        work = training(arms, tmp_path / str(looks), some_data(64))
+        assert work.run()
+        state = work.store.state(segments_of(arms[0], 0)[0])
+        assert state is not None
+        seen[looks] = state
+    assert seen[0]["curve"]["epoch"] == [0, 2.5]
+    assert seen[1]["curve"]["epoch"] == [0, 1, 2, 2.5]
+    assert seen[4]["curve"]["epoch"] == [0.25 * step for step in range(11)]
+    for looks in (1, 4):
+        assert seen[looks]["curve"]["steps"] == seen[0]["curve"]["steps"]
+        assert all(torch.equal(value, seen[0]["model"][name]) for name, value in seen[looks]["model"].items())
+    spent = seen[0]["curve"]["steps"]
+    assert seen[0]["curve"]["train_loss"][1] == pytest.approx(sum(spent) / len(spent), abs=1e-4)
+
+
 def test_filters_are_kept(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 

@@ -70,6 +70,7 @@
     const group = DATA[figure.dataset.group];
     const grows = group.arms.some((arm) => arm.reuse);
     const told = group.arms.some((arm) => arm.nothing);
+    const budgets = Boolean(group.budgets); // every entry is a run of its own: a scale of powers of two, nothing smoothed
     const state = {
       axis: "epochs", range: "whole", smooth: true, hidden: new Set(), at: null,
       account: figure.dataset.group.startsWith("nct") || figure.dataset.group === "of" || !told ? "reuse" : "nothing",
@@ -87,11 +88,11 @@
     const set = (key) => (value) => { state[key] = value; state.at = null; draw(); };
     controls.append(radios("Horizontal axis", { epochs: "epochs", flops: "FLOPs", seconds: "seconds" }, state.axis, set("axis")));
     if (grows && told) controls.append(radios("Account", ACCOUNTS, state.account, set("account")));
-    controls.append(radios("Range", { whole: "whole", start: "start" }, state.range, set("range")));
+    if (!budgets) controls.append(radios("Range", { whole: "whole", start: "start" }, state.range, set("range")));
     const smooth = make("input", { type: "checkbox" });
     smooth.checked = true;
     smooth.addEventListener("change", () => set("smooth")(smooth.checked));
-    controls.append(make("label", { class: "smooth" }, smooth, "mean of five epochs"));
+    if (!budgets) controls.append(make("label", { class: "smooth" }, smooth, "mean of five epochs"));
 
     for (const arm of group.arms) {
       const sample = make("svg", { viewBox: "0 0 34 10", "aria-hidden": "true" }, stroke(make("path", { d: "M0 5H34" }), arm));
@@ -126,6 +127,10 @@
     }
 
     function heights(arms, end) {
+      if (budgets) {
+        const all = arms.flatMap((arm) => curve(arm).mean);
+        return [Math.max(5 * Math.floor(Math.min(...all) / 5), Math.max(...all) - 25), Math.max(...all) + 1];
+      }
       const late = arms.map((arm) => Math.min(...curve(arm).mean.slice(-10)));
       const high = Math.max(...arms.map((arm) => {
         const line = curve(arm);
@@ -151,15 +156,18 @@
         return;
       }
       const end = extent(arms), [low, high] = heights(arms, end);
-      const x = (value) => left + (value / end) * (right - left);
+      const start = budgets ? Math.min(...arms.map((arm) => curve(arm)[state.axis][0])) : 0, times = Math.log2(end / start);
+      const x = (value) => left + (budgets ? Math.log2(value / start) / times : value / end) * (right - left);
+      const value = (share) => (budgets ? start * 2 ** (share * times) : share * end);
       const y = (value) => bottom - ((value - low) / (high - low)) * (bottom - top);
-      scale = { x, y, end, left, right, top, bottom, width };
+      scale = { x, y, value, start, end, left, right, top, bottom, width };
 
       for (const tick of ticks(low, high, 6)) {
         svg.append(make("line", { class: "grid", x1: left, x2: right, y1: y(tick), y2: y(tick) }));
         svg.append(make("text", { class: "tick", x: left - 7, y: y(tick) + 4, "text-anchor": "end" }, `${tick}`));
       }
-      for (const tick of ticks(0, end, width < 500 ? 4 : 8)) {
+      const steps = budgets ? range(0, Math.floor(times + 1e-9) + 1).map((n) => Number((start * 2 ** n).toPrecision(3))) : ticks(0, end, width < 500 ? 4 : 8);
+      for (const tick of steps) {
         svg.append(make("line", { class: "grid", x1: x(tick), x2: x(tick), y1: bottom, y2: bottom + 5 }));
         svg.append(make("text", { class: "tick", x: x(tick), y: bottom + 19, "text-anchor": "middle" }, `${tick}`));
       }
@@ -212,8 +220,8 @@
     // The values of all curves at x, in the axis's unit.
     function show(at) {
       if (!scale) return;
-      const { x, y, end, top, bottom, width } = scale;
-      state.at = Math.min(Math.max(at, 0), end);
+      const { x, y, start, end, top, bottom, width } = scale;
+      state.at = Math.min(Math.max(at, start), end);
       const marks = svg.querySelector(".marks"), rows = [];
       marks.replaceChildren(make("line", { class: "cross", x1: x(state.at), x2: x(state.at), y1: top, y2: bottom }));
       for (const arm of visible()) {
@@ -231,8 +239,8 @@
         const value = make("td", {}, make("b", {}, data.mean[i].toFixed(1)), data.n > 1 ? ` ± ${data.sd[i].toFixed(1)} %` : " %");
         body.append(make("tr", { "data-arm": arm.name, "data-index": i, "data-mean": data.mean[i], "data-sd": data.sd[i] }, name, value));
       }
-      const digits = state.axis === "epochs" ? 0 : end < 20 ? 2 : 1;
-      const unit = state.axis === "epochs" ? "epoch " : "", after = { epochs: "", flops: " TFLOP", seconds: " s" }[state.axis];
+      const digits = state.axis === "epochs" && !budgets ? 0 : end < 20 ? 2 : 1;
+      const unit = state.axis === "epochs" ? (budgets ? "budget " : "epoch ") : "", after = { epochs: "", flops: " TFLOP", seconds: " s" }[state.axis];
       tip.replaceChildren(make("b", {}, `${unit}${state.at.toFixed(digits)}${after}`), make("table", {}, body));
       tip.hidden = false;
       const place = x(state.at) + 4, rightHalf = place > width / 2;
@@ -250,9 +258,9 @@
 
     function point(event) {
       if (!scale) return;
-      const box = svg.getBoundingClientRect(), { left, right, end, width } = scale;
+      const box = svg.getBoundingClientRect(), { left, right, value, width } = scale;
       const place = ((event.clientX - box.left) / box.width) * width;
-      show(((place - left) / (right - left)) * end);
+      show(value((place - left) / (right - left)));
     }
 
     svg.addEventListener("pointermove", point);
