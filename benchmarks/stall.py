@@ -16,6 +16,7 @@ With `torch.compile`, what comes on top is the next step's compilation, which an
 small model.
 
     python benchmarks/stall.py            # all of it, in about ten minutes; writes results/stall.json and docs/stall.md
+    python benchmarks/stall.py llama      # one of the models, beside the results that are there
     python benchmarks/stall.py --table    # only write docs/stall.md anew
 """
 
@@ -27,6 +28,7 @@ import platform
 import subprocess
 import sys
 import warnings
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,32 @@ THREADS = 1
 CHECKS: dict[str, bool | str] = {"none": False, "default": True, "full": "full"}
 REPETITIONS = {"none": 1, "default": 3, "full": 1}
 WARM = 7 * 2**30  # bytes: more than any of the growths and the copy after it need
-AFTER = {"mlp": "4", "resnet50": "layer3.2", "resnet152": "layer3.10", "vit_base_patch16_224": "blocks.5"}
+AFTER = {
+    "mlp": "4",
+    "resnet50": "layer3.2",
+    "resnet152": "layer3.10",
+    "vit_base_patch16_224": "blocks.5",
+    "llama": "model.layers.5",
+}
+
+
+def example_of(name: str) -> tuple[Any, Any]:
+    """A model, and two samples; Transformers' Llama with all that a Trainer gives it."""
+    import torch
+
+    if name == "llama":
+        from coverage import import_timm
+
+        import_timm()  # which lets torchvision be imported beside a torch without it
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12}
+        ids = torch.randint(0, 8000, (2, 64))
+        given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+        return LlamaForCausalLM(LlamaConfig(vocab_size=8000, **sizes)), given
+    model, example = build(name)
+    return model, example if name == "mlp" else torch.cat([example, example])
 
 
 def run_of(name: str, what: str, check: bool | str) -> tuple[Any, Any, Any]:
@@ -51,7 +78,7 @@ def run_of(name: str, what: str, check: bool | str) -> tuple[Any, Any, Any]:
 
     import outgrow
 
-    model, example = build(name)
+    model, example = example_of(name)
     model.train()
     optimizer = torch.optim.Adam(model.parameters())
     for parameter in model.parameters():
@@ -59,7 +86,6 @@ def run_of(name: str, what: str, check: bool | str) -> tuple[Any, Any, Any]:
     optimizer.step()
     optimizer.zero_grad()
     grow = outgrow.Widen("*", factor=1.5) if what == "widen" else outgrow.Deepen(AFTER[name])
-    example = torch.cat([example, example]) if name != "mlp" else example
     return outgrow.Run(model, example, optimizer, [outgrow.At(step=1, grow=[grow])], check=check, quiet=True), model, optimizer
 
 
@@ -102,12 +128,17 @@ def measure_study(name: str) -> dict[str, Any]:
     import torch
 
     from outgrow.brief import study
+    from outgrow.trace import call
 
     torch.set_num_threads(THREADS)
     run, model, _ = run_of(name, "widen", False)
     seconds, _ = clock(lambda: study(model, run.example))
-    step, _ = clock(lambda: model(run.example).square().mean().backward())
+    step, _ = clock(lambda: loss_of(call(model, run.example)).backward())
     return {"study_s": seconds, "step_s": step}
+
+
+def loss_of(output: Any) -> Any:
+    return output.loss if hasattr(output, "loss") else output.square().mean()
 
 
 def measure_compiled() -> dict[str, Any]:
@@ -146,17 +177,18 @@ def in_new_process(*what: str) -> dict[str, Any]:
     return result
 
 
-def measure_all() -> dict[str, Any]:
+def measure_all(names: Sequence[str], before: dict[str, Any]) -> dict[str, Any]:
+    """Of some models; what was measured of the others before is kept."""
     results: dict[str, Any] = {
         "command": "python benchmarks/stall.py",
-        "versions": {name: version(name) for name in ("torch", "numpy", "timm", "outgrow")},
+        "versions": {name: version(name) for name in ("torch", "numpy", "timm", "transformers", "outgrow")},
         "machine": {"python": platform.python_version(), "system": platform.platform(), "processor": processor()},
         "configuration": {"optimizer": "Adam", "dtype": "float32", "threads": THREADS, "repetitions": REPETITIONS},
         "limit": LIMIT,
-        "studies": {},
-        "arms": [],
+        "studies": before.get("studies", {}),
+        "arms": [arm for arm in before.get("arms", []) if arm["model"] not in names],
     }
-    for name in AFTER:
+    for name in names:
         results["studies"][name] = in_new_process("study", name)
         for what in ("widen", "deepen"):
             for check in CHECKS:
@@ -210,8 +242,8 @@ def page(results: dict[str, Any]) -> str:
         "",
         "The check compares outputs of the old and the new model. The default is brief where the run's rehearsal has left",
         "nothing to find out: one forward pass each, on a part of the example (its shape is in brackets, where the whole is",
-        '2×3×224×224 or 2×512). Elsewhere (new blocks in the plain mlp) it is the thorough one of `Run(…, check="full")`: six',
-        "passes on all of the example. `Run(…, check=False)` makes none. That a part shows all that the whole shows was found",
+        "2×3×224×224, 2×512, or three times 2×64). Elsewhere (new blocks in the plain mlp) it is the thorough one of",
+        '`Run(…, check="full")`: six passes on all of the example. `Run(…, check=False)` makes none. That a part shows all that the whole shows was found',
         f"out when the run was made, which took {studies}.",
         "",
         f"Compiled (a small network of linear layers): the growth took {compiled['growth_s']:.2f} s, checks included; the step",
@@ -224,6 +256,7 @@ def page(results: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", help=f"some of {', '.join(AFTER)} (default: all)")
     parser.add_argument("--table", action="store_true", help="only write the page anew")
     parser.add_argument("--measure", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -237,7 +270,10 @@ def main() -> None:
         print(json.dumps(measure(name, what, CHECKS[check])))
     else:
         if not options.table:
-            RESULTS.write_text(json.dumps(measure_all(), indent=1) + "\n", encoding="utf-8")
+            before = json.loads(RESULTS.read_text(encoding="utf-8")) if options.models else {}
+            RESULTS.write_text(
+                json.dumps(measure_all(options.models or list(AFTER), before), indent=1) + "\n", encoding="utf-8"
+            )
         PAGE.write_text(page(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
         say(f"see {PAGE.name}")
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from outgrow.asked import Answered, Answers, answers
 from outgrow.sandbox import elementary, on_meta, precise, random_state, substituted, tensors_of, untouched
 from outgrow.trace import Example, call, outputs_in
 from outgrow.training.compiled import uncompiled
@@ -65,31 +67,35 @@ class Brief:
     lengths: tuple[int, ...]
     drops: bool = False  # in train mode, numbers are dropped at random
     seen: Any = None
+    told: Answers | None = None  # numbers of the example that its code looks at
 
     def still(self, model: nn.Module, example: Example) -> bool:
         """Whether the model computes what it did, but for its sizes."""
-        return self.seen is not None and self.seen == _operators(model, example)
+        return self.seen is not None and self.seen == _operators(model, example, self.told)
 
     def look(self, model: nn.Module, example: Example) -> None:
-        self.seen = _operators(model, example)
+        self.seen = _operators(model, example, self.told)
 
 
-def _operators(model: nn.Module, example: Example) -> Any:
+def _operators(model: nn.Module, example: Example, told: Answers | None) -> Any:
     """All operators that run in train mode, in order; None if the model does not run without numbers."""
     names = Names()
     with random_state():
-        return names.all if _ran(model, example, lambda _: {True: names}) else None
+        return names.all if _ran(model, example, lambda _: {True: names}, told) else None
 
 
 @uncompiled()
 def study(model: nn.Module, example: Example) -> Brief | None:
     """How a rehearsed growth of this model can be checked briefly; None if it can't."""
     with random_state():
-        passes = _watched(model, example)
-        seen = _operators(model, example)
+        told, passes = None, _watched(model, example, None)
+        if passes is None:
+            told = answers(model, example)
+            passes = None if told is None else _watched(model, example, told)
+        seen = _operators(model, example, told)
         if passes is None or seen is None or passes[0].names != passes[1].names or any(watch.mixes for watch in passes):
             return None
-        return Brief(_least(model, example), passes[1].drops, seen)
+        return Brief(_least(model, example), passes[1].drops, seen, told)
 
 
 def part_of(example: Example, lengths: Sequence[int]) -> Example:
@@ -167,7 +173,7 @@ class Watch(TorchDispatchMode):
         return x.ndim == 2 or all(kind.startswith(CHANNELS) for kind in kinds if kind != OWN)
 
 
-def _watched(model: nn.Module, example: Example) -> tuple[Watch, Watch] | None:
+def _watched(model: nn.Module, example: Example, told: Answers | None) -> tuple[Watch, Watch] | None:
     """A pass in eval mode and one in train mode, without numbers; None if the model does not run without."""
     made: dict[bool, Watch] = {}
 
@@ -175,11 +181,16 @@ def _watched(model: nn.Module, example: Example) -> tuple[Watch, Watch] | None:
         made.update({False: Watch(origins), True: Watch(origins)})
         return made
 
-    return (made[False], made[True]) if _ran(model, example, watches) else None
+    return (made[False], made[True]) if _ran(model, example, watches, told) else None
 
 
-def _ran(model: nn.Module, example: Example, watches: Callable[[Mapping[int, str]], Mapping[bool, Any]]) -> bool:
-    """Run a model without numbers, in each mode that `watches` gives a watch for; whether that was possible."""
+def _ran(
+    model: nn.Module,
+    example: Example,
+    watches: Callable[[Mapping[int, str]], Mapping[bool, Any]],
+    told: Answers | None,
+) -> bool:
+    """Run a model without numbers but those it is told, in each mode that `watches` gives a watch for; whether it could."""
     tensors = {name: tensor.detach().to("meta") for name, tensor in tensors_of(model).items()}
     given = on_meta(example)
     leaves = [leaf for leaf in tree_flatten(given)[0] if isinstance(leaf, Tensor)]
@@ -188,7 +199,7 @@ def _ran(model: nn.Module, example: Example, watches: Callable[[Mapping[int, str
         for training, watch in watches(origins).items():
             with untouched(model, buffers=False), elementary(), substituted(model, tensors):
                 model.train(training)
-                with watch:
+                with Answered(told[training]) if told else nullcontext(), watch:
                     call(model, given)
     except Exception:  # code that looks at numbers; or a mode that the example is not made for
         return False
