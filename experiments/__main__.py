@@ -66,7 +66,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=None,
         help="where results go (default: experiments/work/PRESET-READING-results, or PRESET-compared/SET)",
     )
-    parser.add_argument("--tuned", type=Path, default=None, help="where the results of --set tuning are, for the sets after it")
+    parser.add_argument(
+        "--tuned",
+        type=Path,
+        default=None,
+        help="results of --set tuning, for the sets after it (default: yours, or the kept ones)",
+    )
     parser.add_argument(
         "--out", type=Path, default=None, help="where the report goes (default: experiments/work/PRESET-report)"
     )
@@ -95,7 +100,9 @@ def arms_of(options: argparse.Namespace) -> list[Arm]:
         return paper_arms(READINGS[options.reading])
     if options.set == "tuning":
         return tuning_arms()
-    tuned = options.tuned or compared_in(options.preset) / "tuning"
+    own = compared_in(options.preset) / "tuning"
+    tuned = options.tuned or (own if any(own.glob("*.json")) else HERE / "results" / "tuning")
+    print(f"rates and weight decays are those that {tuned} chose")
     return (sweep_arms if options.set == "sweep" else protocol_arms)(chosen_by(tuned))
 
 

@@ -157,6 +157,8 @@ class Training:
         """Train all; whether all is done."""
         while not all(self.store.is_done(segment) for segment in self.segments):
             if time.monotonic() > self.until:
+                for one in self.trainees.values():
+                    self._write(one)
                 return False
             self._train(self._next())
         return True
@@ -272,11 +274,14 @@ class Training:
             self._some_steps(engine, trainees)
             ended = [one for one in trainees if one.done >= one.length(self.per_epoch)]
         engine.land()
-        for one in trainees if time.monotonic() > self.until else ended:
-            filters = one.filters | (filters_of(one.model, "end") if one in ended else {})
-            self.store.write(one.segment, one.model, one.optimizer, vars(one.curve), one.done, one in ended, filters)
         for one in ended:
+            one.filters |= filters_of(one.model, "end")
+            self._write(one)
             del self.trainees[one.segment]
+
+    def _write(self, one: Trainee) -> None:
+        finished = one.done >= one.length(self.per_epoch)
+        self.store.write(one.segment, one.model, one.optimizer, vars(one.curve), one.done, finished, one.filters)
 
     def _stream(self, trainee: Trainee) -> tuple[int, int, int]:
         """Seed, epoch, and step within it: networks that share these see the same batches. Every stage begins a new epoch."""

@@ -97,21 +97,27 @@ def test_what_arms_share_is_trained_once() -> None:
     assert all(segment.parent is None or segment.parent in segments[:number] for number, segment in enumerate(segments))
 
 
-def test_interrupted_training_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+GROWS = {"widen": Grow("widen", "r2r", 2), "fade": Grow("deepen", "copy", fade=7)}
+
+
+@pytest.mark.parametrize("what", GROWS)
+def test_interrupted_training_goes_on_as_if_nothing_had_happened(what: str, tmp_path: Path) -> None:
+    """Also in the middle of a fade, and where not all networks fit into a fleet."""
     start = Stage(1.5, 1e-3, 1e-3, span=1.5)
-    arm = Arm("A", Net(r=1 / 16, blocks=1), (start, Stage(2, 1e-3, 0, Grow("widen", "r2r", 2), state="kept")), flips=True)
-    data = some_data(40)
-    assert training([arm], tmp_path / "whole", data).run()
+    arm = Arm("A", Net(r=1 / 16, blocks=2), (start, Stage(2, 1e-3, 0, GROWS[what], state="kept")), flips=True)
+    data, seeds = some_data(40), (0, 1)
+    assert training([arm], tmp_path / "whole", data, seeds=seeds).run()
     attempts, done = 0, False
     while not done:
         attempts += 1
         # the first one stops before it has made a step
-        part, clock = training([arm], tmp_path / "parts", data, until=2.5 if attempts > 1 else 1.5), itertools.count(1)
+        until, clock = 2.5 if attempts > 1 else 1.5, itertools.count(1)
+        part = training([arm], tmp_path / "parts", data, seeds=seeds, until=until, limit=1)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("experiments.training.time.monotonic", clock.__next__)
             done = part.run()
     assert attempts > 2
-    for segment in segments_of(arm, 0):
+    for segment in all_segments([arm], seeds):
         whole, parts = Store(tmp_path / "whole").state(segment), Store(tmp_path / "parts").state(segment)
         assert whole is not None
         assert parts is not None
