@@ -272,13 +272,8 @@ def load(module: Any, path: str | os.PathLike[str], weights_only: bool = True) -
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
         raise CheckpointError(f"{path} is no checkpoint of Lightning's: it has no state_dict")
     module.on_load_checkpoint(checkpoint)
-    journal = Journal()
-    try:
+    with Journal() as journal:
         load_weights(module, dict(checkpoint["state_dict"]), journal)
-    except BaseException:
-        journal.undo()
-        raise
-    journal.close()
     return module
 
 
@@ -318,10 +313,9 @@ def _regroup(optimizers: Sequence[Any], module: nn.Module, wanted: Sequence[Any]
         raise CheckpointError(
             f"there are {len(optimizers)} optimizers, and {len(wanted)} in the checkpoint: make them as before"
         )
-    journal = Journal()
-    for optimizer, names in zip(optimizers, wanted, strict=True):
-        regroup(optimizer, module, names, journal)
-    journal.close()
+    with Journal() as journal:
+        for optimizer, names in zip(optimizers, wanted, strict=True):
+            regroup(optimizer, module, names, journal)
 
 
 def _trains(optimizer: Any, part: nn.Module) -> bool:

@@ -34,15 +34,15 @@ from outgrow.trace import Example
 from outgrow.training.agree import by_first, team
 from outgrow.training.atomic import Path, place_for, write_whole
 from outgrow.training.cohorts import Cohorts, cohorts
-from outgrow.training.compiled import forget_compiled
 from outgrow.training.fade import share_gates
 from outgrow.training.log import Record, check_sinks, write
 from outgrow.training.optimizer import check_optimizers
 from outgrow.training.optimizer import unwrapped as bare_optimizers
 from outgrow.training.pace import Pace
-from outgrow.training.parallel import check_renewable, renew_around, wrappers_around
+from outgrow.training.parallel import check_renewable, wrappers_around
 from outgrow.training.precheck import as_loss, as_number, check_check, check_parts, measured
 from outgrow.training.rates import scale_decay, scale_rates
+from outgrow.training.reshaping import reshaping
 from outgrow.training.resume import Parts, pack, restore
 from outgrow.training.rules import Metrics, Plateau, Reached
 from outgrow.training.runfile import read_run
@@ -216,19 +216,16 @@ class Run:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another run was; this one is made from the small model, or is that run itself."""
-        journal = Journal()
-        try:
-            self._check_position(state["outgrow"])
-            restore(self._parts(), state, journal)
-            self.go_to(state["outgrow"])
-        except BaseException as error:
-            journal.undo()
-            if isinstance(error, GrowthError) or not isinstance(error, Exception):
+        with reshaping(bare(self.model)) as journal:
+            try:
+                self._check_position(state["outgrow"])
+                restore(self._parts(), state, journal)
+                self.go_to(state["outgrow"])
+            except GrowthError:
                 raise
-            raise CheckpointError(f"the checkpoint can't be loaded into this run: {type(error).__name__}: {error}") from error
-        journal.close()
-        renew_around([bare(self.model)])
-        forget_compiled()
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                raise CheckpointError(f"the checkpoint can't be loaded into this run: {reason}") from error
 
     def save(self, path: Path, extra: Any = None) -> None:
         """Write the whole run to a file, whole or not at all: a process that dies meanwhile leaves the old file as it was.
@@ -330,8 +327,7 @@ class Run:
 
     def _carry_out(self, number: int, event: At | When) -> Growth:
         """One event: rates first, which can be put back, then the growth, which puts itself back if it fails."""
-        journal = Journal()
-        try:
+        with Journal() as journal:
             if event.lr is not None:
                 scale_rates(self.optimizers, self.schedulers, event.lr, journal)
             if event.weight_decay is not None:
@@ -347,10 +343,6 @@ class Run:
                 ready=self._ready.get(number),
                 brief=self._brief,
             )
-        except BaseException:
-            journal.undo()
-            raise
-        journal.close()
         if event.state == "fresh":
             for optimizer in bare_optimizers(self.optimizers):
                 optimizer.state.clear()

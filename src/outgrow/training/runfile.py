@@ -12,14 +12,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from outgrow.apply import Journal
 from outgrow.errors import CheckpointError
 from outgrow.plan import Plan
 from outgrow.training.atomic import Path
 from outgrow.training.checkpoint import EARLIER, Description, not_finite, unique, unwrapped
-from outgrow.training.compiled import forget_compiled
-from outgrow.training.parallel import check_renewable, renew_around, wrappers_around
 from outgrow.training.replay import refuse
+from outgrow.training.reshaping import reshaping
 from outgrow.training.resume import check_version, load_weights
 from outgrow.training.safely import load_safely
 from outgrow.training.travel import KEY
@@ -46,22 +44,11 @@ def load_model(model: nn.Module, path: Path) -> nn.Module:
     """Give a model, as it was first built or grown already, the shapes and weights of a run's; returns the model."""
     inner, state = unwrapped(model), dict(_model_in(path)[0])
     refuse(f"{path} holds numbers that are not finite", not_finite(inner, _tensors(state)), EARLIER)
-    check_renewable(wrappers_around([inner]))
-    journal = Journal()
-    try:
-        load_weights(inner, state, journal)
-    except CheckpointError as error:
-        journal.undo()
-        raise CheckpointError(f"{path}: {error}") from error
-    except Exception as error:
-        journal.undo()
-        raise CheckpointError(f"{path} can't be loaded into this model: {type(error).__name__}: {error}") from error
-    except BaseException:
-        journal.undo()
-        raise
-    journal.close()
-    renew_around([inner])
-    forget_compiled()
+    with reshaping(inner, path) as journal:
+        try:
+            load_weights(inner, state, journal)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from error
     return model
 
 
