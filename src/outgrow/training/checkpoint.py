@@ -117,7 +117,7 @@ def load(model: nn.Module, path: Path) -> nn.Module:
 
         return load_model(model, path)
     inner = unwrapped(model)
-    with _opened(path) as file:
+    with opened(path) as file:
         about = _describe(path, file)
         stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     misfit = f"{path} does not fit this model ({type(inner).__qualname__}; the file was written for {about.model})"
@@ -150,7 +150,7 @@ def describe(path: Path) -> Description:
         from outgrow.training.runfile import describe_run
 
         return describe_run(path)
-    with _opened(path) as file:
+    with opened(path) as file:
         return _describe(path, file)
 
 
@@ -164,7 +164,7 @@ def _of_a_run(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def opened(path: Path) -> Iterator[Any]:
     """A safetensors file, or an error that says what the file is instead."""
     from safetensors import SafetensorError, safe_open
 
