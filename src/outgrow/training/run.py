@@ -38,6 +38,7 @@ from outgrow.training.fade import share_gates
 from outgrow.training.log import Record, check_sinks, write
 from outgrow.training.optimizer import check_optimizers
 from outgrow.training.optimizer import unwrapped as bare_optimizers
+from outgrow.training.outdated import outdated
 from outgrow.training.pace import Pace
 from outgrow.training.parallel import check_renewable, wrappers_around
 from outgrow.training.precheck import as_loss, as_number, check_check, check_parts, measured
@@ -327,7 +328,8 @@ class Run:
 
     def _carry_out(self, number: int, event: At | When) -> Growth:
         """One event: rates first, which can be put back, then the growth, which puts itself back if it fails."""
-        with Journal() as journal:
+        ready, seed = self._ready.get(number), self.seed + number
+        with Journal() as journal, outdated(bare(self.model), self.example, event, seed, ready):
             if event.lr is not None:
                 scale_rates(self.optimizers, self.schedulers, event.lr, journal)
             if event.weight_decay is not None:
@@ -338,9 +340,9 @@ class Run:
                 event.grow,
                 self.optimizers,
                 self.averages,
-                self.seed + number,
+                seed,
                 bool(self.check),
-                ready=self._ready.get(number),
+                ready=ready,
                 brief=self._brief,
             )
         if event.state == "fresh":
