@@ -7,7 +7,8 @@
 `At(step=…)` is Lightning's `global_step` (optimizer steps), `At(epoch=…)` counts finished epochs, and rules see
 `trainer.callback_metrics` at the end of each training epoch, after its validation: what was logged under that name last.
 Let rules look at what validation measures: of what `training_step` logs, Lightning forgets the part of an epoch before a
-checkpoint, so that a run that is resumed within the epoch sees the mean of the rest, and may grow at another time.
+checkpoint, so that a run that is resumed within the epoch sees the mean of the rest, and may grow at another time. If nothing
+is left of a metric, a rule that looks at it warns, and leaves that epoch out.
 
 What a resumed run needs travels in Lightning's own checkpoints: the history of growths in the state dict (`outgrow.history`),
 and the rest under the key `outgrow`. The order in which Lightning restores makes that work: the model first, then optimizers
@@ -103,6 +104,7 @@ class Grow(Callback):  # type: ignore[misc]
         self._position: Mapping[str, Any] | None = None  # of the run that this one goes on with
         self._saved: Mapping[str, Any] | None = None  # from the checkpoint that is resumed
         self._measured: dict[str, float] = {}  # metrics of the run that is resumed: Lightning forgets them
+        self._within = False  # this epoch was begun by the run that is resumed
         self._hooks: list[Any] = []
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -162,7 +164,7 @@ class Grow(Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """All is restored. Lightning counts steps and epochs; what it has counted and the run has not is an epoch's end."""
-        run, saved = self._running(), self._saved
+        run, saved, self._within = self._running(), self._saved, False
         if saved is None:
             counted = {"steps": trainer.global_step, "epochs": trainer.current_epoch}
             run.go_to({**(self._position or run.position()), **counted})
@@ -172,6 +174,7 @@ class Grow(Callback):  # type: ignore[misc]
         self._saved = None
         feed = saved["feeds"][trainer.global_rank % len(saved["feeds"])]
         if run.epochs >= trainer.current_epoch:
+            self._within = feed["seen"] > 0
             self._feed.go_to(feed, trainer, ended=False)
         elif is_missed(trainer):
             # the module is told last: progress bars are there by then
@@ -185,7 +188,7 @@ class Grow(Callback):  # type: ignore[misc]
             self._feed.stand_at(feed, trainer)
             validate(trainer)
             feed = self._feed.state(trainer)
-        self._running().epoch(self._metrics(trainer))
+        self._running().epoch(self._metrics(trainer), resumed=True)
         self._feed.go_to(feed, trainer, ended=True)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -204,7 +207,8 @@ class Grow(Callback):  # type: ignore[misc]
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         run = self._running()
         if run.epochs <= trainer.current_epoch:  # a resumed run may go through the end of an epoch once more
-            run.epoch(self._metrics(trainer))
+            run.epoch(self._metrics(trainer), resumed=self._within)
+        self._within = False
         self._feed.epoch_ends()
 
     def _running(self) -> Run:

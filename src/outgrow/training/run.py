@@ -41,11 +41,11 @@ from outgrow.training.optimizer import unwrapped as bare_optimizers
 from outgrow.training.outdated import outdated
 from outgrow.training.pace import Pace
 from outgrow.training.parallel import check_renewable, wrappers_around
-from outgrow.training.precheck import as_loss, as_number, check_check, check_parts, measured
+from outgrow.training.precheck import as_loss, as_number, check_check, check_measured, check_parts, measured, warn_lost
 from outgrow.training.rates import scale_decay, scale_rates
 from outgrow.training.reshaping import reshaping
 from outgrow.training.resume import Parts, pack, restore
-from outgrow.training.rules import Metrics, Plateau, Reached
+from outgrow.training.rules import Metrics
 from outgrow.training.runfile import read_run
 from outgrow.training.safely import plain, save_safely
 from outgrow.training.schedule import At, Schedule, When
@@ -177,30 +177,36 @@ class Run:
         due = [number for number, event in self._waiting() if isinstance(event, At) and event.step == self.steps + 1]
         return self._grow(due, self.steps + 1, self.epochs, self.metrics)
 
-    def epoch(self, metrics: Metrics | None = None) -> Growth | None:
+    def epoch(self, metrics: Metrics | None = None, *, resumed: bool = False) -> Growth | None:
         """Count an epoch, and grow if it is time, or if a rule says so after a look at the metrics.
 
         Where several processes train the model together, the metrics of rank 0 count for rules.
+
+        resumed: the epoch was begun by an earlier process, which has taken metrics with it. A rule that misses its own then
+            warns and leaves the epoch out; else that is an error.
         """
         group = team(self.model, bare(self.model)) if any(isinstance(event, When) for event in self.ahead) else None
-        given, due = by_first(group, lambda: self._decide(metrics))
-        return self._grow(due, self.steps, self.epochs + 1, [*self.metrics, given])
+        past, due = by_first(group, lambda: self._decide(metrics, resumed))
+        return self._grow(due, self.steps, self.epochs + 1, past)
 
-    def _decide(self, metrics: Any) -> tuple[dict[str, float], list[int]]:
-        """What was measured in an epoch that ends now, and the events that are due."""
-        given = measured(metrics)
-        past = [*self.metrics, given]
-        rules = [(number, event) for number, event in self._waiting() if isinstance(event, When)]
-        if rules and not given:
-            raise ScheduleError(f"the schedule waits for {rules[0][1].time!r}: call run.epoch(metrics) with what was measured")
-        for _, event in rules[1:]:  # theirs are needed later: better told in the first epoch
-            if isinstance(event.rule, (Plateau, Reached)):
-                event.rule(past)
+    def _decide(self, metrics: Any, resumed: bool) -> tuple[list[dict[str, float]], list[int]]:
+        """What rules have to look at from the end of this epoch on, and the events that are due."""
+        past = [*self.metrics, measured(metrics)]
         due = [number for number, event in self._waiting() if isinstance(event, At) and event.epoch == self.epochs + 1]
-        left = [(number, event) for number, event in self._waiting() if number not in due]
-        if left and isinstance(left[0][1], When) and left[0][1].rule(past):  # a rule waits for what is listed before it
-            due.append(left[0][0])
-        return given, sorted(due)
+        rules = [event for _, event in self._waiting() if isinstance(event, When)]
+        if not rules:
+            return past, due
+        try:
+            check_measured(rules[:1] if resumed else rules, past)
+            left = [(number, event) for number, event in self._waiting() if number not in due]
+            if left and isinstance(left[0][1], When) and left[0][1].rule(past):  # a rule waits for what is listed before it
+                due.append(left[0][0])
+        except (ScheduleError, KeyError):
+            if not resumed:
+                raise
+            warn_lost(rules[0], self.epochs + 1)
+            return self.metrics, due
+        return past, sorted(due)
 
     def track(self, batches: Iterable[T]) -> Iterator[T]:
         """A progress bar over an epoch's batches, which tells the step, the size and what is next."""
