@@ -2,7 +2,7 @@
 
 ResNetCifar-10(r) is the paper's (appendix, table of architectures), r times 64 and 128 channels. The strides are those that its
 output sizes of 16, 8 and 4 need: two in conv1, in the pool and in the first block of the second stage. Its weights are as torch
-draws them, which the results go by; the one in experiments/models.py draws them as the paper's code does.
+draws them, which the results go by; the one in experiments/models.py draws them by He's rule.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor, nn
 
 import outgrow
-from test_lightning import EPOCHS, Fit, Lit, X, each_epoch, every
+from test_lightning import EPOCHS, PER_EPOCH, Fit, Lit, X, each_epoch, every
 from test_lightning import pytestmark as pytestmark
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -76,15 +76,17 @@ def test_a_metric_that_is_lost_in_resuming_is_warned_of_once(
         Fit(path=tmp_path / "epoch0.ckpt", grow=by_training("train_loss", early), validate=validate)
 
 
-def test_the_rule_leaves_the_epoch_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_the_rule_leaves_the_epoch_out(epoch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean of the epoch before is not taken for this one's."""
     monkeypatch.setattr("test_lightning.Lit", Mean)
     grow, again = by_training(), by_training()
     Fit(every(1, tmp_path), grow=grow)
-    with pytest.warns(UserWarning, match="'train_loss' is not known for epoch 1"):
-        Fit(path=tmp_path / "step3.ckpt", grow=again)
+    with pytest.warns(UserWarning, match=f"'train_loss' is not known for epoch {epoch}"):
+        Fit(path=tmp_path / f"step{epoch * PER_EPOCH}.ckpt", grow=again)
     assert grow.run is not None
     assert again.run is not None
-    assert again.run.metrics == grow.run.metrics[1:]
+    assert again.run.metrics == [*grow.run.metrics[: epoch - 1], *grow.run.metrics[epoch:]]
 
 
 def test_a_metric_that_nobody_logs_is_an_error_all_the_same(tmp_path: Path) -> None:

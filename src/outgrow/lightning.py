@@ -130,6 +130,7 @@ class Grow(Callback):  # type: ignore[misc]
                 "position": self.run.position(),
                 "groups": [names_in(optimizer, pl_module) for optimizer in trainer.optimizers],
                 "metrics": self._metrics(trainer),
+                "open": _open(trainer) if self._feed.seen else [],
                 "feeds": of_all(_group(trainer), self._feed.state(trainer)),  # each rank has its own
             }
 
@@ -170,7 +171,7 @@ class Grow(Callback):  # type: ignore[misc]
             run.go_to({**(self._position or run.position()), **counted})
             return
         run.go_to(saved["position"])
-        self._measured = dict(saved["metrics"])
+        self._measured = {name: value for name, value in saved["metrics"].items() if name not in saved.get("open", ())}
         self._saved = None
         feed = saved["feeds"][trainer.global_rank % len(saved["feeds"])]
         if run.epochs >= trainer.current_epoch:
@@ -304,6 +305,12 @@ def _refuse(trainer: Any) -> None:
 def _group(trainer: Any) -> Any:
     """The processes of a trainer; None if there is but one."""
     return torch.distributed.group.WORLD if trainer.world_size > 1 else None
+
+
+def _open(trainer: Any) -> list[str]:
+    """Metrics that training sums up at the end of this epoch: until then, their values are those of the last one."""
+    kinds = [metric.meta for metric in trainer.fit_loop.epoch_loop._results.values() if metric.meta.on_epoch]
+    return sorted({name for kind in kinds for name in (kind.name, kind.forked_name(on_step=False))})
 
 
 def _averages(trainer: Any) -> list[Any]:
