@@ -1,7 +1,8 @@
 """The two networks of the no-spike benchmark, as anyone would write them: nothing here knows of outgrow.
 
 ResNetCifar-10(r) is the paper's (appendix, table of architectures), r times 64 and 128 channels. The strides are those that its
-output sizes of 16, 8 and 4 need: two in conv1, in the pool and in the first block of the second stage.
+output sizes of 16, 8 and 4 need: two in conv1, in the pool and in the first block of the second stage. Its weights are as torch
+draws them, which the results go by; the one in experiments/models.py draws them by He's rule.
 """
 
 from __future__ import annotations

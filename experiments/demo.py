@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import base64
 import io
-import json
 import statistics
 import sys
 import time
@@ -30,7 +29,7 @@ from experiments.looks import look
 from experiments.models import Net
 from experiments.parts import made_by, table
 from experiments.progress import Progress
-from experiments.report import TEMPLATE, arm_data
+from experiments.report import arm_data, framed
 from experiments.results import facts, read_all, write_arm
 from experiments.segments import all_segments
 from experiments.store import Store
@@ -155,19 +154,13 @@ def page(found: Numbers) -> str:
         key: {"title": title, "arms": [arm_data(found, name) for name in names(results, key)]} for key, title in GROUPS.items()
     }
     fill = {
-        "css": (TEMPLATE / "page.css").read_text(encoding="utf-8"),
-        "js": (TEMPLATE / "page.js").read_text(encoding="utf-8"),
-        "data": json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/"),
         "summary": summary(results),
         "picture": base64.b64encode(picture(results)).decode(),
         "table": tables,
         "plots": plots,
         "made": made_by(found),
     }
-    text = (TEMPLATE / "demo.html").read_text(encoding="utf-8")
-    for name, value in fill.items():
-        text = text.replace("{{" + name + "}}", value)
-    return text
+    return framed("demo.html", "outgrow: the demo", data, fill)
 
 
 def train(arms: Sequence[Arm], seeds: Sequence[int], folder: Path) -> Results:

@@ -2,8 +2,8 @@
 
     python -m experiments.report [--results FOLDER] [--out FOLDER]
 
-writes report.html and figures/*.png, *.pdf. The page is report/page.html with page.css, page.js and the curves put into it; it
-asks nothing of the network. The same results give the same bytes.
+writes report.html and figures/*.png, *.pdf. The page is report/page.html in report/frame.html, with page.css, page.js and the
+curves put into it; it asks nothing of the network. The same results give the same bytes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -122,9 +122,6 @@ def page(found: Numbers, beside: set[str], compared: Comparison | None, engines:
     """The whole page; `beside` names the figures that lie next to it."""
     curves = data(found) | ({} if compared is None else budgets.data(compared))
     fill = {
-        "css": (TEMPLATE / "page.css").read_text(encoding="utf-8"),
-        "js": (TEMPLATE / "page.js").read_text(encoding="utf-8"),
-        "data": json.dumps(curves, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/"),
         "lede": parts.prose(lede(found)),
         "summary": parts.prose(summary(found)),
         "cards": parts.cards(findings(found)),
@@ -142,8 +139,18 @@ def page(found: Numbers, beside: set[str], compared: Comparison | None, engines:
         "arms": parts.arm_table(found),
         "made": parts.made_by(found),
     }
-    text = (TEMPLATE / "page.html").read_text(encoding="utf-8")
-    for name, value in fill.items():
+    return framed("page.html", "outgrow: the paper's experiments, run again", curves, fill)
+
+
+def framed(body: str, title: str, curves: Mapping[str, Any], fill: Mapping[str, str]) -> str:
+    """A page that asks nothing of the network: a body from report/ in the frame that all have, and what is put into them."""
+
+    def read(name: str) -> str:
+        return (TEMPLATE / name).read_text(encoding="utf-8")
+
+    text = read("frame.html").replace("{{body}}", read(body))
+    plain = json.dumps(curves, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
+    for name, value in {"title": title, "css": read("page.css"), "js": read("page.js"), "data": plain, **fill}.items():
         text = text.replace("{{" + name + "}}", value)
     return text
 

@@ -11,6 +11,8 @@ from torch import nn
 
 import outgrow
 from checkpoints import grown_cnn
+from commands import checkpoint as checkpoint
+from commands import run as run
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # their pieces are tested too
 

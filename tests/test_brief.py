@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -337,3 +340,13 @@ def test_large_numbers_are_no_infinities() -> None:
     assert torch.isinf(model[2].bias.sum())
     outgrow.widen(model, torch.ones(2, 4), "0", to=12)
     assert model[0].out_features == 12
+
+
+def test_the_figures_that_are_quoted_are_those_that_were_measured() -> None:
+    measured = json.loads((Path(__file__).parent.parent / "benchmarks" / "results" / "brief.json").read_text())
+    arms = measured["arms"]
+    quoted = re.search(r"(\d+) growths of eleven of timm's\s.* up to (\d+) units", str(verify.__doc__), re.DOTALL)
+    assert quoted is not None
+    assert len({arm["model"] for arm in arms}) == 11
+    assert [len(arms), math.ceil(max(arm["ulps"] for arm in arms))] == [int(figure) for figure in quoted.groups()]
+    assert all(arm["passes"] == 2 and arm["ulps"] <= verify.FLOOR for arm in arms)

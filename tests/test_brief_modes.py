@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import outgrow
-from outgrow import verify
+from outgrow import brief, verify
 from runs import at
 
 
@@ -96,3 +96,19 @@ def test_huge_marks_do_not_hide_the_rest() -> None:
     moved = logits.clone()
     moved[1, 2] = 0
     assert verify.error([logits], [moved]) == 1
+
+
+class Missing(nn.Module):
+    """NaN marks what is missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.out = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.relu(self.up(x)).masked_fill(x[:, :1] > 9, torch.nan).nan_to_num(0.0))
+
+
+def test_a_nan_in_both_modes_is_the_same() -> None:
+    assert brief.study(Missing(), torch.randn(4, 4)) is not None

@@ -366,26 +366,6 @@ def test_a_second_fit_goes_on_with_the_first() -> None:
     assert (grow.run.done, grow.run.steps, grow.run.epochs) == ([0, 1], 9, 3)
 
 
-def test_rules_see_what_validation_has_measured() -> None:
-    seen: list[list[float]] = []
-
-    def rule(past: Any) -> bool:
-        seen.append([metrics["val_loss"] for metrics in past])
-        return len(past) == 2
-
-    measured: list[float] = []
-
-    class Measure(L.Callback):
-        def on_validation_end(self, trainer: Any, model: Any) -> None:
-            measured.append(float(trainer.callback_metrics["val_loss"]))
-
-    grow = outgrow.lightning.Grow([outgrow.When(rule, grow=[outgrow.Widen("stem.0", by=2)])], X[:4], "model", check=False)
-    fit = Fit(Measure(), grow=grow)
-    assert len(measured) == EPOCHS
-    assert seen == [measured[:1], measured[:2]]
-    assert fit.model.model.stem[0].out_channels == 8
-
-
 def test_a_logger_is_told_of_each_growth(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path)
     Fit(grow=early(), logger=logger)

@@ -99,7 +99,10 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(caught.value, ImportError)
 
 
-def test_an_event_that_is_past_is_refused(tmp_path: Path) -> None:
-    Fit(every(1, tmp_path), max_steps=5)
+def test_a_checkpoint_is_for_the_trainer_and_an_event_that_is_past_is_refused(tmp_path: Path) -> None:
+    fit = Fit(every(1, tmp_path), max_steps=5)
+    assert fit.grow.run is not None
+    with pytest.raises(outgrow.GrowthError, match=r"checkpoint of Lightning's\. trainer\.fit\(model, ckpt_path=path\)"):
+        fit.grow.run.load(tmp_path / "step5.ckpt")
     more = [*schedule().events[:1], outgrow.At(step=4, grow=[outgrow.Widen("stem.0", by=2)]), *schedule().events[1:]]
     refused("event 2 is past", path=tmp_path / "step5.ckpt", grow=outgrow.lightning.Grow(more, X[:4], module="model"))

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
+from torch.optim import SGD
 
 import outgrow
 from outgrow import cli
 from outgrow.errors import CheckpointError
+from outgrow.training.beside import write_beside
 from outgrow.training.history import history
-from runs import mlp
+from runs import X, at, mlp, started
 from training import Net, Trial, assert_equal
 
 
@@ -112,6 +115,32 @@ def test_the_command_line_takes_a_runs_file(trial: tuple[Trial, Path], capsys: p
     assert {**facts[0], "path": ""} == {**facts[1], "path": ""}
     assert cli.main(["inspect", str(path), "--model", "training:Net", "--input", "1,6,6"]) == 0
     assert "blocks.0 + 2 alike" in capsys.readouterr().out
+
+
+def test_a_run_tells_a_file_of_weights_for_what_it_is(tmp_path: Path) -> None:
+    """And the way out that it names is one."""
+    model, small = mlp(), mlp(1)
+    outgrow.widen(model, X, "blocks.0.up", to=12)
+    run = started(small, SGD(small.parameters(), lr=0.1), [at(3)])
+    before = {name: value.clone() for name, value in small.state_dict().items()}
+    saved, plain, renamed = tmp_path / "w.safetensors", tmp_path / "plain.safetensors", tmp_path / "run.pt"
+    outgrow.save(model, saved)
+    renamed.write_bytes(saved.read_bytes())
+    safetensors.torch.save_file(mlp(2).state_dict(), plain)
+    for path in (saved, renamed):
+        with pytest.raises(
+            CheckpointError, match=r"written by outgrow\.save, and not by Run\.save.*outgrow\.load\(model, path\)"
+        ):
+            run.load(path)
+    with pytest.raises(CheckpointError, match=r"holds weights alone, and no run: .*safetensors\.torch\.load_file\(path\)"):
+        run.load(plain)
+    write_beside(tmp_path, run)
+    with pytest.raises(CheckpointError, match="lies beside the files of a Trainer"):
+        run.load(tmp_path / "outgrow.pt")
+    assert_equal(dict(small.state_dict()), before)
+    small.load_state_dict(safetensors.torch.load_file(plain))
+    assert_equal(dict(small.state_dict()), dict(mlp(2).state_dict()))
+    assert_equal(dict(outgrow.load(small, saved).state_dict()), dict(model.state_dict()))
 
 
 def test_a_file_of_save_that_begins_like_a_zip_file_is_none(tmp_path: Path) -> None:

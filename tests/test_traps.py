@@ -236,6 +236,30 @@ def test_only_what_is_to_blame_is_left_out() -> None:
     assert_same_function(old, model, [X])
 
 
+class Marked(nn.Module):
+    """NaN marks what is missing; `tied`: only as long as the layer has its first size."""
+
+    def __init__(self, tied: bool = False) -> None:
+        super().__init__()
+        self.a, self.o, self.tied = nn.Linear(5, 8), nn.Linear(8, 3), tied
+
+    def forward(self, x: Tensor) -> Tensor:
+        mark = torch.nan if self.a.out_features == 8 or not self.tied else 1.0
+        seen = x[:, :1] < 0
+        hidden = torch.relu(self.a(x)).masked_fill(~seen, mark)
+        return self.o(hidden.nan_to_num(0.0)) + torch.full((len(x), 1), mark, dtype=x.dtype).nan_to_num(2.0)
+
+
+def test_a_nan_that_the_code_computes_with_is_the_same_nan_afterwards() -> None:
+    model = shake(Marked().double())
+    old = copy.deepcopy(model)
+    assert {True, False} == set((X[:, 0] < 0).tolist())
+    assert outgrow.widen(model, X, "a", to=12).plan.changes[0].new == 12
+    assert_same_function(old, model, [X])
+    with pytest.raises(MethodError, match="uses 1 where nan should be"):
+        outgrow.widen(Marked(tied=True).double(), X, "a", to=12)
+
+
 class Listed(nn.Module):
     def __init__(self) -> None:
         super().__init__()

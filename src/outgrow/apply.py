@@ -22,10 +22,18 @@ Edits = Sequence[Edit]
 
 
 class Journal:
-    """What was done, and how to undo it."""
+    """What was done, and how to undo it. As a context: all is undone if anything fails within, and let go of otherwise."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        if kind is not None:
+            self.undo()
+        self.close()
 
     def note(self, undo: Callable[[], None]) -> None:
         self._undo.append(undo)

@@ -151,7 +151,7 @@ class Watch(TorchDispatchMode):
         if torch.Tag.pointwise in func.tags and not noise:
             numbers = [leaf for leaf in leaves if isinstance(leaf, float) or (isinstance(leaf, int) and leaf is not True)]
             if numbers and origins and any(one.is_floating_point() for one in results):
-                self.names.append((name.rstrip("_"), *(float(number) for number in numbers)))
+                self.names.append((name.rstrip("_"), *(str(float(number)) for number in numbers)))  # NaN is no other NaN
         elif not (noise or func.is_view or name.startswith(FACTORIES)):
             if "batch_norm" in name:
                 self.mixes |= not self._by_channel(inputs[0])

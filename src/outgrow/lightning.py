@@ -7,7 +7,8 @@
 `At(step=…)` is Lightning's `global_step` (optimizer steps), `At(epoch=…)` counts finished epochs, and rules see
 `trainer.callback_metrics` at the end of each training epoch, after its validation: what was logged under that name last.
 Let rules look at what validation measures: of what `training_step` logs, Lightning forgets the part of an epoch before a
-checkpoint, so that a run that is resumed within the epoch sees the mean of the rest, and may grow at another time.
+checkpoint, so that a run that is resumed within the epoch sees the mean of the rest, and may grow at another time. If nothing
+is left of a metric, a rule that looks at it warns, and leaves that epoch out.
 
 What a resumed run needs travels in Lightning's own checkpoints: the history of growths in the state dict (`outgrow.history`),
 and the rest under the key `outgrow`. The order in which Lightning restores makes that work: the model first, then optimizers
@@ -103,6 +104,7 @@ class Grow(Callback):  # type: ignore[misc]
         self._position: Mapping[str, Any] | None = None  # of the run that this one goes on with
         self._saved: Mapping[str, Any] | None = None  # from the checkpoint that is resumed
         self._measured: dict[str, float] = {}  # metrics of the run that is resumed: Lightning forgets them
+        self._within = False  # this epoch was begun by the run that is resumed
         self._hooks: list[Any] = []
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -128,6 +130,7 @@ class Grow(Callback):  # type: ignore[misc]
                 "position": self.run.position(),
                 "groups": [names_in(optimizer, pl_module) for optimizer in trainer.optimizers],
                 "metrics": self._metrics(trainer),
+                "open": _open(trainer) if self._feed.seen else [],
                 "feeds": of_all(_group(trainer), self._feed.state(trainer)),  # each rank has its own
             }
 
@@ -162,16 +165,17 @@ class Grow(Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """All is restored. Lightning counts steps and epochs; what it has counted and the run has not is an epoch's end."""
-        run, saved = self._running(), self._saved
+        run, saved, self._within = self._running(), self._saved, False
         if saved is None:
             counted = {"steps": trainer.global_step, "epochs": trainer.current_epoch}
             run.go_to({**(self._position or run.position()), **counted})
             return
         run.go_to(saved["position"])
-        self._measured = dict(saved["metrics"])
+        self._measured = {name: value for name, value in saved["metrics"].items() if name not in saved.get("open", ())}
         self._saved = None
         feed = saved["feeds"][trainer.global_rank % len(saved["feeds"])]
         if run.epochs >= trainer.current_epoch:
+            self._within = feed["seen"] > 0
             self._feed.go_to(feed, trainer, ended=False)
         elif is_missed(trainer):
             # the module is told last: progress bars are there by then
@@ -185,7 +189,7 @@ class Grow(Callback):  # type: ignore[misc]
             self._feed.stand_at(feed, trainer)
             validate(trainer)
             feed = self._feed.state(trainer)
-        self._running().epoch(self._metrics(trainer))
+        self._running().epoch(self._metrics(trainer), resumed=True)
         self._feed.go_to(feed, trainer, ended=True)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -204,7 +208,8 @@ class Grow(Callback):  # type: ignore[misc]
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         run = self._running()
         if run.epochs <= trainer.current_epoch:  # a resumed run may go through the end of an epoch once more
-            run.epoch(self._metrics(trainer))
+            run.epoch(self._metrics(trainer), resumed=self._within)
+        self._within = False
         self._feed.epoch_ends()
 
     def _running(self) -> Run:
@@ -272,13 +277,8 @@ def load(module: Any, path: str | os.PathLike[str], weights_only: bool = True) -
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
         raise CheckpointError(f"{path} is no checkpoint of Lightning's: it has no state_dict")
     module.on_load_checkpoint(checkpoint)
-    journal = Journal()
-    try:
+    with Journal() as journal:
         load_weights(module, dict(checkpoint["state_dict"]), journal)
-    except BaseException:
-        journal.undo()
-        raise
-    journal.close()
     return module
 
 
@@ -307,6 +307,12 @@ def _group(trainer: Any) -> Any:
     return torch.distributed.group.WORLD if trainer.world_size > 1 else None
 
 
+def _open(trainer: Any) -> list[str]:
+    """Metrics that training sums up at the end of this epoch: until then, their values are those of the last one."""
+    kinds = [metric.meta for metric in trainer.fit_loop.epoch_loop._results.values() if metric.meta.on_epoch]
+    return sorted({name for kind in kinds for name in (kind.name, kind.forked_name(on_step=False))})
+
+
 def _averages(trainer: Any) -> list[Any]:
     """Averaged copies of the LightningModule that callbacks keep."""
     kept = (getattr(callback, "_average_model", None) for callback in trainer.callbacks)
@@ -318,10 +324,9 @@ def _regroup(optimizers: Sequence[Any], module: nn.Module, wanted: Sequence[Any]
         raise CheckpointError(
             f"there are {len(optimizers)} optimizers, and {len(wanted)} in the checkpoint: make them as before"
         )
-    journal = Journal()
-    for optimizer, names in zip(optimizers, wanted, strict=True):
-        regroup(optimizer, module, names, journal)
-    journal.close()
+    with Journal() as journal:
+        for optimizer, names in zip(optimizers, wanted, strict=True):
+            regroup(optimizer, module, names, journal)
 
 
 def _trains(optimizer: Any, part: nn.Module) -> bool:

@@ -189,14 +189,9 @@ class Grow(transformers.TrainerCallback):
 
     def _restore(self, folder: str, model: Any) -> None:
         """Give the small model, and an optimizer that was given, the shapes of a checkpoint that is loaded next."""
-        saved, journal = read_beside(folder), Journal()
-        given = self._trainer.optimizer
-        try:
+        saved, given = read_beside(folder), self._trainer.optimizer
+        with Journal() as journal:
             fit(model, [] if given is None else [given], saved, journal)
-        except BaseException:
-            journal.undo()
-            raise
-        journal.close()
         self._saved = saved
 
     def _epoch_due(self, state: Any) -> bool:

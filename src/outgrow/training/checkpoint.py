@@ -30,11 +30,10 @@ from outgrow.errors import CheckpointError, Problem
 from outgrow.plan import Plan
 from outgrow.training.atomic import Path, place_for, write_whole
 from outgrow.training.chronicle import Histories, called_now, chronicle_of, histories_of, inside
-from outgrow.training.compiled import forget_compiled
 from outgrow.training.drift import STORED, pack_drifts, restore_drifts
 from outgrow.training.fade import gates_of, restore_gates
-from outgrow.training.parallel import check_renewable, renew_around, wrappers_around
 from outgrow.training.replay import BUFFER, FRESH, refuse, replay
+from outgrow.training.reshaping import reshaping
 
 VERSION = 1
 EARLIER = "use an earlier copy of the file"
@@ -118,16 +117,14 @@ def load(model: nn.Module, path: Path) -> nn.Module:
 
         return load_model(model, path)
     inner = unwrapped(model)
-    with _opened(path) as file:
+    with opened(path) as file:
         about = _describe(path, file)
         stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     misfit = f"{path} does not fit this model ({type(inner).__qualname__}; the file was written for {about.model})"
     amounts = {name: stored.pop(name) for name in tuple(stored) if name.startswith(STORED)}
     given = {name: stored[about.aliases.get(name, name)] for name in (*stored, *about.aliases)}
     final = {name: tuple(tensor.shape) for name, tensor in given.items()}
-    journal = Journal()
-    check_renewable(wrappers_around([inner]))
-    try:
+    with reshaping(inner, path) as journal:
         new = replay(inner, about.histories, final, misfit, journal)
         contents = contents_of(inner, about.histories)
         refuse(misfit, _differences(contents, given), FRESH)
@@ -136,18 +133,6 @@ def load(model: nn.Module, path: Path) -> nn.Module:
         _take(inner, contents, given, new, journal)
         restore_drifts(inner, about.drifts, amounts, journal)
         restore_gates(inner, about.gates)
-    except CheckpointError:
-        journal.undo()
-        raise
-    except Exception as error:
-        journal.undo()
-        raise CheckpointError(f"{path} can't be loaded into this model: {type(error).__name__}: {error}") from error
-    except BaseException:
-        journal.undo()
-        raise
-    journal.close()
-    renew_around([inner])
-    forget_compiled()
     return model
 
 
@@ -165,7 +150,7 @@ def describe(path: Path) -> Description:
         from outgrow.training.runfile import describe_run
 
         return describe_run(path)
-    with _opened(path) as file:
+    with opened(path) as file:
         return _describe(path, file)
 
 
@@ -179,7 +164,7 @@ def _of_a_run(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def opened(path: Path) -> Iterator[Any]:
     """A safetensors file, or an error that says what the file is instead."""
     from safetensors import SafetensorError, safe_open
 

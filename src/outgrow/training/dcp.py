@@ -21,13 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from outgrow.admit import bare
-from outgrow.apply import Journal
 from outgrow.errors import CheckpointError
 from outgrow.training.atomic import Path
-from outgrow.training.compiled import forget_compiled
 from outgrow.training.drift import STORED
-from outgrow.training.parallel import check_renewable, renew_around, wrappers_around
 from outgrow.training.replay import BUFFER
+from outgrow.training.reshaping import reshaping
 from outgrow.training.sharded import gathered
 from outgrow.training.travel import KEY, packed, unpack
 
@@ -54,18 +52,9 @@ def regrow(model: nn.Module, path: Path) -> nn.Module:
     Raises CheckpointError, and leaves the model as it was, if the checkpoint tells no history or does not fit.
     """
     state, inner = _read(path), bare(model)
-    check_renewable(wrappers_around([inner]))
-    journal = Journal()
-    with gathered([inner], []) as shards:
-        try:
-            unpack(inner, state, journal)
-            shards.again()
-        except BaseException:
-            journal.undo()
-            raise
-        journal.close()
-    renew_around([inner])
-    forget_compiled()
+    with gathered([inner], []) as shards, reshaping(inner) as journal:
+        unpack(inner, state, journal)
+        shards.again()
     return model
 
 

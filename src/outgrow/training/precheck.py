@@ -13,7 +13,8 @@ from outgrow.apply import Journal
 from outgrow.errors import GrowthError, OptimizerError, Problem, ScheduleError
 from outgrow.training.optimizer import unwrapped
 from outgrow.training.rates import scale_rates
-from outgrow.training.schedule import Schedule
+from outgrow.training.rules import Plateau, Reached
+from outgrow.training.schedule import Schedule, When
 
 
 def check_parts(
@@ -93,6 +94,25 @@ def measured(metrics: Any) -> dict[str, float]:
     if not isinstance(metrics, Mapping | None):
         raise ScheduleError(f"metrics are a dict of numbers by name, not {metrics!r}: run.epoch({{'val_loss': …}})")
     return {name: as_number(f"the metric {name!r}", value) for name, value in (metrics or {}).items()}
+
+
+def check_measured(rules: Sequence[When], past: Sequence[Mapping[str, float]]) -> None:
+    """Raise if an epoch measured nothing, or not what rules will look at later: better told in the first epoch."""
+    if not past[-1]:
+        raise ScheduleError(f"the schedule waits for {rules[0].time!r}: call run.epoch(metrics) with what was measured")
+    for event in rules[1:]:
+        if isinstance(event.rule, (Plateau, Reached)):
+            event.rule(past)
+
+
+def warn_lost(event: When, epoch: int) -> None:
+    metric = repr(event.rule.metric) if isinstance(event.rule, (Plateau, Reached)) else f"what {event.time!r} looks at"
+    warnings.warn(
+        f"{metric} is not known for epoch {epoch}: what was logged in training before a checkpoint within an epoch is lost "
+        "when a run goes on from there. The rule skips this epoch, and the run goes on; let rules look at what validation "
+        "measures",
+        stacklevel=2,
+    )
 
 
 def as_loss(value: Any) -> torch.Tensor | float:

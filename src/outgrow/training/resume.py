@@ -23,7 +23,6 @@ from outgrow.errors import CheckpointError
 from outgrow.sandbox import tensors_of
 from outgrow.training.fade import gates_of, restore_gates, share_gates
 from outgrow.training.groups import keep, names_in, regroup
-from outgrow.training.parallel import check_renewable, wrappers_around
 from outgrow.training.travel import PREFIX, luggage, unpack
 
 VERSION = 1
@@ -76,7 +75,6 @@ def restore(parts: Parts, state: Mapping[str, Any], journal: Journal) -> None:
         if state["kinds"][name] != kind:
             raise CheckpointError(f"{name} is of type {kind}, and in the checkpoint {state['kinds'][name]}: make it as before")
     model = bare(parts.model)
-    check_renewable(wrappers_around([model]))
     levels = {place: (gate.done, gate.steps) for place, gate in gates_of(model).items()}
     journal.note(lambda: _gates_back(parts, levels))
     load_weights(model, dict(state["model"]), journal)

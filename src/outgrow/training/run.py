@@ -34,17 +34,18 @@ from outgrow.trace import Example
 from outgrow.training.agree import by_first, team
 from outgrow.training.atomic import Path, place_for, write_whole
 from outgrow.training.cohorts import Cohorts, cohorts
-from outgrow.training.compiled import forget_compiled
 from outgrow.training.fade import share_gates
 from outgrow.training.log import Record, check_sinks, write
 from outgrow.training.optimizer import check_optimizers
 from outgrow.training.optimizer import unwrapped as bare_optimizers
+from outgrow.training.outdated import outdated
 from outgrow.training.pace import Pace
-from outgrow.training.parallel import check_renewable, renew_around, wrappers_around
-from outgrow.training.precheck import as_loss, as_number, check_check, check_parts, measured
+from outgrow.training.parallel import check_renewable, wrappers_around
+from outgrow.training.precheck import as_loss, as_number, check_check, check_measured, check_parts, measured, warn_lost
 from outgrow.training.rates import scale_decay, scale_rates
+from outgrow.training.reshaping import reshaping
 from outgrow.training.resume import Parts, pack, restore
-from outgrow.training.rules import Metrics, Plateau, Reached
+from outgrow.training.rules import Metrics
 from outgrow.training.runfile import read_run
 from outgrow.training.safely import plain, save_safely
 from outgrow.training.schedule import At, Schedule, When
@@ -176,30 +177,36 @@ class Run:
         due = [number for number, event in self._waiting() if isinstance(event, At) and event.step == self.steps + 1]
         return self._grow(due, self.steps + 1, self.epochs, self.metrics)
 
-    def epoch(self, metrics: Metrics | None = None) -> Growth | None:
+    def epoch(self, metrics: Metrics | None = None, *, resumed: bool = False) -> Growth | None:
         """Count an epoch, and grow if it is time, or if a rule says so after a look at the metrics.
 
         Where several processes train the model together, the metrics of rank 0 count for rules.
+
+        resumed: the epoch was begun by an earlier process, which has taken metrics with it. A rule that misses its own then
+            warns and leaves the epoch out; else that is an error.
         """
         group = team(self.model, bare(self.model)) if any(isinstance(event, When) for event in self.ahead) else None
-        given, due = by_first(group, lambda: self._decide(metrics))
-        return self._grow(due, self.steps, self.epochs + 1, [*self.metrics, given])
+        past, due = by_first(group, lambda: self._decide(metrics, resumed))
+        return self._grow(due, self.steps, self.epochs + 1, past)
 
-    def _decide(self, metrics: Any) -> tuple[dict[str, float], list[int]]:
-        """What was measured in an epoch that ends now, and the events that are due."""
-        given = measured(metrics)
-        past = [*self.metrics, given]
-        rules = [(number, event) for number, event in self._waiting() if isinstance(event, When)]
-        if rules and not given:
-            raise ScheduleError(f"the schedule waits for {rules[0][1].time!r}: call run.epoch(metrics) with what was measured")
-        for _, event in rules[1:]:  # theirs are needed later: better told in the first epoch
-            if isinstance(event.rule, (Plateau, Reached)):
-                event.rule(past)
+    def _decide(self, metrics: Any, resumed: bool) -> tuple[list[dict[str, float]], list[int]]:
+        """What rules have to look at from the end of this epoch on, and the events that are due."""
+        past = [*self.metrics, measured(metrics)]
         due = [number for number, event in self._waiting() if isinstance(event, At) and event.epoch == self.epochs + 1]
-        left = [(number, event) for number, event in self._waiting() if number not in due]
-        if left and isinstance(left[0][1], When) and left[0][1].rule(past):  # a rule waits for what is listed before it
-            due.append(left[0][0])
-        return given, sorted(due)
+        rules = [event for _, event in self._waiting() if isinstance(event, When)]
+        if not rules:
+            return past, due
+        try:
+            check_measured(rules[:1] if resumed else rules, past)
+            left = [(number, event) for number, event in self._waiting() if number not in due]
+            if left and isinstance(left[0][1], When) and left[0][1].rule(past):  # a rule waits for what is listed before it
+                due.append(left[0][0])
+        except (ScheduleError, KeyError):
+            if not resumed:
+                raise
+            warn_lost(rules[0], self.epochs + 1)
+            return self.metrics, due
+        return past, sorted(due)
 
     def track(self, batches: Iterable[T]) -> Iterator[T]:
         """A progress bar over an epoch's batches, which tells the step, the size and what is next."""
@@ -216,19 +223,16 @@ class Run:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another run was; this one is made from the small model, or is that run itself."""
-        journal = Journal()
-        try:
-            self._check_position(state["outgrow"])
-            restore(self._parts(), state, journal)
-            self.go_to(state["outgrow"])
-        except BaseException as error:
-            journal.undo()
-            if isinstance(error, GrowthError) or not isinstance(error, Exception):
+        with reshaping(bare(self.model)) as journal:
+            try:
+                self._check_position(state["outgrow"])
+                restore(self._parts(), state, journal)
+                self.go_to(state["outgrow"])
+            except GrowthError:
                 raise
-            raise CheckpointError(f"the checkpoint can't be loaded into this run: {type(error).__name__}: {error}") from error
-        journal.close()
-        renew_around([bare(self.model)])
-        forget_compiled()
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                raise CheckpointError(f"the checkpoint can't be loaded into this run: {reason}") from error
 
     def save(self, path: Path, extra: Any = None) -> None:
         """Write the whole run to a file, whole or not at all: a process that dies meanwhile leaves the old file as it was.
@@ -330,8 +334,8 @@ class Run:
 
     def _carry_out(self, number: int, event: At | When) -> Growth:
         """One event: rates first, which can be put back, then the growth, which puts itself back if it fails."""
-        journal = Journal()
-        try:
+        ready, seed = self._ready.get(number), self.seed + number
+        with Journal() as journal, outdated(bare(self.model), self.example, event, seed, ready):
             if event.lr is not None:
                 scale_rates(self.optimizers, self.schedulers, event.lr, journal)
             if event.weight_decay is not None:
@@ -342,15 +346,11 @@ class Run:
                 event.grow,
                 self.optimizers,
                 self.averages,
-                self.seed + number,
+                seed,
                 bool(self.check),
-                ready=self._ready.get(number),
+                ready=ready,
                 brief=self._brief,
             )
-        except BaseException:
-            journal.undo()
-            raise
-        journal.close()
         if event.state == "fresh":
             for optimizer in bare_optimizers(self.optimizers):
                 optimizer.state.clear()

@@ -12,56 +12,73 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from outgrow.apply import Journal
 from outgrow.errors import CheckpointError
 from outgrow.plan import Plan
 from outgrow.training.atomic import Path
-from outgrow.training.checkpoint import EARLIER, Description, not_finite, unique, unwrapped
-from outgrow.training.compiled import forget_compiled
-from outgrow.training.parallel import check_renewable, renew_around, wrappers_around
+from outgrow.training.checkpoint import EARLIER, Description, not_finite, opened, unique, unwrapped
 from outgrow.training.replay import refuse
+from outgrow.training.reshaping import reshaping
 from outgrow.training.resume import check_version, load_weights
 from outgrow.training.safely import load_safely
 from outgrow.training.travel import KEY
 
 PLAIN = "model.load_state_dict(torch.load(path, weights_only=True)) loads a state dict, from a pickle file that you trust"
 
+OTHERS = {  # a key that tells whose file it is, and what that is for
+    "pytorch-lightning_version": "it is a checkpoint of Lightning's. trainer.fit(model, ckpt_path=path) goes on with it, and "
+    "outgrow.lightning.load(model, path) loads its weights alone",
+    "luggage": "it lies beside the files of a Trainer or of Accelerate, and tells of growths alone. Resume from its folder, by "
+    "trainer.train(resume_from_checkpoint=folder) or accelerator.load_state(folder)",
+}
+
 
 def read_run(path: Path) -> dict[str, Any]:
     """All that `Run.save` wrote."""
     if not os.path.isfile(path):
         raise CheckpointError(f"{path}: there is no such file")
+    _refuse_weights(path)
     try:
         state = load_safely(path)
     except Exception as error:
         raise CheckpointError(
             f"{path} is damaged, or no file that Run.save wrote ({type(error).__name__}: {error}). {PLAIN}"
         ) from error
-    if not isinstance(state, dict) or "outgrow" not in state:
-        raise CheckpointError(f"{path} was not written by Run.save: it tells no growth history. {PLAIN}")
-    return state
+    facts = state if isinstance(state, dict) else {}
+    for key, told in OTHERS.items():
+        if key in facts:
+            raise CheckpointError(f"{path} was not written by Run.save: {told}")
+    if "outgrow" not in facts:
+        raise CheckpointError(f"{path} was not written by Run.save, so it holds no run. {PLAIN}")
+    return facts
+
+
+def _refuse_weights(path: Path) -> None:
+    """A safetensors file, by whatever name: it begins with the length of its header, which is JSON."""
+    with open(path, "rb") as file:
+        if file.read(9)[8:] != b"{":
+            return
+    with opened(path) as weights:
+        ours = "outgrow" in (weights.metadata() or {})
+    if ours:
+        raise CheckpointError(
+            f"{path} was written by outgrow.save, and not by Run.save: it holds a model and its growths, but no optimizer, and "
+            "no step to go on from. outgrow.load(model, path) loads the model; make its optimizer and its run after that"
+        )
+    raise CheckpointError(
+        f"{path} holds weights alone, and no run: "
+        "model.load_state_dict(safetensors.torch.load_file(path)) loads them into a model of their shapes"
+    )
 
 
 def load_model(model: nn.Module, path: Path) -> nn.Module:
     """Give a model, as it was first built or grown already, the shapes and weights of a run's; returns the model."""
     inner, state = unwrapped(model), dict(_model_in(path)[0])
     refuse(f"{path} holds numbers that are not finite", not_finite(inner, _tensors(state)), EARLIER)
-    check_renewable(wrappers_around([inner]))
-    journal = Journal()
-    try:
-        load_weights(inner, state, journal)
-    except CheckpointError as error:
-        journal.undo()
-        raise CheckpointError(f"{path}: {error}") from error
-    except Exception as error:
-        journal.undo()
-        raise CheckpointError(f"{path} can't be loaded into this model: {type(error).__name__}: {error}") from error
-    except BaseException:
-        journal.undo()
-        raise
-    journal.close()
-    renew_around([inner])
-    forget_compiled()
+    with reshaping(inner, path) as journal:
+        try:
+            load_weights(inner, state, journal)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from error
     return model
 
 

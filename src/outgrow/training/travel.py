@@ -98,13 +98,8 @@ def expect(model: nn.Module, drifting: bool = True) -> torch.utils.hooks.Removab
     """
 
     def hook(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        journal = Journal()
-        try:
+        with Journal() as journal:
             unpack(module, state, journal, prefix, drifting and module is model)
-        except BaseException:
-            journal.undo()
-            raise
-        journal.close()
 
     handle: torch.utils.hooks.RemovableHandle = model.register_load_state_dict_pre_hook(hook)
     return handle
