@@ -17,9 +17,12 @@ import argparse
 import difflib
 import fnmatch
 import shlex
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +50,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("arms", nargs="*", default=["*"], help="names or patterns of arms; all of them by default")
     parser.add_argument("--list", action="store_true", help="print the arms and the choices made in reading the paper")
     parser.add_argument(
-        "--preset", choices=("quick", "paper"), default="quick", help="quick: 2,560 images, epochs / 50, one seed"
+        "--preset",
+        choices=("quick", "paper"),
+        default="quick",
+        help="quick: 2,560 images, one seed, and of the paper's arms a fiftieth of the epochs",
     )
     parser.add_argument(
         "--set", choices=SETS, default="paper", help="which arms: the paper's, or those of the honest comparison"
@@ -59,7 +65,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", default=None, help="how many (5), or which (0,3,4; 3, is the one)")
     parser.add_argument("--data", type=Path, default=Path("data"), help="where CIFAR-10 is (default: data)")
     parser.add_argument("--download", action="store_true", help="fetch CIFAR-10 if it is not there")
-    parser.add_argument("--work", type=Path, default=None, help="where states are kept (default: experiments/work/PRESET)")
+    parser.add_argument(
+        "--work", type=Path, default=None, help="where states are kept (default: experiments/work/PRESET-READING or -SET)"
+    )
     parser.add_argument(
         "--results",
         type=Path,
@@ -73,11 +81,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="results of --set tuning, for the sets after it (default: yours, or the kept ones)",
     )
     parser.add_argument(
-        "--out", type=Path, default=None, help="where the report goes (default: experiments/work/PRESET-report)"
+        "--out", type=Path, default=None, help="where the report goes (default: PRESET-READING-report beside the results)"
     )
     parser.add_argument("--limit", type=int, default=80, help="the most networks that are trained together (default: 80)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long; the same command goes on")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.limit < 1:
+        parser.error(f"--limit {options.limit}: write how many networks may be trained together, 1 or more")
+    if not options.minutes > 0:
+        parser.error(f"--minutes {options.minutes:g}: write after how many minutes to stop")
+    return options
 
 
 def seeds_of(text: str | None, preset: str) -> list[int]:
@@ -86,8 +99,11 @@ def seeds_of(text: str | None, preset: str) -> list[int]:
     try:
         numbers = [int(part) for part in text.removesuffix(",").split(",")]
     except ValueError:
-        raise SystemExit(f"--seeds {text}: write how many, e.g. 5, or which, e.g. 0,3,4 or 3,") from None
-    return list(range(numbers[0])) if len(numbers) == 1 and "," not in text else numbers
+        numbers = []
+    seeds = list(range(numbers[0])) if len(numbers) == 1 and "," not in text else numbers
+    if not seeds or len(set(seeds)) < len(seeds) or not all(0 <= seed < 1_000_000 for seed in seeds):
+        raise SystemExit(f"--seeds {text}: write how many, e.g. 5, or which, e.g. 0,3,4 or 3, (each once, from 0 on)")
+    return seeds
 
 
 def quick(arm: Arm) -> Arm:
@@ -115,7 +131,8 @@ def chosen_arms(options: argparse.Namespace) -> list[Arm]:
     arms = arms_of(options)
     unknown = [pattern for pattern in options.arms if not any(fnmatch.fnmatchcase(arm.name, pattern) for arm in arms)]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], [arm.name for arm in arms], n=1)
+        names = {arm.name.lower(): arm.name for arm in arms}
+        near = [names[name] for name in difflib.get_close_matches(unknown[0].lower(), names, n=1)]
         hint = f"did you mean {near[0]}? See" if near else "see"
         raise SystemExit(f"there is no arm {', '.join(unknown)}: {hint} python -m experiments --list")
     chosen = [arm for arm in arms if any(fnmatch.fnmatchcase(arm.name, pattern) for pattern in options.arms)]
@@ -124,9 +141,13 @@ def chosen_arms(options: argparse.Namespace) -> list[Arm]:
 
 def engine_of(options: argparse.Namespace) -> tuple[str, Callable[..., Any], Callable[[Any], Any]]:
     """The name of the engine, what makes one, and what models must share to be trained together in it."""
-    device = torch.device(options.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise SystemExit(f"there is no device {options.device!r} that torch can see here: use --device cpu")
+    try:
+        device = torch.device(options.device)
+        torch.zeros(1, device=device).item()
+    except Exception as error:  # of many kinds, by the device
+        raise SystemExit(f"there is no device {options.device!r} that torch can compute on here: use --device cpu") from error
+    if options.engine == "fused" and device.type != "cuda":
+        raise SystemExit(f"the fused engine runs on CUDA, and --device is {options.device}: use --engine eager")
     if options.engine == "eager" or (options.engine == "auto" and device.type != "cuda"):
         if device.type == "cuda":
             torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = options.precision == "tf32"
@@ -142,6 +163,26 @@ def engine_of(options: argparse.Namespace) -> tuple[str, Callable[..., Any], Cal
             f"the fused engine needs Triton, which comes with torch for CUDA ({error}): use --engine eager"
         ) from error
     return "fused", lambda *what, **more: Fleet(*what, device=options.device, precision=options.precision, **more), shape_of
+
+
+@contextmanager
+def stoppable(training: Training) -> Iterator[None]:
+    """Ctrl-C lets training stop where it can be gone on with; the second one stops it at once."""
+
+    def stop(number: int, frame: Any) -> None:
+        print("stopping after this epoch of all; once more to stop at once", flush=True)
+        training.until = float("-inf")
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.getsignal(signal.SIGINT)
+    main_thread = threading.current_thread() is threading.main_thread()
+    if main_thread:
+        signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        if main_thread:
+            signal.signal(signal.SIGINT, before)
 
 
 def command_of(options: argparse.Namespace) -> str:
@@ -168,31 +209,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n" + "\n".join(f"- {choice}" for choice in CHOICES))
         return 0
     started = time.monotonic()
+    seeds = seeds_of(options.seeds, options.preset)
     folder = f"{options.preset}-{options.reading if options.set == 'paper' else options.set}"
     work = options.work or HERE / "work" / folder
     default = HERE / "work" / f"{folder}-results" if options.set == "paper" else compared_in(options.preset) / options.set
     results = options.results or default
-    seeds = seeds_of(options.seeds, options.preset)
     name, engine, shape = engine_of(options)
     try:
-        for arm in arms:
-            check_same(results / file_name(arm.name), arm)
         if options.download:
             download(options.data)
         data = cifar10(options.data)
         data = data.held_out() if options.set in ("tuning", "sweep") else data
         data = data.first(2_560, 1_000) if options.preset == "quick" else data
-        store = Store(work)
+        about = {
+            "data": data.name,
+            "engine": name,
+            "precision": options.precision if options.device.startswith("cuda") else "ieee",
+        }
+        made_by = {"command": command_of(options), **about, **facts(options.device)}
+        results.mkdir(parents=True, exist_ok=True)
+        for arm in arms:
+            check_same(results / file_name(arm.name), arm, made_by)
+        store = Store(work, about)
         segments = all_segments(arms, seeds)
         left = [segment for segment in segments if not store.is_done(segment)]
         print(f"{len(arms)} arms, {len(seeds)} seeds: {len(segments)} pieces of training, {len(left)} left; {name} engine")
         with Progress(sum(segment.stage.epochs for segment in left)) as progress:
             until = started + 60 * options.minutes
-            done = Training(segments, data, engine, shape, store, progress, options.limit, until).run()
+            training = Training(segments, data, engine, shape, store, progress, options.limit, until)
+            with stoppable(training):
+                done = training.run()
         if not done:
-            print(f"stopped after {options.minutes:g} minutes; the same command goes on")
+            print(f"stopped after {(time.monotonic() - started) / 60:.1f} minutes; the same command goes on")
             return 3
-        made_by = {"command": command_of(options), "engine": name, "precision": options.precision, **facts(options.device)}
         for arm in arms:
             write_arm(results, arm, seeds, store, made_by)
         write_filters(results, arms, seeds, store)
@@ -203,9 +252,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif all(any((results.parent / name).glob("*.json")) for name in SETS[1:]):
             from experiments import pays
 
-            pays.main(["--results", str(results.parent), "--out", str(results.parent / "does-it-pay.md")])
+            try:
+                pays.write(results.parent, results.parent / "does-it-pay.md")
+            except ResultsError as error:
+                print(f"no page of answers yet: {error}")
     except (DataError, StoreError, ResultsError) as error:
         raise SystemExit(str(error)) from error
+    except OSError as error:
+        raise SystemExit(f"{error.filename or 'a file'} can't be written or read: {error.strerror or error}") from error
     print(f"results of {len(arms)} arms are in {results}; {time.monotonic() - started:.0f} s")
     return 0
 

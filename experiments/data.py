@@ -45,6 +45,7 @@ class Data:
     test_labels: Tensor
     mean: Tensor
     deviation: Tensor
+    name: str = "CIFAR-10"
 
     def first(self, train: int, test: int) -> Data:
         """A small part, for trying things out."""
@@ -54,12 +55,16 @@ class Data:
             labels=self.labels[:train],
             test_images=self.test_images[:test],
             test_labels=self.test_labels[:test],
+            name=f"{self.name}, the first {train:,} images",
         )
 
     def held_out(self, number: int = 5_000) -> Data:
         """The last images of the training set in the test set's place: for choosing, so that the test set is looked at once."""
         images, labels = self.images[-number:], self.labels[-number:]
-        return replace(self, images=self.images[:-number], labels=self.labels[:-number], test_images=images, test_labels=labels)
+        name = f"{self.name}, {number:,} training images held out"
+        return replace(
+            self, images=self.images[:-number], labels=self.labels[:-number], test_images=images, test_labels=labels, name=name
+        )
 
 
 def cifar10(folder: Path) -> Data:
@@ -86,11 +91,12 @@ def digits() -> Data:
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     test, train = order[::4], order[torch.arange(len(order)) % 4 != 0]
     numbers = images[train].float() / 255
-    return Data(images[train], labels[train], images[test], labels[test], numbers.mean().view(1), numbers.std().view(1))
+    colours = numbers.mean().view(1), numbers.std().view(1)
+    return Data(images[train], labels[train], images[test], labels[test], *colours, name="digits")
 
 
 def read_records(path: Path, digest: str) -> tuple[Tensor, Tensor]:
-    if not path.exists():
+    if not path.is_file():
         raise DataError(f"{path} is missing: unpack the archive from {PAGE} once more")
     content = path.read_bytes()
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
@@ -104,8 +110,12 @@ def read_records(path: Path, digest: str) -> tuple[Tensor, Tensor]:
 
 
 def download(folder: Path) -> None:
-    """Fetch the archive and unpack the six files into `folder`, unless they are there."""
-    if (folder / FOLDER / "test_batch.bin").exists():
+    """Fetch the archive and unpack the six files into `folder`, unless they are there, and whole."""
+    try:
+        cifar10(folder)
+    except DataError:
+        pass
+    else:
         return
     print(f"downloading {ARCHIVE} (162 MB) …")
     try:

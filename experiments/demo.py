@@ -177,7 +177,7 @@ def train(arms: Sequence[Arm], seeds: Sequence[int], folder: Path) -> Results:
             arm,
             seeds,
             store,
-            {"command": "make demo", "engine": "eager", "precision": "ieee", **facts("cpu")},
+            {"command": "make demo", "data": "digits", "engine": "eager", "precision": "ieee", **facts("cpu")},
         )
     return read_all(folder / "results")
 

@@ -173,10 +173,12 @@ def cost_tables(numbers: Numbers) -> str:
 
 
 def final_chart(numbers: Numbers) -> str:
-    """Dots with one standard deviation and the paper's numbers: plain boxes on a scale of per cents, so that text stays "
-    "as large."""
+    """Dots with one standard deviation and the paper's numbers: plain boxes on a scale of per cents, so that text stays as
+    large."""
     groups = [(group.title, [row for name in group.present(numbers.results) if (row := numbers.end(name))]) for group in GROUPS]
     ends = [row for _, rows in groups for row in rows]
+    if not ends:
+        return ""
     low = math.floor(min(min(row.mean - row.sd, row.paper or 100) for row in ends)) - 1
     high = math.ceil(max(max(row.mean + row.sd, row.paper or 0) for row in ends)) + 1
 

@@ -324,16 +324,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, default=PAGE, help=f"the page to write, its picture beside it (default: {PAGE})")
     options = parser.parse_args(arguments)
-    from experiments.budgets import draw_page
-
     try:
-        compared = read(options.results)
-        draw_page(compared, options.out.with_suffix(".svg"))
-        options.out.write_text(page(compared), encoding="utf-8")
+        write(options.results, options.out)
     except ResultsError as error:
         raise SystemExit(str(error)) from error
-    print(f"{options.out} is written")
     return 0
+
+
+def write(results: Path, out: Path) -> None:
+    """The page, and its picture beside it."""
+    from experiments.budgets import draw_page
+
+    compared = read(results)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    draw_page(compared, out.with_suffix(".svg"))
+    out.write_text(page(compared), encoding="utf-8")
+    print(f"{out} is written")
 
 
 if __name__ == "__main__":

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from experiments.arms import Arm
@@ -20,6 +20,7 @@ from experiments.store import Store
 
 FORMAT = 1
 FILTERS = "filters.safetensors"
+ALIKE = ("data", "engine", "precision", "device")  # what all seeds of a file share
 
 
 class ResultsError(Exception):
@@ -47,9 +48,9 @@ def facts(device: str) -> dict[str, Any]:
 
 
 def write_arm(folder: Path, arm: Arm, seeds: Sequence[int], store: Store, made_by: dict[str, Any]) -> None:
-    """Write the results of one arm, unless the file there is of another experiment. Seeds that it has are kept beside these."""
+    """Write the results of one arm, unless the file there is of another experiment. Other seeds that it has are kept."""
     path = folder / file_name(arm.name)
-    check_same(path, arm)
+    check_same(path, arm, made_by)
     old = read_file(path) if path.exists() else {"curves": {}, "command": made_by["command"]}
     curves: dict[str, Any] = dict(old["curves"])
     commands = dict.fromkeys([*old["command"].split("; "), made_by["command"]])
@@ -70,21 +71,28 @@ def finished(curve: dict[str, Any]) -> dict[str, Any]:
     return {name: values for name, values in curve.items() if name != "open"}
 
 
-def check_same(path: Path, arm: Arm) -> None:
-    """Refuse to write over the results of another description or version."""
+def check_same(path: Path, arm: Arm, made_by: Mapping[str, Any]) -> None:
+    """Refuse to write over results of another description or version, or to put seeds beside them that were made otherwise."""
     if not path.exists():
         return
     old = read_file(path)
     if old["arm"] != json.loads(json.dumps(asdict(arm))):
         raise ResultsError(f"{path} holds results of {arm.name} by another description: name another folder with --results")
+    other = [f"{name} {old[name]}, now {made_by[name]}" for name in ALIKE if name in made_by and old.get(name) != made_by[name]]
+    if other:
+        raise ResultsError(f"{path} holds results that were made otherwise ({'; '.join(other)}): name another with --results")
 
 
 def read_file(path: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         found = content["format"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ResultsError(f"{path} is no results file of these experiments ({type(error).__name__}: {error})") from error
+        if found == FORMAT:
+            content["arm"]["name"], content["seeds"], content["curves"].keys(), content["command"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ResultsError(
+            f"{path} is no results file of these experiments ({type(error).__name__}: {error}): take it out of that folder"
+        ) from error
     if found != FORMAT:
         raise ResultsError(
             f"{path} is of format {found}, and this version reads {FORMAT}: make the results anew in another folder"
@@ -110,4 +118,7 @@ def write_filters(folder: Path, arms: Sequence[Arm], seeds: Sequence[int], store
             for when, weights in (state or {"filters": {}})["filters"].items():
                 tensors[f"{arm.name}/{seed}/{when}"] = weights.contiguous()
     if tensors:
-        save_file(tensors, folder / FILTERS)
+        path = folder / FILTERS
+        part = path.with_suffix(".part")
+        save_file((load_file(path) if path.exists() else {}) | tensors, part)
+        part.replace(path)

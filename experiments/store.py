@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,18 @@ from torch import Tensor, nn
 
 from experiments.segments import Segment
 
-FORMAT = 1
+FORMAT = 2
 
 
 class StoreError(Exception):
-    """A file that belongs to another version of the experiments."""
+    """A file that can't be read, or that belongs to something else."""
 
 
 class Store:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    """`about` tells what states depend on besides their segments (data, engine, precision); those of another are refused."""
+
+    def __init__(self, folder: Path, about: Mapping[str, str] | None = None) -> None:
+        self.folder, self.about = folder, dict(about or {})
         self.folder.mkdir(parents=True, exist_ok=True)
         self._known: dict[str, tuple[bool, int]] = {}
 
@@ -46,12 +49,23 @@ class Store:
         path = self.path(segment)
         if not path.exists():
             return None
-        saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        if saved.get("format") != FORMAT:
+        try:
+            saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            found = saved.get("format")
+        except Exception as error:  # whatever torch makes of a file that is cut off, or none of its own
             raise StoreError(
-                f"{path} was written by another version of these experiments (format {saved.get('format')}, this is {FORMAT}): "
+                f"{path} can't be read ({type(error).__name__}): delete it, and its piece is trained anew"
+            ) from error
+        if found != FORMAT:
+            raise StoreError(
+                f"{path} was written by another version of these experiments (format {found}, this is {FORMAT}): "
                 "name another folder with --work, or delete that one"
             )
+        other = [
+            f"{name} {was}, now {self.about[name]}" for name, was in saved["about"].items() if self.about.get(name, was) != was
+        ]
+        if other:
+            raise StoreError(f"{path} was trained otherwise ({'; '.join(other)}): name another folder with --work")
         return saved
 
     def write(
@@ -66,6 +80,7 @@ class Store:
     ) -> None:
         content = {
             "format": FORMAT,
+            "about": self.about,
             "segment": repr(asdict(segment)),
             "model": model.state_dict(),
             "optimizer": optimizer.state_dict(),

@@ -332,7 +332,8 @@ def test_tuning_and_sweep(tmp_path: Path) -> None:
     """What was best for a kind of run is what the sets after it are made with."""
     for number, arm in enumerate(protocol.tuning_arms()):
         curve = {"accuracy": [0.9 if arm.name.endswith("scratch-0.002-0.2") else 0.001 * number]}
-        content = {"format": 1, "arm": {"name": arm.name}, "curves": {"0": [curve], "1": [curve]}}
+        curves = {"0": [curve], "1": [curve]}
+        content = {"format": 1, "arm": {"name": arm.name}, "seeds": [0, 1], "command": "made up", "curves": curves}
         (tmp_path / file_name(arm.name)).write_text(json.dumps(content))
     chosen = protocol.chosen_by(tmp_path)
     assert chosen["scratch"] == protocol.Chosen(0.002, 0.2)

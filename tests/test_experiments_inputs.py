@@ -1,0 +1,173 @@
+"""What the experiments are given: bad options, files that are broken or of something else; and a run that is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from experiments import data as data_module
+from experiments.__main__ import engine_of, main, parse, seeds_of, stoppable
+from experiments.arms import Arm, paper_arms
+from experiments.data import cifar10, download
+from experiments.results import ResultsError, file_name, read_all, write_arm, write_filters
+from experiments.segments import segments_of
+from experiments.store import Store, StoreError
+from test_experiments import short, some_data, training
+
+ARM = short(paper_arms()[3])
+
+
+def trained(folder: Path, arm: Arm = ARM, seeds: tuple[int, ...] = (0,), **about: str) -> Store:
+    store = Store(folder, about)
+    work = training([arm], folder, some_data(), seeds=seeds)
+    work.store = store
+    assert work.run()
+    return store
+
+
+@pytest.mark.parametrize("text", ["x", "", "0", "-1", "0,0", "1,-2", "3.5", "99999999999999999999,"])
+def test_bad_seeds(text: str) -> None:
+    with pytest.raises(SystemExit, match="write how many, e.g. 5, or which"):
+        seeds_of(text, "paper")
+
+
+@pytest.mark.parametrize("option", [["--limit", "0"], ["--limit", "-3"], ["--minutes", "nan"], ["--minutes", "-1"]])
+def test_bad_numbers(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(option)
+    assert f"{option[0]} {option[1]}: write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("device", ["gpu", "", "cuda:99", "meta"])
+def test_bad_devices(device: str) -> None:
+    with pytest.raises(SystemExit, match="there is no device"):
+        engine_of(parse(["--device", device]))
+
+
+def test_the_fused_engine_needs_cuda() -> None:
+    with pytest.raises(SystemExit, match="use --engine eager"):
+        engine_of(parse(["--engine", "fused"]))
+
+
+def test_a_hint_whatever_the_case() -> None:
+    with pytest.raises(SystemExit, match="did you mean NCT-R2WiderR"):
+        main(["nct-r2wider"])
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 cut off"])
+def test_broken_states_are_named(content: bytes, tmp_path: Path) -> None:
+    store = trained(tmp_path)
+    path = store.path(segments_of(ARM, 0)[0])
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match=rf"{path.name} can't be read .*delete it"):
+        Store(tmp_path).is_done(segments_of(ARM, 0)[0])
+    torch.save([1], path)
+    with pytest.raises(StoreError, match="can't be read"):
+        Store(tmp_path).is_done(segments_of(ARM, 0)[0])
+
+
+def test_states_of_other_data_or_another_engine_are_refused(tmp_path: Path) -> None:
+    """The same description on other data is another training."""
+    trained(tmp_path, data="CIFAR-10, the first 2,560 images", engine="eager")
+    segment = segments_of(ARM, 0)[0]
+    assert Store(tmp_path, {"data": "CIFAR-10, the first 2,560 images", "engine": "eager"}).is_done(segment)
+    for about in ({"data": "CIFAR-10"}, {"engine": "fused"}):
+        with pytest.raises(StoreError, match=r"was trained otherwise .*name another folder with --work"):
+            Store(tmp_path, about).is_done(segment)
+
+
+def test_results_that_were_made_otherwise_are_not_mixed(tmp_path: Path) -> None:
+    store = trained(tmp_path / "work", seeds=(0, 1))
+    made = {"command": "one", "data": "CIFAR-10", "engine": "fused", "precision": "tf32", "device": "NVIDIA H200"}
+    write_arm(tmp_path, ARM, [0], store, made)
+    before = (tmp_path / file_name(ARM.name)).read_bytes()
+    for change in ({"data": "CIFAR-10, the first 2,560 images"}, {"engine": "eager"}, {"device": "x86_64"}):
+        with pytest.raises(ResultsError, match="were made otherwise"):
+            write_arm(tmp_path, ARM, [1], store, {**made, **change})
+    assert (tmp_path / file_name(ARM.name)).read_bytes() == before
+
+
+def test_filters_of_other_seeds_are_kept(tmp_path: Path) -> None:
+    arm = short(paper_arms()[0])
+    store = trained(tmp_path, arm, seeds=(0, 1))
+    write_filters(tmp_path, [arm], [0], store)
+    first = load_file(tmp_path / "filters.safetensors")
+    write_filters(tmp_path, [arm], [1], store)
+    both = load_file(tmp_path / "filters.safetensors")
+    assert {name.split("/")[1] for name in both} == {"0", "1"}
+    assert all(torch.equal(both[name], value) for name, value in first.items())
+
+
+@pytest.mark.parametrize(
+    "content", [{"format": 1}, {"format": 1, "arm": {"name": "A"}}, {"format": 1, "arm": [], "curves": {}}, [1]]
+)
+def test_other_json_is_named(content: object, tmp_path: Path) -> None:
+    (tmp_path / "A.json").write_text(json.dumps(content))
+    with pytest.raises(ResultsError, match=r"A\.json is no results file .*take it out"):
+        read_all(tmp_path)
+
+
+def test_a_folder_that_can_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried before anything is trained."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("experiments.__main__.cifar10", lambda folder: replace(some_data(256, 10), name="CIFAR-10"))
+    with pytest.raises(SystemExit, match="can't be written"):
+        main(["BI-Std", "--results", str(tmp_path / "file" / "results"), "--work", str(tmp_path / "work")])
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_download_repairs_what_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import hashlib
+    import io
+    import tarfile
+
+    names = [f"data_batch_{n}.bin" for n in range(1, 6)] + ["test_batch.bin"]
+    record = bytes(data_module.RECORD)
+    monkeypatch.setattr(data_module, "DIGESTS", dict.fromkeys(names, hashlib.md5(record, usedforsecurity=False).hexdigest()))
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name in names:
+            info = tarfile.TarInfo(f"{data_module.FOLDER}/{name}")
+            info.size = len(record)
+            archive.addfile(info, io.BytesIO(record))
+    asked = []
+
+    def fetch(address: str) -> io.BytesIO:
+        asked.append(address)
+        return io.BytesIO(packed.getvalue())
+
+    monkeypatch.setattr(data_module.urllib.request, "urlopen", fetch)
+    download(tmp_path)
+    assert len(cifar10(tmp_path).labels) == 5
+    download(tmp_path)
+    assert len(asked) == 1
+    (tmp_path / data_module.FOLDER / names[2]).write_bytes(b"damaged")
+    download(tmp_path)
+    assert len(asked) == 2
+    assert len(cifar10(tmp_path).labels) == 5
+
+
+def test_an_interrupt_stops_where_it_can_be_gone_on_with(tmp_path: Path) -> None:
+    arm = replace(ARM, stages=(replace(ARM.stages[0], epochs=50),))
+    work = training([arm], tmp_path, some_data(), until=time.monotonic() + 600)
+    told = work.tell
+
+    def tell(done: float, text: str) -> None:
+        told(done, text)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    work.tell = tell
+    handler = signal.getsignal(signal.SIGINT)
+    with stoppable(work):
+        assert not work.run()
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert Store(tmp_path).steps(segments_of(arm, 0)[0]) == 2  # an epoch
+    assert training([arm], tmp_path, some_data()).run()
