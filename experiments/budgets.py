@@ -49,14 +49,14 @@ def panel(axes: Any, compared: Comparison, account: str, what: str) -> None:
     for line in shown:
         x = [budget for budget in line.ends if budgets[0] <= budget <= budgets[-1]]
         y = np.array([line.mean(budget) for budget in x])
-        apart = np.array([spread(line.ends[budget]) for budget in x])
+        apart = np.array([spread(line.values(budget)) for budget in x])
         colour, dash = COLOURS[COLOUR[line.way]], DASH.get(line.way)
         axes.fill_between(x, y - apart, y + apart, color=colour, alpha=0.1, linewidth=0)
         style, width = (0, dash) if dash else "-", 1.5 if line.way in WIDE else 1.0
         axes.plot(x, y, color=colour, linestyle=style, linewidth=width, label=name_of(line), marker="o", ms=2)
     starts = [line.start for line in shown if line.start and line.way == "r2r"]
     if starts:
-        axes.axhline(np.mean(starts[0]), color="#888888", linewidth=0.7, label="at the growth")
+        axes.axhline(np.mean(list(starts[0].values())), color="#888888", linewidth=0.7, label="at the growth")
     axes.set_xscale("log", base=2)
     axes.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
     axes.set_xlabel("budget, epochs of the big network")
@@ -102,7 +102,7 @@ def series(line: Line) -> dict[str, Any]:
         "flops": [round(flops(budget) / 1e12, 4) for budget in budgets],
         "seconds": [round(line.seconds[budget], 3) for budget in budgets],
         "mean": [round(line.mean(budget), 3) for budget in budgets],
-        "sd": [round(spread(line.ends[budget]), 3) for budget in budgets],
+        "sd": [round(spread(line.values(budget)), 3) for budget in budgets],
         "cuts": list(range(len(budgets))),
         "grown": None,
         "n": len(line.ends[budgets[0]]),

@@ -8,14 +8,15 @@ scale; under *reuse* the small network itself costs nothing, so that an accuracy
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from experiments.curves import Estimate, Results, bootstrap
+from experiments.curves import Estimate, Results, bootstrap, student
 from experiments.protocol import BIG, DECAYS, KINDS, RATES, SWEEP, Chosen, chosen_by, cost
-from experiments.results import read_all
+from experiments.results import ResultsError, read_all
 from experiments.tables import saved
 from experiments.training import BATCH
 
@@ -26,12 +27,12 @@ ACCOUNTS = {"EQ": "from nothing", "RE": "reuse"}
 
 @dataclass(frozen=True)
 class Line:
-    """`ends`: for each budget, the final accuracy of each seed in per cent; `start`: under reuse, that at the growth."""
+    """`ends`: for each budget, the final accuracy in per cent by seed; `start`: under reuse, that at the growth."""
 
     name: str
-    ends: dict[float, list[float]]
+    ends: dict[float, dict[int, float]]
     seconds: dict[float, float]
-    start: list[float] | None = None
+    start: dict[int, float] | None = None
 
     @property
     def account(self) -> str:
@@ -42,74 +43,92 @@ class Line:
         """EQ-widen-r2r-0.1 → r2r-0.1"""
         return self.name.split("-", 2)[-1]
 
+    @property
+    def seeds(self) -> list[int]:
+        """Those that every budget has."""
+        return sorted(set.intersection(*(set(ends) for ends in self.ends.values())))
+
+    def values(self, budget: float) -> list[float]:
+        return list(self.ends[budget].values())
+
     def mean(self, budget: float) -> float:
-        return float(np.mean(self.ends[budget]))
+        return float(np.mean(self.values(budget)))
 
 
 def lines(results: Results) -> dict[str, Line]:
     found: dict[str, Line] = {}
-    for name, content in results.items():
+    for name, content in sorted(results.items(), key=lambda item: float(item[0].split("@")[1])):
         title, budget = name.split("@")
-        one = found.setdefault(title, Line(title, {}, {}, [] if title.startswith("RE") else None))
-        stages = [content["curves"][str(seed)] for seed in content["seeds"]]
-        one.ends[float(budget)] = [100 * seed[-1]["accuracy"][-1] for seed in stages]
-        one.seconds[float(budget)] = float(np.mean([sum(stage["seconds"][-1] for stage in seed) for seed in stages]))
+        one = found.setdefault(title, Line(title, {}, {}, {} if title.startswith("RE") else None))
+        stages = {seed: content["curves"][str(seed)] for seed in content["seeds"]}
+        one.ends[float(budget)] = {seed: 100 * own[-1]["accuracy"][-1] for seed, own in stages.items()}
+        one.seconds[float(budget)] = float(np.mean([sum(stage["seconds"][-1] for stage in own) for own in stages.values()]))
         if one.start is not None:
-            one.start[:] = [100 * seed[0]["accuracy"][0] for seed in stages]
-    return {title: sort(line) for title, line in sorted(found.items())}
-
-
-def sort(line: Line) -> Line:
-    return Line(line.name, dict(sorted(line.ends.items())), dict(sorted(line.seconds.items())), line.start)
+            one.start.update({seed: 100 * own[0]["accuracy"][0] for seed, own in stages.items()})
+    if SCRATCH not in found:
+        raise ResultsError(f"the results lack {SCRATCH}@…, with which all others are compared: run --set protocol whole")
+    return dict(sorted(found.items()))
 
 
 def flops(budget: float) -> float:
     return budget * EPOCH * BATCH * cost(BIG)
 
 
+def paired(one: Mapping[int, float], other: Mapping[int, float]) -> Estimate | None:
+    """The mean difference over the seeds that both have."""
+    shared = sorted(set(one) & set(other))
+    return student([one[seed] - other[seed] for seed in shared]) if shared else None
+
+
 def gap(one: Line, other: Line, budget: float) -> Estimate | None:
     """How much better a line is than another at a budget, seed by seed."""
     if budget not in one.ends or budget not in other.ends:
         return None
-    return bootstrap([a - b for a, b in zip(one.ends[budget], other.ends[budget], strict=True)])
+    return paired(one.ends[budget], other.ends[budget])
 
 
-def needed(line: Line, target: float) -> list[float]:
+def gain(line: Line, budget: float) -> Estimate | None:
+    """How much better a grown network ends than the small one was that it was grown from."""
+    return None if line.start is None else paired(line.ends[budget], line.start)
+
+
+def needed(line: Line, target: float) -> dict[int, float]:
     """The budget at which each seed has an accuracy: infinity if it never has, the smallest one if that is enough."""
-    budgets, found = list(line.ends), []
-    for seed in range(len(line.ends[budgets[0]])):
+    budgets, found = list(line.ends), {}
+    for seed in line.seeds:
         y = [line.ends[budget][seed] for budget in budgets]
         first = next((place for place, value in enumerate(y) if value >= target), None)
         if line.start is not None and line.start[seed] >= target:
-            found.append(0.0)
+            found[seed] = 0.0
         elif not first:
-            found.append(math.inf if first is None else budgets[0])
+            found[seed] = math.inf if first is None else budgets[0]
         else:
             share = (target - y[first - 1]) / (y[first] - y[first - 1])
-            found.append(budgets[first - 1] * (budgets[first] / budgets[first - 1]) ** share)
+            found[seed] = budgets[first - 1] * (budgets[first] / budgets[first - 1]) ** share
     return found
 
 
 @dataclass(frozen=True)
 class Need:
-    """What an accuracy costs by a line, and how much less that is than from scratch, over the seeds in which both have it."""
+    """What an accuracy costs by a line, and how much less that is than from scratch, where all seeds of both have it."""
 
     line: str
     target: float
     budget: float  # the median over seeds
     reached: int
+    at_once: int  # of these: the small network has it
     n: int
     saving: Estimate | None
 
 
 def need(line: Line, scratch: Line, target: float) -> Need:
     mine, theirs = needed(line, target), needed(scratch, target)
-    both = [(a, b) for a, b in zip(mine, theirs, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    shared = sorted(set(mine) & set(theirs))
     saving = None
-    if len(both) > 1 and line is not scratch:
-        saving = bootstrap([a for a, _ in both], [b for _, b in both], statistic=saved)
-    reached = sum(math.isfinite(value) for value in mine)
-    return Need(line.name, target, float(np.median(mine)), reached, len(mine), saving)
+    if len(shared) > 1 and line is not scratch and all(math.isfinite(mine[seed] + theirs[seed]) for seed in shared):
+        saving = bootstrap([mine[seed] for seed in shared], [theirs[seed] for seed in shared], statistic=saved)
+    reached, at_once = sum(math.isfinite(value) for value in mine.values()), sum(value == 0 for value in mine.values())
+    return Need(line.name, target, float(np.median(list(mine.values()))), reached, at_once, len(mine), saving)
 
 
 @dataclass(frozen=True)
@@ -133,15 +152,14 @@ def sweep(results: Results) -> list[Swept]:
         for account in ("nothing", "reuse"):
             for setting, values in SWEEP.items():
                 ends = {
-                    value: [100 * content["curves"][str(seed)][-1]["accuracy"][-1] for seed in content["seeds"]]
+                    value: {seed: 100 * content["curves"][str(seed)][-1]["accuracy"][-1] for seed in content["seeds"]}
                     for value in values
                     if (content := results.get(f"SWEEP-{what}-{account}-{setting}-{value}"))
                 }
                 plain = ends.get(PLAIN[setting])
                 for value, mine in ends.items():
-                    changed = plain is not None and value != PLAIN[setting]
-                    difference = bootstrap([a - b for a, b in zip(mine, plain or mine, strict=True)]) if changed else None
-                    rows.append(Swept(what, account, setting, value, float(np.mean(mine)), difference))
+                    difference = paired(mine, plain) if plain is not None and value != PLAIN[setting] else None
+                    rows.append(Swept(what, account, setting, value, float(np.mean(list(mine.values()))), difference))
     return rows
 
 
@@ -153,6 +171,7 @@ class Comparison:
     swept: list[Swept]
     chosen: dict[str, Chosen]
     results: Results
+    tuned_with: int  # seeds
 
     @property
     def scratch(self) -> Line:
@@ -170,8 +189,9 @@ class Comparison:
 
 def read(folder: Path) -> Comparison:
     """From a folder with the results of the three sets: protocol, sweep and tuning."""
-    protocol = read_all(folder / "protocol")
-    return Comparison(lines(protocol), sweep(read_all(folder / "sweep")), chosen_by(folder / "tuning"), protocol)
+    protocol, tuning = read_all(folder / "protocol"), read_all(folder / "tuning")
+    seeds = min(len(content["seeds"]) for content in tuning.values())
+    return Comparison(lines(protocol), sweep(read_all(folder / "sweep")), chosen_by(folder / "tuning"), protocol, seeds)
 
 
 def at_the_edge(chosen: dict[str, Chosen], setting: str) -> list[str]:

@@ -158,6 +158,20 @@ class Estimate:
         return self.n > 1 and (self.low > 0 or self.high < 0)
 
 
+# Student's t for 95 %, by degrees of freedom
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+def student(values: Sequence[float]) -> Estimate:
+    """A mean with its 95 % interval by Student's t, which does not flatter few seeds."""
+    n, mean = len(values), float(np.mean(values))
+    if n < 2:
+        return Estimate(mean, mean, mean, n)
+    times = STUDENT[n - 2] if n - 2 < len(STUDENT) else 1.96
+    reach = times * float(np.std(values, ddof=1)) / math.sqrt(n)
+    return Estimate(mean, mean - reach, mean + reach, n)
+
+
 def bootstrap(*samples: Sequence[float], statistic: Any = np.mean) -> Estimate:
     """A statistic of seeds with its 95 % percentile interval over resampled seeds; several samples are resampled together.
 

@@ -33,6 +33,8 @@ def signed(number: float, digits: int = 1) -> str:
 
 
 def interval(one: Estimate) -> str:
+    if one.n < 2:
+        return "[one seed]"
     return f"[{signed(one.low)}, {signed(one.high)}]"
 
 
@@ -108,8 +110,11 @@ def grown_at(numbers: Numbers, arm: str) -> float:
 
 
 def best_target(numbers: Numbers, grown: str, scratch: str) -> tuple[Cost, Cost] | None:
-    """The highest fixed accuracy that all seeds of both arms reach: its cost from nothing, and under reuse."""
-    for target in reversed(TARGETS):
+    """The highest fixed accuracy that all seeds of both arms reach, and that both hold at their ends (a noisy curve may touch
+    another): its cost from nothing, and under reuse."""
+    ends = [numbers.end(grown), numbers.end(scratch)]
+    held = min((row.late for row in ends if row is not None), default=0.0)
+    for target in (target for target in reversed(TARGETS) if target <= held):
         rows = [numbers.cost(grown, f"{target:g} %", account) for account in ("nothing", "reuse")]
         base = numbers.cost(scratch, f"{target:g} %", "nothing")
         if base is None or base.reached < base.n or rows[0] is None or rows[1] is None or rows[0].reached < rows[0].n:
@@ -236,6 +241,8 @@ def filters(numbers: Numbers) -> Finding | None:
     if not ends:
         return None
     best = max(ends.values(), key=lambda row: row.diversity)
+    rest = [row for row in ends.values() if row is not best]
+    ahead = all(row.n > 2 and best.diversity - row.diversity > 2 * (best.diversity_sd + row.diversity_sd) for row in rest)
     told = "; ".join(
         f"{look(row.arm).label}: diversity {row.diversity:.2f} ± {row.diversity_sd:.2f}, symmetry "
         f"{row.symmetry or math.nan:.2f}"
@@ -243,7 +250,9 @@ def filters(numbers: Numbers) -> Finding | None:
     )
     return Finding(
         f"{best.diversity:.2f}|diversity",
-        f"{look(best.arm).label} ends with the most diverse filters",
+        f"{look(best.arm).label} ends with the most diverse filters"
+        if ahead
+        else "All methods end with equally diverse filters",
         f"At the end of training, over seeds: {told}.",
     )
 
@@ -284,7 +293,8 @@ def lede(numbers: Numbers) -> str:
     seeds = sorted({len(content["seeds"]) for content in numbers.results.values()})
     each = f"{' or '.join(map(str, seeds))} seeds each" if seeds != [1] else "one seed each"
     return (
-        "The experiments of “Towards a More Complete Theory of Function Preserving Transforms”, run again on CIFAR-10: "
+        "The experiments of “Towards a More Complete Theory of Function Preserving Transforms”, run again on "
+        f"{any_result['data']}: "
         f"{done.arms} arms, {each}, {done.epochs:,.0f} epochs of training and {done.growths} growths, "
         f"{amount(done.flops, 'FLOP')} in {duration(done.seconds)} of training on one {any_result['device']}. Every growth is "
         "a call of outgrow’s public functions."
@@ -301,8 +311,10 @@ def summary(numbers: Numbers) -> str:
     if there is not None and there.saving is not None:
         said.append(
             "Where a trained small network is there already, a widened one reaches scratch's accuracy with "
-            f"{share(there.saving)}."
+            f"{share(there.saving)}"
         )
+        padding = numbers.cost("NCT-RandPadWiden", "scratch's final, rate dropped", "reuse")
+        said[-1] += f" (by random padding: {share(padding.saving)})." if padding is not None and padding.saving else "."
     rows, ends = best_target(numbers, "FTT-R2WiderR", "FTT-RandomWide"), numbers.pair("FTT-R2WiderR", "FTT-RandomWide")
     if rows is not None and rows[0].saving is not None and ends is not None:
         said.append(

@@ -44,7 +44,14 @@ def write(folder: Path, seeds: int = 2, only: str | tuple[str, ...] = "", filter
         curves = {
             str(seed): [curve(arm, place, seed, epochs) for place in range(arm.own, len(arm.stages))] for seed in range(seeds)
         }
-        made_by = {"command": "made up", "engine": "none", "precision": "ieee", "versions": {"torch": "0"}, "device": "paper"}
+        made_by = {
+            "command": "made up",
+            "data": "CIFAR-10",
+            "engine": "none",
+            "precision": "ieee",
+            "versions": {"torch": "0"},
+            "device": "paper",
+        }
         content = {"format": FORMAT, "arm": asdict(arm), "seeds": list(range(seeds)), **made_by, "curves": curves}
         (folder / file_name(arm.name)).write_text(json.dumps(content))
     if filters:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from pathlib import Path
 
 import pytest
 
 from experiments import budgets, pays
-from experiments.comparison import Comparison, Line, flops, gap, need, needed, read
+from experiments.comparison import Comparison, Line, flops, gain, gap, lines, need, needed, read
+from experiments.curves import student
 from experiments.figures import RESULTS
 from experiments.flops import step_flops
 from experiments.models import Net
-from experiments.results import ResultsError
+from experiments.results import ResultsError, read_all
 
 KEPT = RESULTS.parent
 ROOT = Path(__file__).parent.parent
@@ -32,7 +34,7 @@ def ends(arm: str, folder: str = "protocol") -> list[float]:
 
 def test_lines_are_the_ends_of_runs(compared: Comparison) -> None:
     for name, budget in (("EQ-scratch", 16), ("EQ-widen-r2r-0.1", 4), ("RE-deepen-fade", 2), ("EQ-both-widen-first", 32)):
-        assert compared.lines[name].ends[budget] == pytest.approx(ends(f"{name}@{budget}"))
+        assert compared.lines[name].values(budget) == pytest.approx(ends(f"{name}@{budget}"))
     pairs = zip(ends("EQ-deepen-r2r@2"), ends("EQ-scratch@2"), strict=True)
     found = gap(compared.lines["EQ-deepen-r2r"], compared.scratch, 2)
     assert found is not None
@@ -50,19 +52,50 @@ def test_a_budget_is_what_it_costs(compared: Comparison) -> None:
 
 
 def test_what_an_accuracy_costs() -> None:
-    line = Line(
-        "EQ-widen-r2r", {2.0: [60.0, 71.0, 50.0, 60.0], 8.0: [80.0, 72.0, 60.0, 69.0], 32.0: [81.0, 73.0, 69.0, 75.0]}, {}
-    )
+    ends = {2: (60.0, 71.0, 50.0, 60.0), 8: (80.0, 72.0, 60.0, 69.0), 32: (81.0, 73.0, 69.0, 75.0)}
+    line = Line("EQ-widen-r2r", {budget: dict(enumerate(values)) for budget, values in ends.items()}, {})
     found = needed(line, 70.0)
-    assert found == pytest.approx([4.0, 2.0, math.inf, 8 * 4 ** (1 / 6)])  # half-way, at once, never, a sixth of the way
-    reused = Line("RE-widen-r2r", {1.0: [60.0, 60.0], 2.0: [80.0, 80.0]}, {}, [75.0, 65.0])
-    assert needed(reused, 70.0) == pytest.approx([0.0, 2**0.5])
-    scratch = Line("EQ-scratch", {2.0: [60.0, 60.0], 8.0: [80.0, 80.0]}, {})
-    one = need(reused, scratch, 70.0)
-    assert (one.reached, one.n) == (2, 2)
+    assert found == pytest.approx({0: 4.0, 1: 2.0, 2: math.inf, 3: 8 * 4 ** (1 / 6)})  # half-way, at once, never, a sixth
+    reused = Line("RE-widen-r2r", {1.0: {3: 60.0, 7: 60.0}, 2.0: {3: 80.0, 7: 80.0}}, {}, {3: 75.0, 7: 65.0})
+    assert needed(reused, 70.0) == pytest.approx({3: 0.0, 7: 2**0.5})
+    scratch = Line("EQ-scratch", {2.0: {7: 60.0, 3: 60.0, 4: 1.0}, 8.0: {7: 80.0, 3: 80.0, 4: 1.0}}, {})
+    one = need(reused, scratch, 70.0)  # over the seeds that both have
+    assert (one.reached, one.at_once, one.n) == (2, 1, 2)
     assert one.saving is not None
     assert one.saving.value == pytest.approx(1 - (2**0.5 / 2) / 4)
     assert need(line, line, 70.0).saving is None
+    assert need(line, Line("EQ-scratch", line.ends, {}), 70.0).saving is None  # one seed never has it
+
+
+def test_what_reuse_adds_is_against_the_network_one_had(compared: Comparison) -> None:
+    content = json.loads((KEPT / "protocol" / "RE-deepen-r2r@4.json").read_text())
+    own = [content["curves"][str(seed)][0]["accuracy"] for seed in range(5)]
+    found = gain(compared.lines["RE-deepen-r2r"], 4)
+    assert found is not None
+    assert found.value == pytest.approx(100 * statistics.mean(end[-1] - end[0] for end in own))
+    assert gain(compared.scratch, 4) is None
+
+
+def test_intervals_are_students(compared: Comparison) -> None:
+    values = [1.0, 4.0, 2.5, 7.0, 3.0]
+    reach = 2.776 * statistics.stdev(values) / 5**0.5
+    found = student(values)
+    assert (found.low, found.high) == pytest.approx((3.5 - reach, 3.5 + reach))
+    assert not student([3.0]).clear
+
+
+def test_seeds_are_paired_by_their_numbers(tmp_path: Path) -> None:
+    results = read_all(KEPT / "protocol")
+    other = json.loads(json.dumps(results["EQ-widen-r2r@8"]))
+    other["curves"] = {"7" if seed == "4" else seed: curves for seed, curves in other["curves"].items()}
+    other["seeds"] = [0, 1, 2, 3, 7]
+    found = lines({**results, "EQ-widen-r2r@8": other})
+    pairs = list(zip(ends("EQ-widen-r2r@8"), ends("EQ-scratch@8"), strict=True))[:4]
+    one = gap(found["EQ-widen-r2r"], found["EQ-scratch"], 8)
+    assert one is not None
+    assert (one.n, one.value) == (4, pytest.approx(statistics.mean(a - b for a, b in pairs)))
+    with pytest.raises(ResultsError, match="lack EQ-scratch"):
+        lines({name: content for name, content in results.items() if "scratch" not in name})
 
 
 def test_the_sweep_is_against_the_run_in_which_nothing_changes(compared: Comparison) -> None:
@@ -82,7 +115,11 @@ def test_the_page_is_what_the_results_say(compared: Comparison, tmp_path: Path) 
     assert page.read_text(encoding="utf-8") == kept.read_text(encoding="utf-8"), "`python -m experiments.pays` writes it anew"
     assert page.with_suffix(".svg").read_bytes() == kept.with_suffix(".svg").read_bytes()
     scratch, best = statistics.mean(ends("EQ-scratch@4")), statistics.mean(ends("EQ-deepen-r2r-0.5@4"))
-    assert f"+{best - scratch:.1f} at 4 (r2r, grown after 50 %)" in page.read_text(encoding="utf-8")
+    told = re.search(
+        r"Deepening, the best way at each budget against scratch: \+4.2, \+(.+?), ", page.read_text(encoding="utf-8")
+    )
+    assert told is not None
+    assert told[1] == f"{best - scratch:.1f}"
 
 
 def test_plots_have_both_accounts(compared: Comparison) -> None:
