@@ -17,6 +17,7 @@ from experiments.curves import bootstrap, by_account, mean_curve, reached, road
 from experiments.diversity import read_filters
 from experiments.figures import RESULTS
 from experiments.findings import findings, lede, summary
+from experiments.report import page
 from experiments.results import file_name, read_all
 from experiments.tables import Numbers, numbers
 
@@ -232,9 +233,10 @@ def test_words_follow_the_numbers(found: Numbers) -> None:
     assert lede(found) == lede(other)
 
 
-@pytest.mark.parametrize(("only", "seeds"), [("BI-He", 1), ("NCT-R2", 1), ("FTT", 2), ("", 1), ("VIZ", 2)])
+@pytest.mark.parametrize(("only", "seeds"), [("BI-He", 1), ("NCT-R2", 1), ("FTT", 2), ("NCT-WidenTeacher", 1), ("APB", 2), ("", 1), ("VIZ", 2)])
 def test_a_few_arms_and_one_seed_are_enough(tmp_path: Path, only: str, seeds: int) -> None:
     found = numbers(read_all(made_up.write(tmp_path, seeds=seeds, only=only)), {})
     assert lede(found)
     words = " ".join([summary(found), *(one.text for one in findings(found)), *(claim.ours for claim in claims(found))])
     assert "nan" not in words
+    assert "{{" not in page(found, set(), None, "")
