@@ -233,7 +233,9 @@ def test_words_follow_the_numbers(found: Numbers) -> None:
     assert lede(found) == lede(other)
 
 
-@pytest.mark.parametrize(("only", "seeds"), [("BI-He", 1), ("NCT-R2", 1), ("FTT", 2), ("NCT-WidenTeacher", 1), ("APB", 2), ("", 1), ("VIZ", 2)])
+@pytest.mark.parametrize(
+    ("only", "seeds"), [("BI-He", 1), ("NCT-R2", 1), ("FTT", 2), ("NCT-WidenTeacher", 1), ("APB", 2), ("", 1), ("VIZ", 2)]
+)
 def test_a_few_arms_and_one_seed_are_enough(tmp_path: Path, only: str, seeds: int) -> None:
     found = numbers(read_all(made_up.write(tmp_path, seeds=seeds, only=only)), {})
     assert lede(found)
