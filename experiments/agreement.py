@@ -5,8 +5,8 @@
 Four arms (two widened, one deepened, and a small one) are trained for an epoch by the plain loop, grown, and from there trained
 for a hundred steps by each engine on the same batches. Adam makes much of little: where a gradient is nearly zero, its sign
 decides, so that two runs that differ by rounding part after some steps. How fast is measured too, by a plain loop whose
-weights begin one unit in the last place off. The fused engine adds in another order, and sets out a little earlier; it agrees if
-it comes no farther from the plain loop than that one does, but for a small factor.
+weights begin one unit in the last place off. The fused engine adds in another order, and sets out a little earlier; it agrees
+if it comes no farther from the plain loop than that one does, but for a small factor.
 
 That whole runs end alike is another question: `python -m experiments ARM --engine eager` trains an arm by the plain loop, and
 `results/eager` (on a GPU) and `results/eager-cpu` have some.
