@@ -132,7 +132,7 @@ def carry_through(
         work = Work(model, copies, optimizers, example, seed)
         try:
             if ready is not None and known:
-                flops = work.follow(ready)
+                flops = work.follow(ready, sample)
             else:
                 draws = base.draws if base is not None else rehearsal and verify.draws(model, example)
                 flops = work.find_and_do(transforms, dissect(model, example, both_modes=draws))
@@ -245,17 +245,17 @@ class Work:
             self.branch(replace(branch, beside=renamed(branch.beside, self.plans)))
         shape = [value.shape for value in anatomy.reading.trace.values]
         flops = count_flops(anatomy.reading.trace, shape.__getitem__), self.flops(anatomy)
-        self.describe()
+        self.describe(self.example)
         return flops
 
-    def follow(self, ready: Ready) -> tuple[int, int]:
-        """Do what a rehearsal has found out; the FLOPs before and after."""
+    def follow(self, ready: Ready, sample: Example) -> tuple[int, int]:
+        """Do what a rehearsal has found out; the FLOPs before and after. `sample`: on which outputs are compared."""
         for plan, inits in zip(ready.plans, ready.inits, strict=True):
             self.carry_out(plan, inits)
         for deepening, templates in ready.deepenings:
             self.deepen(deepening, templates)
         if ready.deepenings:
-            self.describe()
+            self.describe(sample)
         else:
             self.notes = list(ready.notes)
         self.skipped = list(ready.skipped)
@@ -317,9 +317,9 @@ class Work:
         self.inits.append({})
         self._after = None
 
-    def describe(self) -> None:
+    def describe(self, sample: Example) -> None:
         """Let the model's configuration, if it has one, follow: part of the last plan, and told in the report."""
-        settings, told = follow(self.model, self.example, [*history(self.model), *self.plans], self.journal)
+        settings, told = follow(self.model, sample, [*history(self.model), *self.plans], self.journal)
         for one in self.copies:
             for setting in settings:
                 apply_setting(one, setting, self.journal)
