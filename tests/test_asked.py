@@ -29,6 +29,10 @@ class Masked(nn.Module):
             h = h * 2
         if self.looks == "noise" and float(torch.rand(())) > 2:
             h = h * 2
+        if self.looks == "views":
+            seen = torch.zeros(3)
+            seen[0].copy_(self.one.weight.detach().sum())
+            h = h * 2 if bool((seen > 100).any()) else h
         if self.looks == "units" and self.training and int(mask.sum()) > 0:
             h = h / self.one.out_features * 8  # goes by the width: a growth changes the function
         return self.two(h)  # type: ignore[no-any-return]
@@ -47,7 +51,7 @@ def test_numbers_of_the_example_are_told_again(ones: bool) -> None:
     assert found.still(Masked(), example(ones))
 
 
-@pytest.mark.parametrize("looks", ["weights", "noise"])
+@pytest.mark.parametrize("looks", ["weights", "noise", "views"])
 def test_numbers_of_the_model_are_not(looks: str) -> None:
     assert asked.answers(Masked(looks), example(True)) is None
     assert brief.study(Masked(looks), example(True)) is None

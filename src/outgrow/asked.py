@@ -47,17 +47,25 @@ class Asked(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.answers: list[Any] = []
         self.own = False
-        self._own = {id(tensor): tensor for tensor in own}  # alive, so that no other tensor gets the same id
+        self._own = {_memory(tensor): tensor for tensor in own}  # alive, so that no other tensor gets the same memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        own = any(id(leaf) in self._own for leaf in tree_flatten((args, kwargs or {}))[0] if isinstance(leaf, Tensor))
+        own = any(_memory(leaf) in self._own for leaf in tree_flatten((args, kwargs or {}))[0] if isinstance(leaf, Tensor))
         if func.overloadpacket is ASK:
             self.answers.append(result)
             self.own |= own
         if own or torch.Tag.nondeterministic_seeded in func.tags:
-            self._own.update((id(leaf), leaf) for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor))
+            self._own.update((_memory(leaf), leaf) for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor))
         return result
+
+
+def _memory(tensor: Tensor) -> int:
+    """The same for all views of a tensor: what is written into one is in the others."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except Exception:  # a wrapper without memory of its own
+        return id(tensor)
 
 
 class Answered(TorchDispatchMode):
