@@ -206,7 +206,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{arm.name:32} {arm.net}, " + ", ".join(f"{stage.epochs:g} epochs" for stage in arm.stages) for arm in arms
             )
         )
-        print("\n" + "\n".join(f"- {choice}" for choice in CHOICES))
+        print(f"\nEpochs are those of --preset {options.preset}. How the paper was read:\n")
+        print("\n".join(f"- {choice}" for choice in CHOICES))
         return 0
     started = time.monotonic()
     seeds = seeds_of(options.seeds, options.preset)
