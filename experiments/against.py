@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from experiments.diversity import ahead
 from experiments.findings import points, share, signed, verdict
 from experiments.looks import look
 from experiments.tables import Numbers, cost, late_mean, paired
@@ -167,7 +168,7 @@ def diverse(numbers: Numbers) -> Claim:
     if not {"VIZ-R2R", "VIZ-Net2Net", "VIZ-NetMorph"} <= set(ends):
         return Claim(said, "The filter runs are not among these results.", MISSING, "")
     ours, others = ends["VIZ-R2R"], [ends[arm] for arm in ("VIZ-Net2Net", "VIZ-NetMorph")]
-    beaten = [ours.diversity - one.diversity > 2 * (ours.diversity_sd + one.diversity_sd) for one in others]
+    beaten = [ahead(ours, one) for one in others]
     told = ", ".join(f"{look(arm).label} {row.diversity:.3f} ± {row.diversity_sd:.3f}" for arm, row in ends.items())
     return Claim(
         said,

@@ -66,6 +66,11 @@ class Look:
     symmetry_sd: float | None
 
 
+def ahead(one: Look, other: Look) -> bool:
+    """Whether one set of filters is clearly more diverse: by twice both deviations, of more than two seeds."""
+    return min(one.n, other.n) > 2 and one.diversity - other.diversity > 2 * (one.diversity_sd + other.diversity_sd)
+
+
 def measure_all(filters: Filters) -> list[Look]:
     rows = []
     for arm in dict.fromkeys(name.split("/")[0] for name in filters):

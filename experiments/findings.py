@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from experiments.curves import Estimate
+from experiments.diversity import ahead
 from experiments.looks import look
 from experiments.tables import TARGETS, Cost, Numbers, paired
 
@@ -241,8 +242,7 @@ def filters(numbers: Numbers) -> Finding | None:
     if not ends:
         return None
     best = max(ends.values(), key=lambda row: row.diversity)
-    rest = [row for row in ends.values() if row is not best]
-    ahead = all(row.n > 2 and best.diversity - row.diversity > 2 * (best.diversity_sd + row.diversity_sd) for row in rest)
+    clear = all(ahead(best, row) for row in ends.values() if row is not best)
     told = "; ".join(
         f"{look(row.arm).label}: diversity {row.diversity:.2f} ± {row.diversity_sd:.2f}, symmetry "
         f"{row.symmetry or math.nan:.2f}"
@@ -251,8 +251,8 @@ def filters(numbers: Numbers) -> Finding | None:
     return Finding(
         f"{best.diversity:.2f}|diversity",
         f"{look(best.arm).label} ends with the most diverse filters"
-        if ahead
-        else "All methods end with equally diverse filters",
+        if clear
+        else "No method ends with clearly more diverse filters",
         f"At the end of training, over seeds: {told}.",
     )
 

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.comparison import SCRATCH, Comparison, Line, Need, at_the_edge, gain, gap, need, read
+from experiments.comparison import ACCOUNTS, SCRATCH, Comparison, Line, Need, at_the_edge, gain, gap, need, read
 from experiments.curves import Estimate
 from experiments.findings import Finding, interval, share, signed
+from experiments.parts import ACCOUNT_NAMES
 from experiments.protocol import BIG, DECAYS, RATES, SMALL, SWEPT_AT, TEACHER, TUNED_AT, cost
 from experiments.results import ResultsError
 from experiments.tables import spread
@@ -50,7 +51,6 @@ SETTINGS = {
     "state": "optimizer state",
     "new_rate": "rate of new units ×",
 }
-ACCOUNTS = {"EQ": "from nothing", "RE": "reuse"}
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def sweep_table(compared: Comparison) -> Table:
             else:
                 cells.append(f"{bold(signed(row.difference.value), row.difference.clear)} {interval(row.difference)}")
         rows.append((f"{SETTINGS[setting]} {value:g}" if isinstance(value, float) else f"{SETTINGS[setting]} {value}", *cells))
-    head = ("changed at the growth", *(f"{VERBS[what].lower()}, {NAMES[account]}" for what, account in columns))
+    head = ("changed at the growth", *(f"{VERBS[what].lower()}, {ACCOUNT_NAMES[account]}" for what, account in columns))
     return Table("One thing changed at a growth: held-out accuracy, and the difference in points", head, tuple(rows))
 
 
@@ -174,7 +174,7 @@ def row_of(gaps: dict[float, Estimate]) -> str:
 
 def at_equal_flops(compared: Comparison) -> Finding | None:
     """Does growth ever beat scratch, from nothing?"""
-    told, best = [], -math.inf
+    told, wins = [], dict[float, float]()
     for what in ("widen", "deepen", "both"):
         against: dict[float, Estimate] = {}
         beside: dict[float, Estimate] = {}
@@ -188,15 +188,17 @@ def at_equal_flops(compared: Comparison) -> Finding | None:
                 beside[budget] = one
         if not against:
             continue
-        best = max(best, *(one.value for one in against.values() if one.clear), -math.inf)
+        for budget, one in against.items():
+            if one.clear and one.value > 0:
+                wins[budget] = max(wins.get(budget, 0.0), one.value)
         told.append(f"{VERBS[what]}, the best way at each budget against scratch: {row_of(against)}")
         told[-1] += f"; against the small network alone: {row_of(beside)}." if beside else "."
     if not told:
         return None
-    wins = best > 0
+    where = ", ".join(f"{budget:g}" for budget in sorted(wins))
     return Finding(
-        f"{signed(best)}|points at best" if wins else "0|clear wins",
-        "From nothing, growth beats scratch on short budgets alone" if wins else "From nothing, growth never beats scratch",
+        f"{signed(max(wins.values()))}|points at best" if wins else "0|clear wins",
+        f"From nothing, growth beats scratch at budgets {where}" if wins else "From nothing, growth never beats scratch",
         " ".join(told),
         "plain" if wins else "bad",
     )
@@ -278,7 +280,7 @@ def recommended(compared: Comparison) -> Finding | None:
     better = [row for row in clear if row.difference is not None and row.difference.value > 0]
     worse = len(clear) - len(better)
     named = "; ".join(
-        f"{SETTINGS[row.setting]} {row.value} ({VERBS[row.what].lower()}, {NAMES[row.account]}: "
+        f"{SETTINGS[row.setting]} {row.value} ({VERBS[row.what].lower()}, {ACCOUNT_NAMES[row.account]}: "
         f"{signed(row.difference.value if row.difference else 0.0)})"
         for row in better
     )
@@ -286,17 +288,21 @@ def recommended(compared: Comparison) -> Finding | None:
         f"Of {len(tried)} changes of learning rate, weight decay, scale, optimizer state and the rate of new units, {worse} "
         f"are clearly worse than none and {len(better)} clearly better" + (f": {named}." if better else ".")
     )
-    if not [row for row in better if row.account == "nothing"]:
+    nothing = not [row for row in better if row.account == "nothing"]
+    if nothing:
         text += (
             " In the middle of a schedule nothing is better than to change nothing, and that is what the library does by "
             "default: the optimizer's state is carried, rate and decay are left to the schedule, new weights have the "
             "deviation of those they join."
         )
     text += f" With so many comparisons, about {0.025 * len(tried):.0f} would look better by chance."
-    return Finding(f"{worse} of {len(tried)}|changes do harm", "At a growth, change nothing", text)
+    return Finding(
+        f"{worse} of {len(tried)}|changes do harm",
+        "In a schedule, change nothing at a growth" if nothing else "Some changes help",
+        text,
+    )
 
 
-NAMES = {"nothing": "from nothing", "reuse": "reuse"}
 ANSWERS = (to_seventy, to_the_end, reused, at_equal_flops, recommended)
 
 
@@ -307,6 +313,9 @@ def answers(compared: Comparison) -> list[Finding]:
 def caveats(compared: Comparison) -> list[str]:
     """What to hold against these numbers."""
     seeds = len(compared.scratch.seeds)
+    slower = [row for row in compared.swept if (row.what, row.account, row.setting) == ("widen", "reuse", "rate")]
+    better = [row for row in slower if row.difference and row.difference.clear and row.difference.value > 0]
+    parts = {part for content in compared.results.values() for part in content["command"].split("; ")}
     teachers = ", ".join(f"{TEACHER * cost(SMALL[what]) / cost(BIG):.1f} ({VERBS[what].lower()})" for what in SMALL)
     return [
         f"{seeds} seeds, and many comparisons, none of them corrected for: the best of several ways is a lucky one in part.",
@@ -316,13 +325,13 @@ def caveats(compared: Comparison) -> list[str]:
         "moments took that over. The best rate lies at the end of the grid for "
         f"{', '.join(at_the_edge(compared.chosen, 'rate')) or 'none'}, the best weight decay for "
         f"{', '.join(at_the_edge(compared.chosen, 'decay')) or 'none'}.",
-        "Under reuse the rate was tuned on a teacher of other settings than the one that is grown here; the sweep, on the same "
-        "teacher as here, finds lower rates better for widening. Its lines under reuse could be higher.",
+        "Under reuse the rate was tuned on a teacher of other settings than the one that is grown here."
+        + (" The sweep, on the same teacher as here, finds another rate better for widening." if better else ""),
         "Under reuse there is no rival that trains the small network on, and scratch was tuned at a longer budget than those "
         f"at which it loses. The small network had {TEACHER} epochs, which cost as much as so many of the big one: {teachers}.",
         f"The sweep is at budget {2 * SWEPT_AT} from nothing and {SWEPT_AT} under reuse.",
-        "Seeds were trained by two processes side by side, as their commands tell; none was added after a look at test images.",
-        "Small networks of one family on 32 × 32 images: here depth matters little once there are ten layers.",
+        *([f"Not all seeds were trained by one command, but by {len(parts)}."] if len(parts) > 1 else []),
+        "Small networks of one family, on images of 32 × 32 pixels.",
     ]
 
 
@@ -346,9 +355,9 @@ def page(compared: Comparison) -> str:
 Made by `python -m experiments.pays` from [experiments/results](../experiments/results), which `python -m experiments --set
 tuning`, then `sweep`, then `protocol` made on one {made["device"]} ({versions}). How it is done is told in
 [experiments/protocol.py](../experiments/protocol.py): CIFAR-10, ResNetCifar-18(1/4), which is reached by widening 18(1/8) by
-two, by deepening 10(1/4), or from 10(1/8) by both; AdamW, a cosine down to zero in every run, the same tuning for everyone,
-paired seeds. A budget is so many epochs of the big network, in FLOPs. Two accounts: *from nothing* counts the small network's
-training; under *reuse* a trained small network is there already.
+two, by deepening 10(1/4), or from 10(1/8) by both; AdamW, a cosine down to zero in every run, as much tuning for each kind of
+run, paired seeds. A budget is so many epochs of the big network, in FLOPs. Two accounts: *from nothing* counts the small
+network's training; under *reuse* a trained small network is there already.
 
 ![Accuracy by budget, widening and deepening, in both accounts](does-it-pay.svg)
 

@@ -1,4 +1,4 @@
-"""An honest comparison: does growing pay? The same tuning for everyone, decayed learning rates, five budgets, paired seeds.
+"""An honest comparison: does growing pay? Each kind of run is tuned, rates decay, five budgets, paired seeds.
 
 The paper compares curves of runs whose rate never decays; there a grown network looks fast because everything before the end of
 training does. Here every run is a whole run: AdamW, mirrored images, and a cosine that ends where the run ends.

@@ -122,6 +122,19 @@ def test_the_page_is_what_the_results_say(compared: Comparison, tmp_path: Path) 
     assert told[1] == f"{best - scratch:.1f}"
 
 
+def test_the_readme_says_what_the_results_say(compared: Comparison) -> None:
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    gains = [gain(compared.lines["RE-widen-r2r"], budget) for budget in (8, 16)]
+    assert f"eight epochs (widened, +{gains[0].value:.1f} points; +{gains[1].value:.1f} with sixteen)" in text  # type: ignore[union-attr]
+    differences = [row.difference for row in compared.swept if row.difference is not None]
+    worse, better = ([one for one in differences if one.clear and one.value * sign > 0] for sign in (-1, 1))
+    assert f"of {len(differences)} changes that were tried {len(worse)} do harm" in text
+    assert len(better) == 2
+    wins = [max(statistics.mean(line.values(2)) for line in compared.of("EQ", what)) for what in ("widen", "deepen")]
+    low, high = (round(win - compared.scratch.mean(2)) for win in wins)
+    assert f"by {low} (widening) to {high} points (deepening) at two epochs' FLOPs" in text
+
+
 def test_plots_have_both_accounts(compared: Comparison) -> None:
     arms = {arm["name"]: arm for arm in budgets.data(compared)["pays-deepen"]["arms"]}
     assert arms["scratch"]["reuse"] is None

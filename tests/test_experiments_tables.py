@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 import made_up
 from experiments.against import claims
 from experiments.curves import bootstrap, by_account, mean_curve, reached, road
-from experiments.diversity import read_filters
+from experiments.diversity import Look, ahead, read_filters
 from experiments.figures import RESULTS
 from experiments.findings import findings, lede, summary
 from experiments.report import page
@@ -231,6 +232,18 @@ def test_words_follow_the_numbers(found: Numbers) -> None:
     assert verdicts[0] != verdicts[1]
     assert summary(found) != summary(other)
     assert lede(found) == lede(other)
+
+
+def test_two_seeds_settle_nothing_about_filters(tmp_path: Path) -> None:
+    look = Look("VIZ-R2R", "end", 5, 32, 0.9, 0.01, 0.5, 0.1)
+    other = replace(look, arm="VIZ-NetMorph", diversity=0.8)
+    assert ahead(look, other)
+    assert not ahead(other, look)
+    assert not ahead(replace(look, n=2), other)
+    assert not ahead(look, replace(other, diversity_sd=0.05))
+    results = read_all(made_up.write(tmp_path, only="VIZ", filters=True))
+    told = next(one for one in findings(numbers(results, read_filters(tmp_path))) if "diversity" in one.figure)
+    assert told.title == "No method ends with clearly more diverse filters"
 
 
 @pytest.mark.parametrize(

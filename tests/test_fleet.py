@@ -62,6 +62,7 @@ class Watched(Fleet):
                 assert float(now["step"]) == float(before.get("step", 0)) + self.made
                 for name in ("exp_avg", "exp_avg_sq"):
                     assert torch.equal(now[name], before.get(name, torch.zeros_like(now[name])))
+                    now[name].uniform_()  # so that the next fleet has something to carry
 
 
 def short(arm: Arm) -> Arm:
