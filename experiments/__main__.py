@@ -6,9 +6,9 @@
     python -m experiments 'NCT-*' 'FTT-R2WiderR'          some of them
     python -m experiments --set tuning --preset paper …   the honest comparison: tuning, then sweep, then protocol
 
-An interrupted run goes on where it stopped when the same command is given again. Results go to --results, a JSON an arm, where
-more seeds join those that are there. From those of the paper's arms a report is made, report.html with its figures beside it;
-from those of the three sets, in folders of these names side by side, does-it-pay.md.
+An interrupted run goes on where it stopped when the same command is given again. Results go to --results, a JSON an arm; arms
+and seeds that are there are not trained again, and more seeds join them. From those of the paper's arms a report is made,
+report.html with its figures beside it; from those of the three sets, in folders of these names side by side, does-it-pay.md.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from experiments.arms import CHOICES, READINGS, Arm, paper_arms
 from experiments.data import DataError, cifar10, download
 from experiments.progress import Progress
 from experiments.protocol import chosen_by, protocol_arms, sweep_arms, tuning_arms
-from experiments.results import ResultsError, check_same, facts, file_name, write_arm, write_filters
+from experiments.results import ResultsError, facts, missing, write_arm, write_filters
 from experiments.segments import all_segments
 from experiments.store import Store, StoreError
 from experiments.training import Training
@@ -229,12 +229,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         made_by = {"command": command_of(options), **about, **facts(options.device)}
         results.mkdir(parents=True, exist_ok=True)
-        for arm in arms:
-            check_same(results / file_name(arm.name), arm, made_by)
+        wanted = {arm: missing(results, arm, seeds, made_by) for arm in arms}
         store = Store(work, about)
-        segments = all_segments(arms, seeds)
+        segments = list(dict.fromkeys(segment for arm, own in wanted.items() for segment in all_segments([arm], own)))
         left = [segment for segment in segments if not store.is_done(segment)]
-        print(f"{len(arms)} arms, {len(seeds)} seeds: {len(segments)} pieces of training, {len(left)} left; {name} engine")
+        there = sum(not own for own in wanted.values())
+        print(
+            f"{len(arms)} arms, {len(seeds)} seeds{f', {there} arms of them in {results} already' if there else ''}: "
+            f"{len(segments)} pieces of training, {len(left)} left; {name} engine"
+        )
         with Progress(sum(segment.stage.epochs for segment in left)) as progress:
             until = started + 60 * options.minutes
             training = Training(segments, data, engine, shape, store, progress, options.limit, until)
@@ -243,9 +246,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not done:
             print(f"stopped after {(time.monotonic() - started) / 60:.1f} minutes; the same command goes on")
             return 3
-        for arm in arms:
-            write_arm(results, arm, seeds, store, made_by)
-        write_filters(results, arms, seeds, store)
+        for arm, own in wanted.items():
+            if own:
+                write_arm(results, arm, own, store, made_by)
+                write_filters(results, arm, own, store)
         if options.set == "paper":
             from experiments.report import write
 

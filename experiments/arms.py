@@ -61,7 +61,7 @@ class Grow:
     factor: float = 1.5
     init: str = "std"
     scale: float = 1.0
-    fade: int = 0  # steps over which new blocks come in
+    fade: int = 0  # steps over which new blocks, or what reads new units, come in
 
 
 @dataclass(frozen=True)

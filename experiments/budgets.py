@@ -10,8 +10,8 @@ import numpy as np
 from experiments.comparison import Comparison, Line, flops
 from experiments.figures import COLUMN, drawing, save
 from experiments.looks import COLOURS
-from experiments.pays import ACCOUNTS, VERBS, in_order, name_of
 from experiments.tables import spread
+from experiments.ways import ACCOUNTS, VERBS, in_order, name_of
 
 COLOUR = {
     "scratch": "black",

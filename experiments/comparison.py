@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.curves import Estimate, Results, bootstrap, student
-from experiments.protocol import BIG, DECAYS, KINDS, RATES, SWEEP, Chosen, chosen_by, cost
+from experiments.protocol import BIG, DECAYS, RATES, SWEEP, Tuned, account_of, chosen_by, cost
 from experiments.results import ResultsError, read_all
 from experiments.tables import saved
 from experiments.training import BATCH
@@ -87,9 +87,9 @@ def gap(one: Line, other: Line, budget: float) -> Estimate | None:
     return paired(one.ends[budget], other.ends[budget])
 
 
-def gain(line: Line, budget: float) -> Estimate | None:
-    """How much better a grown network ends than the small one was that it was grown from."""
-    return None if line.start is None else paired(line.ends[budget], line.start)
+def gain(line: Line, small: Line, budget: float) -> Estimate | None:
+    """How much better a line ends than the small network was that is reused; `small` is that one, trained on."""
+    return None if small.start is None or budget not in line.ends else paired(line.ends[budget], small.start)
 
 
 def needed(line: Line, target: float) -> dict[int, float]:
@@ -169,13 +169,17 @@ class Comparison:
 
     lines: dict[str, Line]
     swept: list[Swept]
-    chosen: dict[str, Chosen]
+    tuned: Tuned
     results: Results
-    tuned_with: int  # seeds
+    tuned_with: tuple[int, int]  # seeds, at least and at most
 
     @property
     def scratch(self) -> Line:
         return self.lines[SCRATCH]
+
+    def small(self, account: str, what: str) -> Line | None:
+        """The small network alone; under reuse, trained on."""
+        return self.lines.get(f"{account}-small-{what}")
 
     def of(self, account: str, what: str) -> list[Line]:
         """The lines of an account for "widen", "deepen" or "both"."""
@@ -190,11 +194,16 @@ class Comparison:
 def read(folder: Path) -> Comparison:
     """From a folder with the results of the three sets: protocol, sweep and tuning."""
     protocol, tuning = read_all(folder / "protocol"), read_all(folder / "tuning")
-    seeds = min(len(content["seeds"]) for content in tuning.values())
-    return Comparison(lines(protocol), sweep(read_all(folder / "sweep")), chosen_by(folder / "tuning"), protocol, seeds)
+    seeds = [len(content["seeds"]) for content in tuning.values()]
+    swept, tuned = sweep(read_all(folder / "sweep")), chosen_by(folder / "tuning")
+    return Comparison(lines(protocol), swept, tuned, protocol, (min(seeds), max(seeds)))
 
 
-def at_the_edge(chosen: dict[str, Chosen], setting: str) -> list[str]:
-    """Kinds of runs whose best "rate" or "decay" lies at the end of the grid, so that a better one may lie beyond."""
-    grid = {"rate": RATES, "decay": DECAYS}[setting]
-    return [kind for kind in KINDS if getattr(chosen[kind], setting) in (grid[0], grid[-1])]
+def at_the_edge(tuned: Tuned, setting: str) -> list[str]:
+    """Kinds of runs whose best "rate" or "decay" lies at the end of the grid, so that a better one may lie beyond: at 1, 2."""
+    found = []
+    for kind, own in tuned.items():
+        grid = RATES[account_of(kind)] if setting == "rate" else DECAYS
+        ends = [f"{budget:g}" for budget, chosen in own.items() if getattr(chosen, setting) in (grid[0], grid[-1])]
+        found += [f"{kind} ({', '.join(ends)})"] if ends else []
+    return found

@@ -54,7 +54,8 @@ def verdict(one: Estimate, more: str, less: str) -> str:
 def share(one: Estimate, what: str = "FLOPs") -> str:
     """27 % fewer FLOPs [3, 45]"""
     low, high = (one.low, one.high) if one.value >= 0 else (-one.high, -one.low)
-    text = f"{abs(100 * one.value):.0f} % {'fewer' if one.value >= 0 else 'more'} {what} [{100 * low:.0f}, {100 * high:.0f}]"
+    ends = ", ".join(f"{round(100 * end) + 0.0:.0f}" for end in (low, high))
+    text = f"{abs(100 * one.value):.0f} % {'fewer' if one.value >= 0 else 'more'} {what} [{ends}]"
     return text.replace("-", "−") + ("" if one.clear else ", no clear difference")
 
 

@@ -25,7 +25,7 @@ def transforms(model: nn.Module, grow: Grow) -> list[Any]:
     if grow.what == "widen":
         where = "conv1" if isinstance(model, SmallConv) else "*"
         method = WIDENINGS[grow.method](init=grow.init, scale=grow.scale)
-        return [outgrow.Widen(where, factor=grow.factor, method=method)]
+        return [outgrow.Widen(where, factor=grow.factor, method=method, fade=grow.fade or None)]
     stages = {name: module for name, module in model.named_children() if name.startswith("layer")}
     places = [f"{name}.{number}" for name, module in stages.items() for number in range(len(list(module.children())))]
     return [outgrow.Deepen(place, method=grow.method, fade=grow.fade or None) for place in places]

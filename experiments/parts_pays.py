@@ -13,9 +13,11 @@ import numpy as np
 
 from experiments import parts
 from experiments.agreement import apart
+from experiments.answers import answers
 from experiments.comparison import Comparison
-from experiments.pays import VERBS, Table, answers, caveats, tables
+from experiments.pays import caveats
 from experiments.results import read_all
+from experiments.ways import VERBS, Table, tables
 
 NOTES = {
     "widen": "ResNetCifar-18(1/8) → 18(1/4).",

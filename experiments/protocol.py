@@ -9,11 +9,11 @@ counted in epochs of the big network's FLOPs (forward and backward, as torch cou
 - *from nothing*: a share of the budget is spent on the small network, the rest, after the growth, on the big one; one cosine
   over both. Against the big network from scratch, and the small one, for as many FLOPs.
 - *reuse*: the small network is there, trained to the end for 30 epochs; the budget begins with the growth, with a cosine of its
-  own. Against the big network from scratch for as many FLOPs.
+  own. Against the big network from scratch, and the small one trained on, for as many FLOPs.
 
-Three sets of arms, in this order: `tuning` chooses rate and weight decay for each kind of run, on 5,000 training images that
-are held out; `sweep` asks there how rate, weight decay, scale of drawn values, optimizer state and the rate of new units
-should change at a growth; `protocol` then looks at the test set, once.
+Three sets of arms, in this order: `tuning` chooses rate and weight decay for each kind of run, at each budget up to 8, on
+5,000 training images that are held out; `sweep` asks there how rate, weight decay, scale of drawn values, optimizer state and
+the rate of new units should change at a growth; `protocol` then looks at the test set, once.
 """
 
 from __future__ import annotations
@@ -35,23 +35,36 @@ TEACHER = 30  # epochs of the small network that is reused
 BUDGETS = (2, 4, 8, 16, 32)
 REUSED = (1, 2, 4, 8, 16)
 METHODS = {
-    "widen": ("r2r", "net2net", "netmorph", "copies", "random"),
+    "widen": ("r2r", "net2net", "netmorph", "copies", "fade", "random"),
     "deepen": ("r2r", "r2r-paper", "copy", "fade", "random"),
 }
-FADE = 200  # steps over which copied blocks come in
+FADED = {"widen": "random", "deepen": "copy"}  # what comes in by a fade
+FADE = 200  # steps of it
 FIRST = {"deepen-first": ("deepen", "widen"), "widen-first": ("widen", "deepen")}
 SHARE = 0.25  # of the budget that the small network gets
 OTHER_SHARES = (0.1, 0.5)
-RATES, DECAYS = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2), (0.01, 0.05, 0.2)
-TUNED_AT, SWEPT_AT = 8, 4  # budgets
+RATES = {"EQ": (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2), "RE": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)}
+DECAYS = (0.01, 0.05, 0.2, 0.5)
+TUNED_UP_TO = 8  # budgets; longer ones take over what is best at this one
+SWEPT_AT = {"EQ": 8, "RE": 4}
 
 
 @dataclass(frozen=True)
 class Chosen:
     """Peak rate and weight decay."""
 
-    rate: float = 4e-3
-    decay: float = 0.05
+    rate: float
+    decay: float
+
+
+OWNED = Chosen(8e-3, 0.2)  # how the small network was trained that is reused
+Tuned = Mapping[str, Mapping[float, Chosen]]  # for each kind of run, by budget
+
+
+def at(tuned: Tuned, kind: str, budget: float) -> Chosen:
+    """What is used at a budget."""
+    own = tuned[kind]
+    return own[min(budget, max(own))]
 
 
 @cache
@@ -75,7 +88,7 @@ def scratch(name: str, net: Net, budget: float, chosen: Chosen) -> Arm:
 
 
 def growth(what: str, method: str) -> Grow:
-    return Grow(what, "copy", factor=2, fade=FADE) if method == "fade" else Grow(what, method, factor=2)
+    return Grow(what, FADED[what], factor=2, fade=FADE) if method == "fade" else Grow(what, method, factor=2)
 
 
 def grown(net: Net, grow: Grow) -> Net:
@@ -102,56 +115,83 @@ def twice(name: str, order: str, budget: float, chosen: Chosen) -> Arm:
     return run(name, nets[0], stages[0], *later)
 
 
-def reuse(name: str, what: str, method: str, budget: float, chosen: Chosen, teacher: Chosen) -> Arm:
-    first = Stage(TEACHER, teacher.rate, teacher.decay, span=TEACHER, looks=0)
-    second = Stage(budget, chosen.rate, chosen.decay, growth(what, method), "kept", span=budget, looks=0)
+def reuse(name: str, what: str, method: str | None, budget: float, chosen: Chosen) -> Arm:
+    """The small network that is there is grown and trained on; without a method, it is trained on as it is."""
+    first = Stage(TEACHER, OWNED.rate, OWNED.decay, span=TEACHER, looks=0)
+    length = epochs(BIG if method else SMALL[what], budget)
+    grow = growth(what, method) if method else None
+    second = Stage(length, chosen.rate, chosen.decay, grow, "kept", span=length, looks=0)
     return run(name, SMALL[what], first, second, own=1)
-
-
-def kinds(chosen: Mapping[str, Chosen], budget: float) -> dict[str, Arm]:
-    """One run of each kind that is tuned by itself."""
-    arms = {"scratch": scratch("scratch", BIG, budget, chosen["scratch"])}
-    for what in SMALL:
-        arms[f"small-{what}"] = scratch(f"small-{what}", SMALL[what], budget, chosen[f"small-{what}"])
-        arms[f"{what}-nothing"] = from_nothing(f"{what}-nothing", what, "r2r", budget, chosen[f"{what}-nothing"])
-        arms[f"{what}-reuse"] = reuse(f"{what}-reuse", what, "r2r", budget / 2, chosen[f"{what}-reuse"], Chosen())
-    arms["both-nothing"] = twice("both-nothing", "deepen-first", budget, chosen["both-nothing"])
-    return arms
 
 
 KINDS = (
     "scratch",
     *(f"small-{what}" for what in SMALL),
-    *(f"{what}-{account}" for what in SMALL for account in ("nothing", "reuse")),
+    *(f"{what}-{how}" for what in SMALL for how in ("nothing", "reuse", "on")),
     "both-nothing",
 )
 
 
+def typical(kind: str, name: str, budget: float, chosen: Chosen) -> Arm:
+    """The run by which its kind is tuned."""
+    first, _, second = kind.partition("-")
+    if kind == "scratch":
+        return scratch(name, BIG, budget, chosen)
+    if kind == "both-nothing":
+        return twice(name, "deepen-first", budget, chosen)
+    if first == "small":
+        return scratch(name, SMALL[second], budget, chosen)
+    if second == "nothing":
+        return from_nothing(name, first, "r2r", budget, chosen)
+    return reuse(name, first, "r2r" if second == "reuse" else None, budget, chosen)
+
+
+def account_of(kind: str) -> str:
+    return "RE" if kind.endswith(("-reuse", "-on")) else "EQ"
+
+
+def tuned_at(kind: str) -> list[int]:
+    """The budgets at which a kind of run is tuned: scratch is a rival in both accounts."""
+    budgets = {
+        *(BUDGETS if account_of(kind) == "EQ" else ()),
+        *(REUSED if account_of(kind) == "RE" or kind == "scratch" else ()),
+    }
+    return sorted(budget for budget in budgets if budget <= TUNED_UP_TO)
+
+
+GRID = [
+    (kind, budget, rate, decay)
+    for kind in KINDS
+    for budget in tuned_at(kind)
+    for rate in RATES[account_of(kind)]
+    for decay in DECAYS
+]
+
+
+def tuning_name(kind: str, budget: float, rate: float, decay: float) -> str:
+    return f"TUNE-{kind}@{budget:g}-{rate:g}-{decay:g}"
+
+
 def tuning_arms() -> list[Arm]:
     """Every kind of run at every rate and weight decay."""
-    return [
-        replace(arm, name=f"TUNE-{kind}-{rate:g}-{decay:g}")
-        for rate in RATES
-        for decay in DECAYS
-        for kind, arm in kinds(dict.fromkeys(KINDS, Chosen(rate, decay)), TUNED_AT).items()
-    ]
+    return [typical(one[0], tuning_name(*one), one[1], Chosen(*one[2:])) for one in GRID]
 
 
-def chosen_by(folder: Path) -> dict[str, Chosen]:
-    """The best rate and weight decay of each kind, by the mean over seeds of the last held-out accuracy."""
+def chosen_by(folder: Path) -> dict[str, dict[float, Chosen]]:
+    """The best rate and weight decay of each kind at each budget, by the mean over seeds of the last held-out accuracy."""
     results = read_all(folder) if any(folder.glob("*.json")) else {}
-    missing = [arm.name for arm in tuning_arms() if arm.name not in results]
+    missing = [tuning_name(*one) for one in GRID if tuning_name(*one) not in results]
     if missing:
         raise ResultsError(
             f"{folder} lacks {missing[0]} and {len(missing) - 1} others: run python -m experiments --set tuning first"
         )
-
-    def score(kind: str, rate: float, decay: float) -> float:
-        curves = results[f"TUNE-{kind}-{rate:g}-{decay:g}"]["curves"].values()
-        return mean(stages[-1]["accuracy"][-1] for stages in curves)
-
-    pairs = [(rate, decay) for rate in RATES for decay in DECAYS]
-    return {kind: Chosen(*max(pairs, key=lambda pair: score(kind, *pair))) for kind in KINDS}
+    best: dict[tuple[str, float], tuple[float, Chosen]] = {}
+    for one in GRID:
+        kind, budget, *settings = one
+        score = mean(stages[-1]["accuracy"][-1] for stages in results[tuning_name(*one)]["curves"].values())
+        if score > best.get((kind, budget), (-1.0,))[0]:
+            best[kind, budget] = score, Chosen(*settings)
+    return {kind: {budget: best[kind, budget][1] for budget in tuned_at(kind)} for kind in KINDS}
 
 
 SWEEP: dict[str, tuple[float | str, ...]] = {
@@ -163,21 +203,17 @@ SWEEP: dict[str, tuple[float | str, ...]] = {
 }
 
 
-def sweep_arms(chosen: Mapping[str, Chosen]) -> list[Arm]:
+def sweep_arms(tuned: Tuned) -> list[Arm]:
     """One thing at a time changed at the growth, in both accounts."""
     arms = []
     for what in SMALL:
-        for account in ("nothing", "reuse"):
-            picked = chosen[f"{what}-{account}"]
-            plain = (
-                from_nothing("", what, "r2r", 2 * SWEPT_AT, picked)
-                if account == "nothing"
-                else reuse("", what, "r2r", SWEPT_AT, picked, chosen[f"small-{what}"])
-            )
+        for account, budget in (("nothing", SWEPT_AT["EQ"]), ("reuse", SWEPT_AT["RE"])):
+            kind = f"{what}-{account}"
+            plain = typical(kind, "", budget, at(tuned, kind, budget))
             for setting, values in SWEEP.items():
                 for value in values if (what, setting) != ("deepen", "scale") else ():  # a branch that is closed has none
                     last = changed(plain.stages[-1], setting, value)
-                    name = f"SWEEP-{what}-{account}-{setting}-{value}"
+                    name = f"SWEEP-{kind}-{setting}-{value}"
                     arms.append(replace(plain, name=name, stages=(*plain.stages[:-1], last)))
     return arms
 
@@ -194,19 +230,23 @@ def changed(stage: Stage, setting: str, value: float | str) -> Stage:
     return replace(stage, **{setting: number * getattr(stage, setting)})
 
 
-def protocol_arms(chosen: Mapping[str, Chosen]) -> list[Arm]:
+def protocol_arms(tuned: Tuned) -> list[Arm]:
     """All budgets, methods and shares, and what they are compared with."""
-    arms = [scratch(f"EQ-scratch@{budget}", BIG, budget, chosen["scratch"]) for budget in sorted({*BUDGETS, *REUSED})]
+    arms = [
+        scratch(f"EQ-scratch@{budget}", BIG, budget, at(tuned, "scratch", budget)) for budget in sorted({*BUDGETS, *REUSED})
+    ]
     for what, methods in METHODS.items():
-        picked = chosen[f"{what}-nothing"]
         for budget in BUDGETS:
-            arms.append(scratch(f"EQ-small-{what}@{budget}", SMALL[what], budget, chosen[f"small-{what}"]))
+            picked = at(tuned, f"{what}-nothing", budget)
+            arms.append(typical(f"small-{what}", f"EQ-small-{what}@{budget}", budget, at(tuned, f"small-{what}", budget)))
             arms += [from_nothing(f"EQ-{what}-{method}@{budget}", what, method, budget, picked) for method in methods]
             for share in OTHER_SHARES:
                 arms.append(from_nothing(f"EQ-{what}-r2r-{share:g}@{budget}", what, "r2r", budget, picked, share))
-        again, teacher = chosen[f"{what}-reuse"], chosen[f"small-{what}"]
         for budget in REUSED:
-            arms += [reuse(f"RE-{what}-{method}@{budget}", what, method, budget, again, teacher) for method in methods]
+            picked = at(tuned, f"{what}-reuse", budget)
+            arms.append(typical(f"{what}-on", f"RE-small-{what}@{budget}", budget, at(tuned, f"{what}-on", budget)))
+            arms += [reuse(f"RE-{what}-{method}@{budget}", what, method, budget, picked) for method in methods]
     for budget in BUDGETS:
-        arms += [twice(f"EQ-both-{order}@{budget}", order, budget, chosen["both-nothing"]) for order in FIRST]
+        picked = at(tuned, "both-nothing", budget)
+        arms += [twice(f"EQ-both-{order}@{budget}", order, budget, picked) for order in FIRST]
     return arms

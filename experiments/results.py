@@ -83,6 +83,14 @@ def check_same(path: Path, arm: Arm, made_by: Mapping[str, Any]) -> None:
         raise ResultsError(f"{path} holds results that were made otherwise ({'; '.join(other)}): name another with --results")
 
 
+def missing(folder: Path, arm: Arm, seeds: Sequence[int], made_by: Mapping[str, Any]) -> list[int]:
+    """The seeds whose results are not there yet; those that are must be of this experiment."""
+    path = folder / file_name(arm.name)
+    check_same(path, arm, made_by)
+    there = read_file(path)["seeds"] if path.exists() else []
+    return [seed for seed in seeds if seed not in there]
+
+
 def read_file(path: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -109,14 +117,13 @@ def read_all(folder: Path) -> dict[str, dict[str, Any]]:
     return {content["arm"]["name"]: content for content in contents}
 
 
-def write_filters(folder: Path, arms: Sequence[Arm], seeds: Sequence[int], store: Store) -> None:
-    """The first layers of the VIZ arms: before and after the growth, and at the end."""
+def write_filters(folder: Path, arm: Arm, seeds: Sequence[int], store: Store) -> None:
+    """The first layers of a VIZ arm: before and after the growth, and at the end; beside those of others."""
     tensors: dict[str, Tensor] = {}
-    for arm in arms:
-        for seed in seeds if arm.test == "VIZ" else ():
-            state = store.state(segments_of(arm, seed)[-1])
-            for when, weights in (state or {"filters": {}})["filters"].items():
-                tensors[f"{arm.name}/{seed}/{when}"] = weights.contiguous()
+    for seed in seeds if arm.test == "VIZ" else ():
+        state = store.state(segments_of(arm, seed)[-1])
+        for when, weights in (state or {"filters": {}})["filters"].items():
+            tensors[f"{arm.name}/{seed}/{when}"] = weights.contiguous()
     if tensors:
         path = folder / FILTERS
         part = path.with_suffix(".part")

@@ -40,8 +40,8 @@ class Curve:
     train_loss: list[float | None] = field(default_factory=list)
     flops: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    steps: list[float] = field(default_factory=list)  # losses of the first hundred
-    last: list[float] = field(default_factory=list)  # losses of the last thirty
+    steps: list[float] = field(default_factory=list)  # losses of the first hundred, unless only the end is looked at
+    last: list[float] = field(default_factory=list)  # losses of the last thirty, likewise
     growth: dict[str, Any] = field(default_factory=dict)
     open: list[float] = field(default_factory=list)  # steps since the last entry, their losses and their seconds, summed up
 
@@ -237,15 +237,15 @@ class Training:
         return self._restore(segment, saved)
 
     def _restore(self, segment: Segment, saved: dict[str, Any]) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """The network of a saved segment: growths are made once more, for the shapes, and then its numbers are loaded."""
-        model = segment.net.build(segment.seed)
-        optimizer = optimizer_for(model, segment)
-        for number, stage in enumerate(segment.stages):
-            if stage.grow is not None:
-                grow_model(model, self._example(), stage.grow, optimizer, segment.seed)
-                last = number + 1 == len(segment.stages)
-                for _ in range(min(stage.grow.fade, saved["done"] if last else stage.grow.fade)):
-                    optimizer.step()  # without gradients: nothing moves but gates
+        """The network of a saved segment: its growth is made once more, from the same network, and then its numbers loaded."""
+        if segment.parent is None:
+            model = segment.net.build(segment.seed)
+        else:
+            model, optimizer = self._copy_of(segment.parent)
+            if segment.stage.grow is not None:
+                grow_model(model, self._example(), segment.stage.grow, optimizer, segment.seed)
+                for _ in range(min(segment.stage.grow.fade, saved["done"])):
+                    optimizer.step()  # without gradients: nothing moves but what fades in
         model.load_state_dict(saved["model"])
         optimizer = optimizer_for(model, segment)
         optimizer.load_state_dict(saved["optimizer"])
@@ -305,9 +305,9 @@ class Training:
         for place, one in enumerate(trainees):
             curve = one.curve
             curve.spend(losses[place], spent / len(trainees))
-            if one.done < 100:
-                curve.steps += [round(value, 8) for value in losses[place, : 100 - one.done].tolist()]
-            curve.last = [*curve.last, *(round(value, 8) for value in losses[place].tolist())][-30:]
+            if one.segment.stage.looks:
+                curve.steps += [round(value, 8) for value in losses[place, : max(0, 100 - one.done)].tolist()]
+                curve.last = [*curve.last, *(round(value, 8) for value in losses[place].tolist())][-30:]
             one.done += steps
             if ahead[place] == steps:
                 curve.close(one.done / self.per_epoch, accuracy[place], test_loss[place], float(one.done) * one.flops)

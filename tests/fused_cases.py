@@ -21,6 +21,7 @@ from experiments.models import Layer, ResNetCifar, SmallConv
 
 BATCH = 16
 SEED = 3  # with others a ReLU or a maximum may fall the other way by rounding, and a gradient with it
+FADE = 2  # steps
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -36,7 +37,13 @@ def optimizer_of(model: nn.Module, kind: type[torch.optim.Adam], **options: Any)
     return optimizer
 
 
-def agree(build: Callable[[], nn.Module], nets: int, steps: int, kind: Any, fade: int = 0, **options: Any) -> None:
+GROWTHS: dict[str, Callable[..., outgrow.Growth]] = {
+    "deepen": lambda *what, **how: outgrow.deepen(*what, "layer1.0", method="copy", **how),
+    "widen": lambda *what, **how: outgrow.widen(*what, "*", factor=2, method="random", **how),
+}
+
+
+def agree(build: Callable[[], nn.Module], nets: int, steps: int, kind: Any, grow: str = "", **options: Any) -> None:
     torch.manual_seed(0)
     models = [build() for _ in range(nets)]
     generator = torch.Generator().manual_seed(SEED)
@@ -48,10 +55,9 @@ def agree(build: Callable[[], nn.Module], nets: int, steps: int, kind: Any, fade
                 nn.init.normal_(module.running_mean)
                 nn.init.uniform_(module.running_var, 0.5, 2)
     optimizers = [optimizer_of(model, kind, **options) for model in models]
-    if fade:
-        for model, optimizer in zip(models, optimizers, strict=True):
-            x = torch.randn(4, 3, 32, 32)
-            outgrow.deepen(model, x, "layer1.0", method="copy", fade=fade, optimizer=optimizer)
+    for model, optimizer in zip(models, optimizers, strict=True):
+        if grow:
+            GROWTHS[grow](model, torch.randn(4, 3, 32, 32), fade=FADE, optimizer=optimizer)
     twins, started = copy.deepcopy(models), [copy.deepcopy(model.state_dict()) for model in models]
     theirs = [kind(twin.parameters(), lr=1e-3, **options) for twin in twins]
     for mine, other in zip(optimizers, theirs, strict=True):
@@ -63,7 +69,7 @@ def agree(build: Callable[[], nn.Module], nets: int, steps: int, kind: Any, fade
     rates, decays = 1e-3 * (1 + torch.rand(nets, steps)), 1e-2 * torch.rand(nets, steps)
     found = []
     streams = list(range(nets))[::-1]
-    fused = Fleet(models, optimizers, streams, BATCH, DEVICE, "ieee", fades=[(0, fade)] * nets)
+    fused = Fleet(models, optimizers, streams, BATCH, DEVICE, "ieee", fades=[(0, FADE if grow else 0)] * nets)
     for engine in (fused, Eager(twins, theirs, streams, BATCH)):
         engine.feed(images, labels, torch.tensor([0.4, 0.5, 0.6]), torch.tensor([0.2, 0.25, 0.3]))
         engine.examine(images[:12], labels[:12])
@@ -109,7 +115,8 @@ def with_a_bias() -> nn.Module:
 CASES: dict[str, Callable[[], None]] = {
     "residual": lambda: agree(lambda: ResNetCifar(1 / 16, 1), 1, 1, torch.optim.Adam, amsgrad=True),
     "several": lambda: agree(lambda: ResNetCifar(3 / 32, 2), 2, 2, torch.optim.AdamW),
-    "faded": lambda: agree(lambda: ResNetCifar(1 / 16, 1), 1, 3, torch.optim.AdamW, fade=4),
+    "faded": lambda: agree(lambda: ResNetCifar(1 / 16, 1), 1, 3, torch.optim.AdamW, grow="deepen"),
+    "drifting": lambda: agree(lambda: ResNetCifar(1 / 32, 1), 1, 3, torch.optim.AdamW, grow="widen"),
     "plain": lambda: agree(with_a_bias, 1, 1, torch.optim.Adam, amsgrad=True),
     "small": lambda: agree(lambda: SmallConv(4), 1, 1, torch.optim.Adam, amsgrad=True),
 }

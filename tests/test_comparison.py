@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from experiments import budgets, pays
+from experiments.answers import against, wins
 from experiments.comparison import Comparison, Line, flops, gain, gap, lines, need, needed, read
 from experiments.curves import student
 from experiments.figures import RESULTS
@@ -70,10 +71,15 @@ def test_what_an_accuracy_costs() -> None:
 def test_what_reuse_adds_is_against_the_network_one_had(compared: Comparison) -> None:
     content = json.loads((KEPT / "protocol" / "RE-deepen-r2r@4.json").read_text())
     own = [content["curves"][str(seed)][0]["accuracy"] for seed in range(5)]
-    found = gain(compared.lines["RE-deepen-r2r"], 4)
+    small = compared.small("RE", "deepen")
+    assert small is not None
+    found = gain(compared.lines["RE-deepen-r2r"], small, 4)  # which begins where the small one is
     assert found is not None
     assert found.value == pytest.approx(100 * statistics.mean(end[-1] - end[0] for end in own))
-    assert gain(compared.scratch, 4) is None
+    assert gain(compared.lines["RE-deepen-r2r"], small, 3) is gain(compared.scratch, compared.scratch, 4) is None
+    padded = gain(compared.lines["RE-widen-random"], compared.small("RE", "widen"), 4)  # type: ignore[arg-type]
+    assert padded is not None
+    assert padded.value < 10  # though it lost nearly all when it was padded
 
 
 def test_intervals_are_students(compared: Comparison) -> None:
@@ -116,7 +122,7 @@ def test_the_page_is_what_the_results_say(compared: Comparison, tmp_path: Path) 
     assert page.with_suffix(".svg").read_bytes() == kept.with_suffix(".svg").read_bytes()
     scratch, best = statistics.mean(ends("EQ-scratch@4")), statistics.mean(ends("EQ-deepen-r2r-0.5@4"))
     told = re.search(
-        r"Deepening, the best way at each budget against scratch: \+4.2, \+(.+?), ", page.read_text(encoding="utf-8")
+        r"Deepening, the best way at each budget against scratch: \+4.7, \+(.+?), ", page.read_text(encoding="utf-8")
     )
     assert told is not None
     assert told[1] == f"{best - scratch:.1f}"
@@ -124,14 +130,27 @@ def test_the_page_is_what_the_results_say(compared: Comparison, tmp_path: Path) 
 
 def test_the_readme_says_what_the_results_say(compared: Comparison) -> None:
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    gains = [gain(compared.lines["RE-widen-r2r"], budget) for budget in (8, 16)]
-    assert f"eight epochs (widened, +{gains[0].value:.1f} points; +{gains[1].value:.1f} with sixteen)" in text  # type: ignore[union-attr]
+    wide, deep = (against(compared, "RE", what) for what in ("widen", "deepen"))
+    four, sixteen = ([found["scratch"][budget].value for found in (wide, deep)] for budget in (4, 16))
+    assert f"widened network is {four[0]:.1f} points better than one from scratch, a deepened one {four[1]:.1f}" in text
+    assert f"with sixteen, {sixteen[0]:.1f} and {sixteen[1]:.1f}." in text
+    gains = [wide["alone"][4], wide["alone"][16], deep["alone"][16]]
+    assert all(one.clear for one in gains)
+    said = [f"{one.value:.1f}" for one in gains]
+    assert f"widening gains {said[0]} points at four epochs and {said[1]} at sixteen, deepening {said[2]} at sixteen" in text
+    assert wins(deep["alone"]) == [8, 16]
+    targets = compared.targets()
+    savings = [
+        max(one.saving.value for line in compared.of("RE", "widen") if (one := need(line, compared.scratch, target)).saving)
+        for target in (targets["scratch at 8"], targets["scratch at 16"])
+    ]
+    assert f"the best widening has with {savings[0]:.0%} and {savings[1]:.0%} fewer FLOPs".replace("%", " %") in text
     differences = [row.difference for row in compared.swept if row.difference is not None]
     worse, better = ([one for one in differences if one.clear and one.value * sign > 0] for sign in (-1, 1))
-    assert f"of {len(differences)} changes that were tried {len(worse)} do harm" in text
-    assert len(better) == 2
-    wins = [max(statistics.mean(line.values(2)) for line in compared.of("EQ", what)) for what in ("widen", "deepen")]
-    low, high = (round(win - compared.scratch.mean(2)) for win in wins)
+    assert f"of {len(differences)} changes that were tried {len(worse)} do harm, and none helps" in text
+    assert not better
+    won = [max(statistics.mean(line.values(2)) for line in compared.of("EQ", what)) for what in ("widen", "deepen")]
+    low, high = (round(win - compared.scratch.mean(2)) for win in won)
     assert f"by {low} (widening) to {high} points (deepening) at two epochs' FLOPs" in text
 
 

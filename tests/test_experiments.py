@@ -97,7 +97,7 @@ def test_what_arms_share_is_trained_once() -> None:
     assert all(segment.parent is None or segment.parent in segments[:number] for number, segment in enumerate(segments))
 
 
-GROWS = {"widen": Grow("widen", "r2r", 2), "fade": Grow("deepen", "copy", fade=7)}
+GROWS = {"widen": Grow("widen", "r2r", 2), "fade": Grow("deepen", "copy", fade=7), "drift": Grow("widen", "random", 2, fade=7)}
 
 
 @pytest.mark.parametrize("what", GROWS)
@@ -292,9 +292,10 @@ def test_looks(tmp_path: Path) -> None:
     assert seen[1]["curve"]["epoch"] == [0, 1, 2, 2.5]
     assert seen[4]["curve"]["epoch"] == [0.25 * step for step in range(11)]
     for looks in (1, 4):
-        assert seen[looks]["curve"]["steps"] == seen[0]["curve"]["steps"]
+        assert seen[looks]["curve"]["steps"] == seen[1]["curve"]["steps"]
         assert all(torch.equal(value, seen[0]["model"][name]) for name, value in seen[looks]["model"].items())
-    spent = seen[0]["curve"]["steps"]
+    spent = seen[1]["curve"]["steps"]
+    assert seen[0]["curve"]["steps"] == []
     assert seen[0]["curve"]["train_loss"][1] == pytest.approx(sum(spent) / len(spent), abs=1e-4)
 
 
@@ -303,7 +304,7 @@ def test_filters_are_kept(tmp_path: Path) -> None:
 
     arm = short(paper_arms()[0])
     assert training([arm], tmp_path, some_data()).run()
-    write_filters(tmp_path, [arm], [0], Store(tmp_path))
+    write_filters(tmp_path, arm, [0], Store(tmp_path))
     filters = load_file(tmp_path / "filters.safetensors")
     before, after = filters["VIZ-R2R/0/before"], filters["VIZ-R2R/0/after"]
     assert after.shape == filters["VIZ-R2R/0/end"].shape == (32, 3, 7, 7)
@@ -311,34 +312,40 @@ def test_filters_are_kept(tmp_path: Path) -> None:
     assert torch.equal(after[16:24], after[24:])  # pairs
 
 
+TUNED = {kind: dict.fromkeys(protocol.tuned_at(kind), protocol.OWNED) for kind in protocol.KINDS}
+
+
 def test_the_honest_comparison_spends_equal_flops() -> None:
     """Whatever way to the big network, a budget is a budget; and every run ends with its rate at zero."""
-    chosen = dict.fromkeys(protocol.KINDS, protocol.Chosen())
-    for arm in protocol.protocol_arms(chosen):
+    arms = protocol.protocol_arms(TUNED)
+    for arm in arms:
         budget = float(arm.name.split("@")[1])
         net, spent = arm.net, 0.0
         for number, stage in enumerate(arm.stages):
             net = protocol.grown(net, stage.grow) if stage.grow else net
             spent += stage.epochs * protocol.cost(net) if number >= arm.own else 0.0
         assert spent == pytest.approx(budget * protocol.cost(protocol.BIG)), arm.name
-        assert net == (arm.net if arm.name.startswith("EQ-small") else protocol.BIG)
+        assert net == (arm.net if "-small-" in arm.name else protocol.BIG)
         lengths = sum(stage.epochs for stage in arm.stages if stage.span == arm.stages[-1].span)
         assert lengths == pytest.approx(arm.stages[-1].span), arm.name
-    names = [arm.name for arm in protocol.protocol_arms(chosen)]
-    assert len(set(names)) == len(names)
+    assert len({arm.name for arm in arms}) == len(arms)
 
 
 def test_tuning_and_sweep(tmp_path: Path) -> None:
     """What was best for a kind of run is what the sets after it are made with."""
     for number, arm in enumerate(protocol.tuning_arms()):
-        curve = {"accuracy": [0.9 if arm.name.endswith("scratch-0.002-0.2") else 0.001 * number]}
+        curve = {"accuracy": [0.9 if arm.name.endswith("scratch@2-0.002-0.2") else 0.001 * number]}
         curves = {"0": [curve], "1": [curve]}
         content = {"format": 1, "arm": {"name": arm.name}, "seeds": [0, 1], "command": "made up", "curves": curves}
         (tmp_path / file_name(arm.name)).write_text(json.dumps(content))
-    chosen = protocol.chosen_by(tmp_path)
-    assert chosen["scratch"] == protocol.Chosen(0.002, 0.2)
-    assert chosen["widen-reuse"] == protocol.Chosen(0.016, 0.2)  # the last one
-    arms = {arm.name: arm for arm in protocol.sweep_arms(chosen)}
+    tuned = protocol.chosen_by(tmp_path)
+    assert tuned["scratch"][2] == protocol.Chosen(0.002, 0.2)
+    assert tuned["scratch"][1] == protocol.Chosen(0.032, 0.5)  # the last one
+    assert tuned["widen-reuse"][4] == protocol.Chosen(0.016, 0.5)
+    assert [protocol.at({"A": {1: "a", 4: "b"}}, "A", budget) for budget in (1, 4, 16)] == ["a", "b", "b"]  # type: ignore[dict-item]
+    used = {arm.name: arm.stages[-1].rate for arm in protocol.protocol_arms(tuned)}
+    assert (used["EQ-scratch@2"], used["EQ-scratch@4"], used["EQ-scratch@32"]) == (0.002, 0.032, 0.032)
+    arms = {arm.name: arm for arm in protocol.sweep_arms(tuned)}
     plain, slow = (arms[f"SWEEP-widen-reuse-rate-{value}"].stages[-1] for value in (1.0, 0.2))
     assert plain.rate == 0.016
     assert slow == replace(plain, rate=pytest.approx(0.0032))

@@ -98,9 +98,9 @@ def test_results_that_were_made_otherwise_are_not_mixed(tmp_path: Path) -> None:
 def test_filters_of_other_seeds_are_kept(tmp_path: Path) -> None:
     arm = short(paper_arms()[0])
     store = trained(tmp_path, arm, seeds=(0, 1))
-    write_filters(tmp_path, [arm], [0], store)
+    write_filters(tmp_path, arm, [0], store)
     first = load_file(tmp_path / "filters.safetensors")
-    write_filters(tmp_path, [arm], [1], store)
+    write_filters(tmp_path, arm, [1], store)
     both = load_file(tmp_path / "filters.safetensors")
     assert {name.split("/")[1] for name in both} == {"0", "1"}
     assert all(torch.equal(both[name], value) for name, value in first.items())

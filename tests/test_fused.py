@@ -15,7 +15,7 @@ import pytest
 import torch
 
 CASES = Path(__file__).parent / "fused_cases.py"
-SLOW = [pytest.param(name, marks=pytest.mark.exhaustive) for name in ("several", "plain", "small", "faded")]
+SLOW = [pytest.param(name, marks=pytest.mark.exhaustive) for name in ("several", "plain", "small", "faded", "drifting")]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="the fused engine needs Triton: pip install triton")

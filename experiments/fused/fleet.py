@@ -6,6 +6,7 @@ two epochs; in between they are rows of a few large tensors.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -100,8 +101,19 @@ def held_back(model: nn.Module) -> Tensor:
     """One for the channels of norms that end a block of the last growth, else zero."""
     born, names = outgrow.cohorts(model), {id(parameter): name for name, parameter in model.named_parameters()}
     ends = {id(block.bn2) for block in model.modules() if isinstance(block, Block)}
-    last = {id(norm): (born[names[id(norm.weight)]] == born.count).expand(norm.weight.shape) for _, norm in layers_of(model)}
-    return torch.cat([last[id(norm)].float() * (id(norm) in ends) for _, norm in layers_of(model)])
+    rows = []
+    for _, norm in layers_of(model):
+        new = bool((born[names[id(norm.weight)]] == born.count).all()) and id(norm) in ends
+        rows.append(torch.full(norm.weight.shape, float(new)))
+    return torch.cat(rows)
+
+
+def drifts_of(model: nn.Module) -> list[Tensor]:
+    """For each parameter, in the order of a row: how far a step moves it that has no gradients, since it is fading in."""
+    twin = copy.deepcopy(model)
+    before = [parameter.detach().clone() for parameter in parameters_of(twin)]
+    torch.optim.SGD(twin.parameters()).step()
+    return [parameter.detach() - old for parameter, old in zip(parameters_of(twin), before, strict=True)]
 
 
 class Fleet:
@@ -113,7 +125,7 @@ class Fleet:
         streams: for each network, the number of the stream of batches that it is trained on.
         precision: of products: "tf32", torch's default for convolutions, or "ieee".
         factors: for each network, on the updates of what its last growth has brought.
-        fades: for each network, how many steps ago the blocks of its last growth began to come in, and over how many.
+        fades: for each network, how many steps ago what its last growth has brought began to come in, and over how many.
     """
 
     def __init__(
@@ -145,12 +157,14 @@ class Fleet:
         for number, factor in enumerate(factors if self.paced else ()):
             self.pace[number].copy_(row_of(paces_of(self.models[number], factor)))
         self.ahead = 0  # steps that were prepared
-        self.fading = any(over for _, over in fades)
+        self.fades = list(fades)
+        self.fading = any(done < over for done, over in fades)
         if self.fading:
             closed = torch.stack([held_back(model) * bool(over) for model, (_, over) in zip(self.models, fades, strict=True)])
-            speed, begun = torch.tensor([[1 / max(over, 1), float(done)] for done, over in fades]).unbind(1)
-            self.closed, self.speed, self.begun = closed.to(device), speed.to(device), begun.to(device)
+            over, begun = torch.tensor([[max(over, 1.0), float(done)] for done, over in fades]).unbind(1)
+            self.closed, self.over, self.begun = closed.to(device), over.to(device), begun.to(device)
             self.network.gates = torch.ones_like(self.closed)
+            self.drifts = torch.stack([row_of(drifts_of(model)) for model in self.models]).to(device)
         self.made = 0  # steps, since boarding
         self.tables: dict[str, Tensor] = {}
         self.graph: Callable[[], None] | None = None
@@ -185,6 +199,9 @@ class Fleet:
         rows = [tensor.cpu() for tensor in (network.parameters, network.running_mean, network.running_var, *self.moments)]
         for number, (model, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True)):
             weights, mean, var, *moments = (tensor[number] for tensor in rows)
+            done, over = self.fades[number] if self.fading else (0, 0)
+            for _ in range(min(self.made, over - done)):
+                optimizer.step()  # without gradients: nothing moves but what fades in
             parameters, norms = parameters_of(model), [norm for _, norm in layers_of(model)]
             write_row(weights, parameters)
             for parameter in model.parameters():
@@ -248,12 +265,14 @@ class Fleet:
             tables["sizes"], tables["roots"], tables["decays"], clock, layout.parameters, layout.gradients, steps, *BETAS,
             ADAM_EPSILON, self.parts, BLOCK, self.amsgrad, self.decoupled, self.paced, self.mixed,
         )  # fmt: skip
+        if self.fading:
+            network.parameters.addcmul_(self.drifts, (self.begun + clock < self.over).float()[:, None])
         clock.add_(1)
 
     def _open_gates(self) -> None:
         """As far as they are open after the steps made by now."""
         if self.fading:
-            level = ((self.begun + self.tables.get("clock", 0)) * self.speed).clamp(max=1.0)
+            level = ((self.begun + self.tables.get("clock", 0)) / self.over).clamp(max=1.0)
             self.network.gates.copy_(1 - self.closed * (1 - level[:, None]))
 
     def _gather(self, order: Tensor, clock: Tensor, images: Tensor, labels: Tensor, flips: Tensor, mirrored: bool) -> None:
