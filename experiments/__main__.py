@@ -83,7 +83,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, default=None, help="where the report goes (default: PRESET-READING-report beside the results)"
     )
-    parser.add_argument("--limit", type=int, default=80, help="the most networks that are trained together (default: 80)")
+    parser.add_argument(
+        "--limit", type=int, default=80, help="the most networks that are trained together (default: 80, or what fits)"
+    )
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long; the same command goes on")
     options = parser.parse_args(arguments)
     if options.limit < 1:
@@ -263,6 +265,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"no page of answers yet: {error}")
     except (DataError, StoreError, ResultsError) as error:
         raise SystemExit(str(error)) from error
+    except torch.OutOfMemoryError as error:
+        raise SystemExit(
+            f"not even one network fits into the free memory of {options.device}: free some, or use --device cpu"
+        ) from error
     except OSError as error:
         raise SystemExit(f"{error.filename or 'a file'} can't be written or read: {error.strerror or error}") from error
     print(f"results of {len(arms)} arms are in {results}; {time.monotonic() - started:.0f} s")

@@ -15,13 +15,15 @@ from experiments.parts import ACCOUNT_NAMES
 from experiments.ways import SETTINGS, VERBS, name_of, start_of
 
 
-def row_of(gaps: dict[float, Estimate]) -> str:
-    """+4.2, +1.9, +0.3 at budgets 2, 4, 8 (clear at 2, 4)"""
-    clear = [f"{budget:g}" for budget, one in gaps.items() if one.clear]
-    return (
-        f"{', '.join(signed(one.value) for one in gaps.values())} at budgets {', '.join(f'{budget:g}' for budget in gaps)} "
-        f"({'clear at ' + ', '.join(clear) if clear else 'none of it clear'})"
-    )
+def verdict(gaps: Mapping[float, Estimate]) -> str:
+    """better at 2 (+2.1), worse at 8, 16 (−1.0, −1.1), no clear difference at 4"""
+    better, worse = ([budget for budget, one in gaps.items() if one.clear and one.value * sign > 0] for sign in (1, -1))
+    rest = [budget for budget in gaps if budget not in (*better, *worse)]
+    parts = []
+    for name, there in (("better", better), ("worse", worse), ("no clear difference", rest)):
+        values = f" ({', '.join(signed(gaps[budget].value) for budget in there)})" if there is not rest else ""
+        parts += [f"{name} at {', '.join(f'{budget:g}' for budget in there)}{values}"] if there else []
+    return ", ".join(parts)
 
 
 def best_of(lines: Sequence[Line], other: Line, budget: float) -> tuple[Line, Estimate] | None:
@@ -58,8 +60,8 @@ def at_equal_flops(compared: Comparison) -> Finding | None:
         if not found["scratch"]:
             continue
         won |= {budget: max(won.get(budget, 0.0), found["scratch"][budget].value) for budget in wins(found["scratch"])}
-        told.append(f"{VERBS[what]}, the best way at each budget against scratch: {row_of(found['scratch'])}")
-        told[-1] += f"; against the small network alone: {row_of(found['alone'])}." if found["alone"] else "."
+        told.append(f"{VERBS[what]}, the best way at each budget, against scratch: {verdict(found['scratch'])}")
+        told[-1] += f"; against the small network alone: {verdict(found['alone'])}." if found["alone"] else "."
     if not told:
         return None
     where = ", ".join(f"{budget:g}" for budget in sorted(won))
@@ -79,13 +81,12 @@ def reused(compared: Comparison) -> Finding | None:
         if not found["alone"]:
             continue
         best = max(best, *(one.value for one in found["alone"].values()))
-        pays += (
-            [f"{VERBS[what].lower()} at {', '.join(f'{budget:g}' for budget in won)}"] if (won := wins(found["alone"])) else []
-        )
+        if won := wins(found["alone"]):
+            pays.append(f"{VERBS[what].lower()} at {', '.join(f'{budget:g}' for budget in won)}")
         told.append(
-            f"{VERBS[what]}, the best way at each budget against scratch: {row_of(found['scratch'])}; against the small "
-            f"network trained on for as many FLOPs: {row_of(found['alone'])}; against the small network that was there: "
-            f"{row_of(found['had'])}."
+            f"{VERBS[what]}, the best way at each budget, against scratch: {verdict(found['scratch'])}; against the small "
+            f"network trained on for as many FLOPs: {verdict(found['alone'])}; against the small network that was there: "
+            f"{verdict(found['had'])}."
         )
     if not told:
         return None

@@ -150,7 +150,8 @@ def framed(body: str, title: str, curves: Mapping[str, Any], fill: Mapping[str, 
 
     text = read("frame.html").replace("{{body}}", read(body))
     plain = json.dumps(curves, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
-    for name, value in {"title": title, "css": read("page.css"), "js": read("page.js"), "data": plain, **fill}.items():
+    own = {"title": title, "css": read("page.css"), "js": read("page.js"), "snippet": read("snippet.html"), "data": plain}
+    for name, value in {**own, **fill}.items():
         text = text.replace("{{" + name + "}}", value)
     return text
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -130,7 +131,7 @@ class Training:
         shape: what models must share to be in one fleet.
         store: where states and curves are kept.
         tell: is called as work goes on, with the epochs that were trained (of all networks together) and a line of text.
-        limit: the most networks of a fleet.
+        limit: the most networks of a fleet; fewer, if they do not fit into the device's memory.
         until: a time (of `time.monotonic`) at which to stop, with all states written.
     """
 
@@ -253,6 +254,32 @@ class Training:
 
     def _train(self, trainees: list[Trainee]) -> None:
         """Train a fleet until the first of its networks ends its segment; write down those that have."""
+        try:
+            engine = self._aboard(trainees)
+            ahead = self._prepare(engine, trainees)
+        except torch.OutOfMemoryError as error:
+            if len(trainees) == 1:
+                raise
+            self.limit = len(trainees) // 2
+            traceback.clear_frames(error.__traceback__)  # they hold what is to be freed
+            torch.cuda.empty_cache()
+            self.tell(0.0, f"{len(trainees)} networks at once do not fit into the device's memory: {self.limit} from here on")
+            return
+        ended: list[Trainee] = []
+        while not ended:
+            self._some_steps(engine, trainees, ahead)
+            ended = [one for one in trainees if one.done >= one.length(self.per_epoch)]
+            if time.monotonic() > self.until:
+                break
+            ahead = [] if ended else self._prepare(engine, trainees)
+        engine.land()
+        for one in ended:
+            one.filters |= filters_of(one.model, "end")
+            self._write(one)
+            del self.trainees[one.segment]
+
+    def _aboard(self, trainees: list[Trainee]) -> Any:
+        """An engine with these networks, and with their accuracy before the first step."""
         keys = list(dict.fromkeys(self._stream(one) for one in trainees))
         engine = self.engine(
             [one.model for one in trainees],
@@ -269,15 +296,7 @@ class Training:
             for place, one in enumerate(trainees):
                 if not one.curve.epoch:
                     one.curve.add(0.0, accuracy[place], test_loss[place], None, 0.0, 0.0)
-        ended: list[Trainee] = []
-        while not ended and time.monotonic() < self.until:
-            self._some_steps(engine, trainees)
-            ended = [one for one in trainees if one.done >= one.length(self.per_epoch)]
-        engine.land()
-        for one in ended:
-            one.filters |= filters_of(one.model, "end")
-            self._write(one)
-            del self.trainees[one.segment]
+        return engine
 
     def _write(self, one: Trainee) -> None:
         finished = one.done >= one.length(self.per_epoch)
@@ -288,17 +307,22 @@ class Training:
         epoch, step = divmod(trainee.done, self.per_epoch)
         return trainee.segment.seed, 10_000 * (len(trainee.segment.stages) - 1) + epoch, step
 
-    def _some_steps(self, engine: Any, trainees: list[Trainee]) -> None:
-        """All of them on, until the first is to be looked at, or ends; an epoch at most."""
+    def _prepare(self, engine: Any, trainees: list[Trainee]) -> list[int]:
+        """Get ready for steps until the first is to be looked at, or ends; an epoch at most. How far it is for each of them."""
         ahead = [one.ahead(self.per_epoch) for one in trainees]
         steps = min(*ahead, self.per_epoch)
         rows = [self._batches(*stream, steps) for stream in dict.fromkeys(self._stream(one) for one in trainees)]
         order = torch.stack([chosen for chosen, _ in rows])
         flips = torch.stack([mirrored for _, mirrored in rows]) if trainees[0].segment.flips else None
-        started = time.perf_counter()
         rates = torch.tensor([one.rates(steps, self.per_epoch) for one in trainees])
         decays = torch.tensor([[one.segment.stage.decay] * steps for one in trainees])
         engine.begin(order, rates, decays, flips)
+        return ahead
+
+    def _some_steps(self, engine: Any, trainees: list[Trainee], ahead: Sequence[int]) -> None:
+        """All of them on, as was prepared."""
+        steps = min(*ahead, self.per_epoch)
+        started = time.perf_counter()
         losses = engine.run().cpu()
         spent = time.perf_counter() - started
         accuracy, test_loss = engine.evaluate() if steps in ahead else (None, None)

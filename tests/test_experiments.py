@@ -111,7 +111,7 @@ def test_interrupted_training_goes_on_as_if_nothing_had_happened(what: str, tmp_
     while not done:
         attempts += 1
         # the first one stops before it has made a step
-        until, clock = 2.5 if attempts > 1 else 1.5, itertools.count(1)
+        until, clock = 1.5 if attempts > 1 else 0.5, itertools.count(1)
         part = training([arm], tmp_path / "parts", data, seeds=seeds, until=until, limit=1)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("experiments.training.time.monotonic", clock.__next__)
@@ -124,6 +124,34 @@ def test_interrupted_training_goes_on_as_if_nothing_had_happened(what: str, tmp_
         assert all(torch.equal(value, parts["model"][name]) for name, value in whole["model"].items())
         for name in ("epoch", "accuracy", "train_loss", "steps", "flops"):
             assert whole["curve"][name] == parts["curve"][name]
+
+
+class Cramped(Eager):
+    """On a device that has room for two networks."""
+
+    def __init__(self, models: Any, *what: Any, **more: Any) -> None:
+        if len(models) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        super().__init__(models, *what, **more)
+
+
+def test_fleets_are_as_large_as_the_device_allows(tmp_path: Path) -> None:
+    arms, data, told = [Arm("A", Net(r=1 / 16), (Stage(1, 1e-3, 0),))], some_data(16), list[str]()
+    whole = training(arms, tmp_path / "whole", data, seeds=(0, 1, 2, 3, 4, 5))
+    assert whole.run()
+    segments = whole.segments
+    small = Training(
+        segments, data, Cramped, shape_of, Store(tmp_path / "small"), lambda done, text: told.append(text), batch=8
+    )
+    assert small.run()
+    assert "6 networks at once do not fit into the device's memory: 3 from here on" in told
+    assert small.limit == 1
+    for segment in segments:
+        one, other = whole.store.state(segment), small.store.state(segment)
+        assert one is not None
+        assert other is not None
+        assert all(torch.equal(value, other["model"][name]) for name, value in one["model"].items())
+        assert one["curve"]["accuracy"] == other["curve"]["accuracy"]
 
 
 def test_one_arm_learns_real_digits(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from experiments import data as data_module
 from experiments.__main__ import engine_of, main, parse, seeds_of, stoppable
 from experiments.arms import Arm, paper_arms
 from experiments.data import cifar10, download
-from experiments.results import ResultsError, file_name, read_all, write_arm, write_filters
+from experiments.results import ResultsError, file_name, missing, read_all, write_arm, write_filters
 from experiments.segments import segments_of
 from experiments.store import Store, StoreError
 from test_experiments import short, some_data, training
@@ -93,6 +93,18 @@ def test_results_that_were_made_otherwise_are_not_mixed(tmp_path: Path) -> None:
         with pytest.raises(ResultsError, match="were made otherwise"):
             write_arm(tmp_path, ARM, [1], store, {**made, **change})
     assert (tmp_path / file_name(ARM.name)).read_bytes() == before
+
+
+def test_what_is_in_the_results_is_not_trained_again(tmp_path: Path) -> None:
+    store = trained(tmp_path / "work", seeds=(0, 1))
+    made = {"command": "one", "data": "CIFAR-10", "engine": "fused", "precision": "tf32", "device": "NVIDIA H200"}
+    assert missing(tmp_path, ARM, [0, 1, 2], made) == [0, 1, 2]
+    write_arm(tmp_path, ARM, [1], store, made)
+    assert missing(tmp_path, ARM, [0, 1, 2], {**made, "command": "another"}) == [0, 2]
+    with pytest.raises(ResultsError, match="were made otherwise"):
+        missing(tmp_path, ARM, [1], {**made, "engine": "eager"})
+    with pytest.raises(ResultsError, match="another description"):
+        missing(tmp_path, replace(ARM, flips=True), [1], made)
 
 
 def test_filters_of_other_seeds_are_kept(tmp_path: Path) -> None:

@@ -250,6 +250,9 @@ class Fleet:
         self.ahead = steps
         self.made += steps
         self.steps = [(old + steps, young + steps) for old, young in self.steps]
+        if self.graph is None:
+            with products_in(self.precision):
+                self.graph = self._capture(self.step, self.tables["clock"])
 
     def step(self) -> None:
         """One step of all networks; nothing in it looks at a number."""
@@ -284,9 +287,8 @@ class Fleet:
 
     def run(self) -> Tensor:
         """All steps that were prepared; the losses, (network, step)."""
+        assert self.graph is not None, "begin comes first"
         with products_in(self.precision):
-            if self.graph is None:
-                self.graph = self._capture(self.step, self.tables["clock"])
             for _ in range(self.ahead):
                 self.graph()
         return self.tables["losses"][:, : self.ahead]
