@@ -309,6 +309,7 @@ class Training:
 
     def _prepare(self, engine: Any, trainees: list[Trainee]) -> list[int]:
         """Get ready for steps until the first is to be looked at, or ends; an epoch at most. How far it is for each of them."""
+        self.started = time.perf_counter()
         ahead = [one.ahead(self.per_epoch) for one in trainees]
         steps = min(*ahead, self.per_epoch)
         rows = [self._batches(*stream, steps) for stream in dict.fromkeys(self._stream(one) for one in trainees)]
@@ -322,9 +323,8 @@ class Training:
     def _some_steps(self, engine: Any, trainees: list[Trainee], ahead: Sequence[int]) -> None:
         """All of them on, as was prepared."""
         steps = min(*ahead, self.per_epoch)
-        started = time.perf_counter()
         losses = engine.run().cpu()
-        spent = time.perf_counter() - started
+        spent = time.perf_counter() - self.started
         accuracy, test_loss = engine.evaluate() if steps in ahead else (None, None)
         for place, one in enumerate(trainees):
             curve = one.curve
