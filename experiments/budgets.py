@@ -56,7 +56,9 @@ def panel(axes: Any, compared: Comparison, account: str, what: str) -> None:
         axes.plot(x, y, color=colour, linestyle=style, linewidth=width, label=name_of(line), marker="o", ms=2)
     starts = [line.start for line in shown if line.start and line.way == "r2r"]
     if starts:
-        axes.axhline(np.mean(list(starts[0].values())), color="#888888", linewidth=0.7, label="at the growth")
+        axes.axhline(
+            np.mean(list(starts[0].values())), color="#888888", linewidth=0.7, label="the small network that was there"
+        )
     axes.set_xscale("log", base=2)
     axes.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
     axes.set_xlabel("budget, epochs of the big network")
@@ -71,7 +73,8 @@ def sheet(compared: Comparison, figure: Any) -> None:
             if compared.of(account, what):
                 panel(grid[row][column], compared, account, what)
         grid[row][0].set_ylabel("final accuracy (%)")
-        grid[row][1].legend(*grid[row][0].get_legend_handles_labels(), loc="lower right", fontsize=6)
+        shown = {label: handle for axes in grid[row] for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        grid[row][1].legend(shown.values(), shown, loc="lower right", fontsize=5.2, labelspacing=0.3, handlelength=1.8)
         grid[row][0].set_ylim(61, 80)
 
 
