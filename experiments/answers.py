@@ -1,101 +1,78 @@
 """What the honest comparison answers, in words: every number and every verdict is computed from the results.
 
-A difference is called one when its 95 % interval over seeds leaves zero out.
+A way is called better or worse than a rival where its 95 % interval over seeds leaves zero out; the best of several ways is
+called better only where p times their number is below 5 %.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from experiments.comparison import Comparison, Line, gain, gap, need
+from experiments.comparison import Best, Comparison, Swept, against, need, wins
 from experiments.curves import Estimate
 from experiments.findings import Finding, share, signed
 from experiments.parts import ACCOUNT_NAMES
 from experiments.ways import SETTINGS, VERBS, name_of, start_of
 
 
-def verdict(gaps: Mapping[float, Estimate]) -> str:
-    """better at 2 (+2.1), worse at 8, 16 (−1.0, −1.1), no clear difference at 4"""
-    better, worse = ([budget for budget, one in gaps.items() if one.clear and one.value * sign > 0] for sign in (1, -1))
-    rest = [budget for budget in gaps if budget not in (*better, *worse)]
-    parts = []
-    for name, there in (("better", better), ("worse", worse), ("no clear difference", rest)):
-        values = f" ({', '.join(signed(gaps[budget].value) for budget in there)})" if there is not rest else ""
-        parts += [f"{name} at {', '.join(f'{budget:g}' for budget in there)}{values}"] if there else []
-    return ", ".join(parts)
+def verdict(found: Mapping[float, Best]) -> str:
+    """better at 2, worse at 8, 16, no clear difference at 4"""
+    kinds: dict[str, list[str]] = {"better": [], "worse": [], "no clear difference": []}
+    for budget, one in found.items():
+        kinds["no clear difference" if not one.clear else "better" if one.gap.value > 0 else "worse"].append(f"{budget:g}")
+    return ", ".join(f"{kind} at {', '.join(there)}" for kind, there in kinds.items() if there)
 
 
-def best_of(lines: Sequence[Line], other: Line, budget: float) -> tuple[Line, Estimate] | None:
-    """The line that is best at a budget, and how much better than another line it is."""
-    gaps = [(line, one) for line in lines if (one := gap(line, other, budget))]
-    return max(gaps, key=lambda pair: pair[1].value) if gaps else None
-
-
-def against(compared: Comparison, account: str, what: str) -> dict[str, dict[float, Estimate]]:
-    """The best way at each budget (by its mean), against its rivals."""
-    small = compared.small(account, what)
-    found: dict[str, dict[float, Estimate]] = {"scratch": {}, "alone": {}, "had": {}}
-    for budget in compared.scratch.ends:
-        best = best_of(compared.of(account, what), compared.scratch, budget)
-        if best is None:
-            continue
-        line, found["scratch"][budget] = best
-        alone = gap(line, small, budget) if small else None
-        had = gain(line, small, budget) if small else None
-        found["alone"] |= {budget: alone} if alone else {}
-        found["had"] |= {budget: had} if had else {}
-    return found
-
-
-def wins(gaps: Mapping[float, Estimate]) -> list[float]:
-    return [budget for budget, one in gaps.items() if one.clear and one.value > 0]
+def both(compared: Comparison, account: str, what: str, rival: str) -> str:
+    """What r2r does against a rival, and the best way."""
+    ours, best = (against(compared, account, what, way)[rival] for way in ("r2r", ""))
+    most = max((one.tried for one in best.values()), default=0)
+    return "; ".join([*([f"r2r {verdict(ours)}"] if ours else []), f"the best of {most} ways {verdict(best)}"])
 
 
 def at_equal_flops(compared: Comparison) -> Finding | None:
     """Does growth ever beat scratch, from nothing?"""
-    told, won = [], dict[float, float]()
+    told, won = [], list[tuple[float, float, Best | None]]()
     for what in ("widen", "deepen", "both"):
-        found = against(compared, "EQ", what)
-        if not found["scratch"]:
+        best = against(compared, "EQ", what)
+        if not best["scratch"]:
             continue
-        won |= {budget: max(won.get(budget, 0.0), found["scratch"][budget].value) for budget in wins(found["scratch"])}
-        told.append(f"{VERBS[what]}, the best way at each budget, against scratch: {verdict(found['scratch'])}")
-        told[-1] += f"; against the small network alone: {verdict(found['alone'])}." if found["alone"] else "."
+        won += [(best["scratch"][budget].gap.value, budget, best["alone"].get(budget)) for budget in wins(best["scratch"])]
+        told.append(f"{VERBS[what]} against scratch: {both(compared, 'EQ', what, 'scratch')}.")
+        if best["alone"]:
+            told.append(f"Against the small network alone, the best way {verdict(best['alone'])}.")
     if not told:
         return None
-    where = ", ".join(f"{budget:g}" for budget in sorted(won))
-    return Finding(
-        f"{signed(max(won.values()))}|points at best" if won else "0|clear wins",
-        f"From nothing, growth beats scratch at budgets {where}" if won else "From nothing, growth never beats scratch",
-        " ".join(told),
-        "plain" if won else "bad",
-    )
+    if not won:
+        return Finding("0|clear wins", "From nothing, growth never beats scratch", " ".join(told), "bad")
+    value, _, alone = max(won, key=lambda one: one[0])
+    beside = f", {signed(alone.gap.value)} against the small network" if alone else ""
+    where = ", ".join(f"{budget:g}" for budget in sorted({budget for _, budget, _ in won}))
+    title = f"From nothing, growth beats scratch at budgets {where}"
+    return Finding(f"{signed(value)}|points against scratch at best{beside}", title, " ".join(told), "plain")
 
 
 def reused(compared: Comparison) -> Finding | None:
-    """What reuse buys: against scratch, against the small network that one had, and against training that one on."""
-    told, best, pays = [], -math.inf, []
+    """What reuse buys: against scratch, and against training the small network on."""
+    told, most, pays = [], -math.inf, []
     for what in ("widen", "deepen"):
-        found = against(compared, "RE", what)
-        if not found["alone"]:
+        best = against(compared, "RE", what)
+        if not best["alone"]:
             continue
-        best = max(best, *(one.value for one in found["alone"].values()))
-        if won := wins(found["alone"]):
+        most = max(most, *(one.gap.value for one in best["alone"].values()))
+        if won := wins(best["alone"]):
             pays.append(f"{VERBS[what].lower()} at {', '.join(f'{budget:g}' for budget in won)}")
-        told.append(
-            f"{VERBS[what]}, the best way at each budget, against scratch: {verdict(found['scratch'])}; against the small "
-            f"network trained on for as many FLOPs: {verdict(found['alone'])}; against the small network that was there: "
-            f"{verdict(found['had'])}."
-        )
+        told.append(f"{VERBS[what]} against scratch: {both(compared, 'RE', what, 'scratch')}.")
+        told.append(f"Against the small network, trained on for as many FLOPs: {both(compared, 'RE', what, 'alone')}.")
     if not told:
         return None
     title = f"growth beats training the small network on: {'; '.join(pays)}" if pays else "no better than to train on"
-    return Finding(f"{signed(best)}|points above the small network trained on, at best", f"Reuse: {title}", " ".join(told))
+    return Finding(f"{signed(most)}|points above the small network trained on, at best", f"Reuse: {title}", " ".join(told))
 
 
 def to_seventy(compared: Comparison) -> Finding | None:
-    told, figure = [], 0.0
+    told, figure, rival = [], 0.0, 0.0
     for what in ("widen", "deepen"):
         found = [one for line in compared.of("EQ", what) if (one := need(line, compared.scratch, 70.0)).saving is not None]
         if not found:
@@ -107,32 +84,39 @@ def to_seventy(compared: Comparison) -> Finding | None:
         small = compared.small("EQ", what)
         alone = need(small, compared.scratch, 70.0) if small else None
         if alone is not None and alone.saving is not None:
+            rival = max(rival, alone.saving.value)
             told.append(f"The small network alone: {share(alone.saving)}.")
         reuse = compared.lines.get(f"RE-{what}-r2r")
         if reuse is not None and reuse.start and min(reuse.start.values()) >= 70:
             told.append(f"Under reuse it is there at once: the small network has {start_of(reuse):.1f} %.")
     if not told:
         return None
-    return Finding(f"{100 * figure:.0f} %|fewer FLOPs to 70 %, from nothing", "Compute to 70 %", " ".join(told))
+    beside = f"; small alone {100 * rival:.0f} %" if rival else ""
+    return Finding(f"{100 * figure:.0f} %|fewer FLOPs to 70 %, from nothing{beside}", "Compute to 70 %", " ".join(told))
 
 
 def to_the_end(compared: Comparison) -> Finding | None:
-    """Compute to what the big network reaches, under reuse."""
+    """Compute to what the big network reaches, under reuse: by the best way, and by r2r."""
     told, figure = [], ("none", "of it is reached by growth in all seeds")
     for what in ("widen", "deepen"):
         for title, target in list(compared.targets().items())[1:]:
-            found = [need(line, compared.scratch, target) for line in compared.of("RE", what)]
-            whole = [one for one in found if one.saving is not None]
-            goal = f"{VERBS[what]}, {target:.1f} % ({title})"
-            if not whole:
-                hits, own = max((one.reached for one in found), default=0), need(compared.scratch, compared.scratch, target)
-                told.append(f"{goal}: in {hits} of {own.n} seeds at most; from scratch in {own.reached}.")
+            found = {line.way: need(line, compared.scratch, target) for line in compared.of("RE", what)}
+            goal, own = f"{VERBS[what]}, {target:.1f} % ({title})", need(compared.scratch, compared.scratch, target)
+            if not found:
                 continue
-            best = max(whole, key=lambda one: one.saving.value if one.saving else -math.inf)
-            assert best.saving is not None
-            there = f"; in {best.at_once} of {best.n} seeds the small network itself has it" if best.at_once else ""
-            told.append(f"{goal}: {share(best.saving)} ({name_of(compared.lines[best.line])}{there}).")
-            if not best.at_once:
+            there = max(one.at_once for one in found.values())
+            whole = [one for one in found.values() if one.saving is not None]
+            if there:
+                told.append(f"{goal}: the small network itself has it in {there} of {own.n} seeds.")
+            elif not whole:
+                most = max(one.reached for one in found.values())
+                told.append(f"{goal}: in {most} of {own.n} seeds at most; from scratch in {own.reached}.")
+            else:
+                best = max(whole, key=lambda one: one.saving.value if one.saving else -math.inf)
+                assert best.saving is not None
+                ours = found.get("r2r")
+                r2r = "" if ours is None or ours is best else f"; r2r {told_of(ours.saving, ours.reached, ours.n)}"
+                told.append(f"{goal}: {share(best.saving)} ({name_of(compared.lines[best.line])}{r2r}).")
                 figure = (
                     f"{100 * best.saving.value:.0f} %",
                     f"fewer FLOPs to {target:.1f} %, {VERBS[what].lower()}, under reuse",
@@ -142,11 +126,21 @@ def to_the_end(compared: Comparison) -> Finding | None:
     return Finding("|".join(figure), "Compute to what the big network reaches, under reuse", " ".join(told))
 
 
+def told_of(saving: Estimate | None, reached: int, n: int) -> str:
+    return share(saving) if saving is not None else f"in {reached} of {n} seeds"
+
+
+def holm(rows: list[Swept]) -> int:
+    """How many of these differences remain when their number is corrected for."""
+    chances = sorted(row.difference.p for row in rows if row.difference is not None)
+    return next((place for place, p in enumerate(chances) if p > 0.05 / (len(chances) - place)), len(chances))
+
+
 def recommended(compared: Comparison) -> Finding | None:
     """What should change at a growth: whatever is clearly better than to change nothing, and what clearly harms."""
-    if not compared.swept:
-        return None
     tried = [row for row in compared.swept if row.difference is not None]
+    if not tried:
+        return None
     clear = [row for row in tried if row.difference is not None and row.difference.clear]
     better = [row for row in clear if row.difference is not None and row.difference.value > 0]
     worse = len(clear) - len(better)
@@ -156,19 +150,30 @@ def recommended(compared: Comparison) -> Finding | None:
         for row in better
     )
     text = (
-        f"Of {len(tried)} changes of learning rate, weight decay, scale, optimizer state and the rate of new units, {worse} "
-        f"are clearly worse than none and {len(better)} clearly better" + (f": {named}." if better else ".")
+        f"Of {len(tried)} changes of learning rate, weight decay, scale, optimizer state and the rate of new units, by r2r, "
+        f"{worse} are worse than none and {len(better)} better{f' ({named})' if named else ''}; {holm(tried)} differences "
+        "remain when their number is corrected for (Holm), and the others are not clear. Rate and decay had been tuned for "
+        "changing nothing."
     )
-    nothing = not [row for row in better if row.account == "nothing"]
-    if nothing:
+    if not better:
         text += (
-            f" {'In the middle of a schedule nothing' if better else 'Nothing'} is better than to change nothing, and that is "
-            "what the library does by default: the optimizer's state is carried, rate and decay are left to the schedule, new "
-            "weights have the deviation of those they join."
+            " So the library changes nothing by default: the optimizer's state is carried, rate and decay are left to the "
+            "schedule, new weights have the deviation of those they join."
         )
-    text += f" With so many comparisons, about {0.025 * len(tried):.0f} would look better by chance."
-    title = "Some changes help" if not nothing else "In a schedule, change nothing at a growth" if better else ""
-    return Finding(f"{worse} of {len(tried)}|changes do harm", title or "Change nothing at a growth", text)
+    title = "Some changes help" if better else "Nothing that was changed at a growth has helped"
+    return Finding(f"{worse} of {len(tried)}|changes do harm", title, text)
+
+
+def in_short(compared: Comparison) -> str:
+    """A sentence on each account."""
+    ends, said = to_the_end(compared), []
+    if ends is not None and "%" in ends.figure:
+        number, what = ends.figure.split("|")
+        said.append(f"With rates that are tuned and decayed, at best {number} {what}.")
+    for what in ("widen", "deepen"):
+        if found := against(compared, "EQ", what)["scratch"]:
+            said.append(f"{VERBS[what]} from nothing, at equal FLOPs, the best way against scratch: {verdict(found)} (epochs).")
+    return " ".join(said)
 
 
 ANSWERS = (to_seventy, to_the_end, reused, at_equal_flops, recommended)

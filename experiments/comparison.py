@@ -114,9 +114,10 @@ class Need:
 
     line: str
     target: float
-    budget: float  # the median over seeds
+    budget: float  # the mean over seeds where all have it, else the median
     reached: int
     at_once: int  # of these: the small network has it
+    at_most: int  # of these: the smallest budget was enough, so that less may be
     n: int
     saving: Estimate | None
 
@@ -127,8 +128,12 @@ def need(line: Line, scratch: Line, target: float) -> Need:
     saving = None
     if len(shared) > 1 and line is not scratch and all(math.isfinite(mine[seed] + theirs[seed]) for seed in shared):
         saving = bootstrap([mine[seed] for seed in shared], [theirs[seed] for seed in shared], statistic=saved)
-    reached, at_once = sum(math.isfinite(value) for value in mine.values()), sum(value == 0 for value in mine.values())
-    return Need(line.name, target, float(np.median(list(mine.values()))), reached, at_once, len(mine), saving)
+    costs, least = list(mine.values()), min(line.ends)
+    reached, at_once, at_most = (
+        sum(map(test, costs)) for test in (math.isfinite, lambda cost: cost == 0, lambda cost: cost == least)
+    )
+    budget = float(np.mean(costs) if reached == len(costs) else np.median(costs))
+    return Need(line.name, target, budget, reached, at_once, at_most, len(costs), saving)
 
 
 @dataclass(frozen=True)
@@ -172,6 +177,8 @@ class Comparison:
     tuned: Tuned
     results: Results
     tuned_with: tuple[int, int]  # seeds, at least and at most
+    commands: int  # by how many all of it was made
+    remarks: tuple[str, ...] = ()  # what those who made the results have to say of them
 
     @property
     def scratch(self) -> Line:
@@ -191,12 +198,54 @@ class Comparison:
         return {"70 %": 70.0, **ends}
 
 
+@dataclass(frozen=True)
+class Best:
+    """The best of some ways at a budget, and how far it is from a rival."""
+
+    line: Line
+    gap: Estimate
+    tried: int
+
+    @property
+    def clear(self) -> bool:
+        """At 5 %: to be above by chance the best of several has several chances, to be below none more than any of them."""
+        return self.gap.p * (self.tried if self.gap.value > 0 else 1) < 0.05
+
+
+def against(compared: Comparison, account: str, what: str, way: str = "") -> dict[str, dict[float, Best]]:
+    """The best way at each budget, or the one that is named, against scratch and against the small network alone."""
+    rivals = {"scratch": compared.scratch, "alone": compared.small(account, what)}
+    found: dict[str, dict[float, Best]] = {rival: {} for rival in rivals}
+    for budget in compared.scratch.ends:
+        lines = [line for line in compared.of(account, what) if budget in line.ends and line.way == (way or line.way)]
+        if lines:
+            line = max(lines, key=lambda line: line.mean(budget))
+            for rival, other in rivals.items():
+                if other is not None and (one := gap(line, other, budget)):
+                    found[rival][budget] = Best(line, one, len(lines))
+    return found
+
+
+def wins(found: Mapping[float, Best]) -> list[float]:
+    return [budget for budget, one in found.items() if one.clear and one.gap.value > 0]
+
+
 def read(folder: Path) -> Comparison:
-    """From a folder with the results of the three sets: protocol, sweep and tuning."""
-    protocol, tuning = read_all(folder / "protocol"), read_all(folder / "tuning")
+    """From a folder with the results of the three sets: protocol, sweep and tuning; and, if it is there, remarks.txt."""
+    protocol, tuning, swept = (read_all(folder / name) for name in ("protocol", "tuning", "sweep"))
     seeds = [len(content["seeds"]) for content in tuning.values()]
-    swept, tuned = sweep(read_all(folder / "sweep")), chosen_by(folder / "tuning")
-    return Comparison(lines(protocol), swept, tuned, protocol, (min(seeds), max(seeds)))
+    contents = (*protocol.values(), *tuning.values(), *swept.values())
+    commands = {command for content in contents for command in content["command"].split("; ")}
+    remarks = folder / "remarks.txt"
+    return Comparison(
+        lines(protocol),
+        sweep(swept),
+        chosen_by(folder / "tuning"),
+        protocol,
+        (min(seeds), max(seeds)),
+        len(commands),
+        tuple(remarks.read_text(encoding="utf-8").splitlines()) if remarks.exists() else (),
+    )
 
 
 def at_the_edge(tuned: Tuned, setting: str) -> list[str]:

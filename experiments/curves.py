@@ -145,12 +145,13 @@ def reached(one: Road, axis: str, target: float) -> float:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its interval; n seeds."""
+    """A number with its interval; n seeds. `p`: how likely one as far from zero is by chance, where that is known."""
 
     value: float
     low: float
     high: float
     n: int
+    p: float = math.nan
 
     @property
     def clear(self) -> bool:
@@ -168,8 +169,21 @@ def student(values: Sequence[float]) -> Estimate:
     if n < 2:
         return Estimate(mean, mean, mean, n)
     times = STUDENT[n - 2] if n - 2 < len(STUDENT) else 1.96
-    reach = times * float(np.std(values, ddof=1)) / math.sqrt(n)
-    return Estimate(mean, mean - reach, mean + reach, n)
+    error = float(np.std(values, ddof=1)) / math.sqrt(n)
+    return Estimate(mean, mean - times * error, mean + times * error, n, chance(mean, error, n))
+
+
+def chance(mean: float, error: float, n: int) -> float:
+    """The two-sided p of Student's t: with t = √ν·tan α its density is that of cos^(ν−1) α."""
+    if not error:
+        return float(mean == 0)
+    angle = math.atan(abs(mean) / error / math.sqrt(n - 1))
+
+    def below(end: float) -> float:
+        density = np.cos(np.linspace(0, end, 2001)) ** (n - 2)
+        return end * float(np.mean((density[1:] + density[:-1]) / 2))
+
+    return 1 - below(angle) / below(math.pi / 2)
 
 
 def bootstrap(*samples: Sequence[float], statistic: Any = np.mean) -> Estimate:

@@ -59,7 +59,7 @@ class Data:
         )
 
     def held_out(self, number: int = 5_000) -> Data:
-        """The last images of the training set in the test set's place: for choosing, so that the test set is looked at once."""
+        """The last images of the training set in the test set's place: for choosing, without a look at the test set."""
         images, labels = self.images[-number:], self.labels[-number:]
         name = f"{self.name}, {number:,} training images held out"
         return replace(

@@ -49,7 +49,7 @@ def pays(compared: Comparison | None) -> str:
     )
     held = "".join(f"<li>{parts.prose(one)}</li>" for one in caveats(compared))
     made = tables(compared)
-    shown, rest = [made[-2]], [*made[:-2], made[-1]]
+    shown, rest = [made[0], made[-2]], [*made[1:-2], made[-1]]  # rivals and sweep; all others
     return (
         f'<div class="cards">{parts.cards(answers(compared))}</div>{plots}'
         f"{''.join(map(sheet, shown))}<h3>What to hold against it</h3><ul>{held}</ul>"

@@ -1,7 +1,7 @@
 """An honest comparison: does growing pay? Each kind of run is tuned, rates decay, five budgets, paired seeds.
 
-The paper compares curves of runs whose rate never decays; there a grown network looks fast because everything before the end of
-training does. Here every run is a whole run: AdamW, mirrored images, and a cosine that ends where the run ends.
+The paper compares curves of runs whose rate drops once or never; there a grown network looks fast because everything before the
+end of training does. Here every run is a whole run: AdamW, mirrored images, and a cosine that ends where the run ends.
 
 Big is ResNetCifar-18(1/4). It is reached by widening 18(1/8) by two, by deepening 10(1/4), or from 10(1/8) by both. A budget is
 counted in epochs of the big network's FLOPs (forward and backward, as torch counts them). Two accounts:
@@ -13,7 +13,7 @@ counted in epochs of the big network's FLOPs (forward and backward, as torch cou
 
 Three sets of arms, in this order: `tuning` chooses rate and weight decay for each kind of run, at each budget up to 8, on
 5,000 training images that are held out; `sweep` asks there how rate, weight decay, scale of drawn values, optimizer state and
-the rate of new units should change at a growth; `protocol` then looks at the test set, once.
+the rate of new units should change at a growth; `protocol` then looks at the test set.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import budgets, parts, parts_pays
+from experiments.answers import in_short
 from experiments.comparison import Comparison, read
 from experiments.curves import Mean, mean_curve
 from experiments.diversity import read_filters
@@ -123,7 +124,7 @@ def page(found: Numbers, beside: set[str], compared: Comparison | None, engines:
     curves = data(found) | ({} if compared is None else budgets.data(compared))
     fill = {
         "lede": parts.prose(lede(found)),
-        "summary": parts.prose(summary(found)),
+        "summary": parts.prose(f"{summary(found)} {in_short(compared) if compared else ''}".strip()),
         "cards": parts.cards(findings(found)),
         "plots": plots(found, beside),
         "chart": parts.final_chart(found),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.comparison import ACCOUNTS, SCRATCH, Comparison, Line, Need, gain, gap, need
+from experiments.comparison import ACCOUNTS, SCRATCH, Best, Comparison, Line, Need, against, gain, gap, need
 from experiments.curves import Estimate
 from experiments.findings import interval, share, signed
 from experiments.parts import ACCOUNT_NAMES
@@ -69,6 +69,27 @@ def in_order(compared: Comparison, account: str, what: str) -> list[Line]:
     return [line for line in rivals if line is not None] + grown
 
 
+def rivals_table(compared: Comparison) -> Table:
+    """The best way at each budget and r2r, against scratch and against the small network alone."""
+    budgets, rows = list(compared.scratch.ends), []
+    for account, title in ACCOUNTS.items():
+        for what in VERBS:
+            small = compared.small(account, what)
+            for rival, name in (("scratch", "scratch"), ("alone", name_of(small) if small else "")):
+                for way in ("r2r", ""):
+                    found = against(compared, account, what, way)[rival]
+                    cells = (versus(found.get(budget), way) for budget in budgets)
+                    rows += [(f"{VERBS[what].lower()}, {title}: {way or 'the best'} − {name}", *cells)] if found else []
+    head = ("points of accuracy at budget", *(f"{budget:g}" for budget in budgets))
+    return Table("r2r, and the best way at each budget, against their rivals", head, tuple(rows))
+
+
+def versus(one: Best | None, way: str) -> str:
+    if one is None:
+        return "–"
+    return bold(signed(one.gap.value), one.clear) + ("" if way else f" {name_of(one.line)}")
+
+
 def accuracy_table(compared: Comparison, account: str, what: str) -> Table:
     found = in_order(compared, account, what)
     budgets = list(found[-1].ends)
@@ -105,9 +126,10 @@ def gain_table(compared: Comparison, what: str) -> Table | None:
 def cost_of(one: Need) -> str:
     if not one.reached:
         return "not reached"
-    budget = "at once" if one.budget == 0 else f"{one.budget:.1f}" if math.isfinite(one.budget) else "–"
-    if one.saving is not None:
-        budget += f" ({bold(less(one.saving), one.saving.clear)})"
+    bound = "≤ " if one.at_most else ""
+    budget = "at once" if one.at_once == one.n else f"{bound}{one.budget:.1f}" if math.isfinite(one.budget) else "–"
+    if one.saving is not None and one.at_once < one.n:
+        budget += f" ({bold(('at least ' if bound else '') + less(one.saving), one.saving.clear)})"
     budget += f", {one.reached} of {one.n} seeds" if one.reached < one.n else ""
     return budget + (f", at once in {one.at_once}" if 0 < one.at_once < one.n else "")
 
@@ -159,4 +181,4 @@ def tables(compared: Comparison) -> list[Table]:
     pairs = [(account, what) for what in ("widen", "deepen", "both") for account in ACCOUNTS if compared.of(account, what)]
     gains = [table for what in ("widen", "deepen") if (table := gain_table(compared, what))]
     made = [accuracy_table(compared, *pair) for pair in pairs] + gains + [cost_table(compared, *pair) for pair in pairs]
-    return [*made, sweep_table(compared), tuned_table(compared)]
+    return [rivals_table(compared), *made, sweep_table(compared), tuned_table(compared)]

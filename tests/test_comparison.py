@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from experiments import budgets, pays
-from experiments.answers import against, wins
-from experiments.comparison import Comparison, Line, flops, gain, gap, lines, need, needed, read
-from experiments.curves import student
+from experiments.answers import holm
+from experiments.comparison import Best, Comparison, Line, Swept, against, flops, gain, gap, lines, need, needed, read
+from experiments.curves import Estimate, student
 from experiments.figures import RESULTS
 from experiments.flops import step_flops
 from experiments.models import Net
@@ -122,7 +122,7 @@ def test_the_page_is_what_the_results_say(compared: Comparison, tmp_path: Path) 
     assert page.with_suffix(".svg").read_bytes() == kept.with_suffix(".svg").read_bytes()
     scratch, best = statistics.mean(ends("EQ-scratch@4")), statistics.mean(ends("EQ-deepen-r2r-0.5@4"))
     told = re.search(
-        r"Deepening, the best way at each budget, against scratch: better at 2, 4 \(\+4.7, \+(.+?)\), ",
+        r"deepening, from nothing: the best − scratch \| – \| .+? \| \*\*\+(.+?)\*\* r2r, grown after 50 %",
         page.read_text(encoding="utf-8"),
     )
     assert told is not None
@@ -131,28 +131,50 @@ def test_the_page_is_what_the_results_say(compared: Comparison, tmp_path: Path) 
 
 def test_the_readme_says_what_the_results_say(compared: Comparison) -> None:
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    wide, deep = (against(compared, "RE", what) for what in ("widen", "deepen"))
-    four, sixteen = ([found["scratch"][budget].value for found in (wide, deep)] for budget in (4, 16))
-    assert f"widened network is {four[0]:.1f} points better than one from scratch, a deepened one {four[1]:.1f}" in text
-    assert f"with sixteen, {sixteen[0]:.1f} and {sixteen[1]:.1f}." in text
-    gains = [wide["alone"][4], wide["alone"][16], deep["alone"][16]]
-    assert all(one.clear for one in gains)
-    said = [f"{one.value:.1f}" for one in gains]
-    assert f"widening gains {said[0]} points at four epochs and {said[1]} at sixteen, deepening {said[2]} at sixteen" in text
-    assert wins(deep["alone"]) == [8, 16]
-    targets = compared.targets()
-    savings = [
-        max(one.saving.value for line in compared.of("RE", "widen") if (one := need(line, compared.scratch, target)).saving)
-        for target in (targets["scratch at 8"], targets["scratch at 16"])
-    ]
-    assert f"the best widening has with {savings[0]:.0%} and {savings[1]:.0%} fewer FLOPs".replace("%", " %") in text
-    differences = [row.difference for row in compared.swept if row.difference is not None]
-    worse, better = ([one for one in differences if one.clear and one.value * sign > 0] for sign in (-1, 1))
-    assert f"of {len(differences)} changes that were tried {len(worse)} do harm, and none helps" in text
-    assert not better
-    won = [max(statistics.mean(line.values(2)) for line in compared.of("EQ", what)) for what in ("widen", "deepen")]
-    low, high = (round(win - compared.scratch.mean(2)) for win in won)
-    assert f"by {low} (widening) to {high} points (deepening) at two epochs' FLOPs" in text
+
+    def far(account: str, what: str, rival: str, budget: float, way: str = "r2r") -> str:
+        return f"{abs(against(compared, account, what, way)[rival][budget].gap.value):.1f}"
+
+    four, eight = ((far("RE", "widen", "scratch", budget), far("RE", "widen", "scratch", budget, "")) for budget in (4, 8))
+    assert (
+        f"{four[0]} points better than scratch with four epochs (best {four[1]}), {eight[0]} with eight (best {eight[1]})"
+        in text
+    )
+    assert not against(compared, "RE", "widen", "r2r")["scratch"][16].clear
+    assert not against(compared, "RE", "widen")["scratch"][16].clear
+    target = compared.targets()["scratch at 8"]
+    ours, best = (need(compared.lines[f"RE-widen-{way}"], compared.scratch, target) for way in ("r2r", "net2net"))
+    assert f"with {ours.saving.value:.0%} fewer FLOPs (best {best.saving.value:.0%})".replace("%", " %") in text  # type: ignore[union-attr]
+    alone = [far("RE", "widen", "alone", budget) for budget in (4, 16)]
+    assert f"widening gains {alone[0]} points at four epochs and {alone[1]} at sixteen" in text
+    assert f"({far('RE', 'deepen', 'scratch', 4)} points with four epochs)" in text
+    assert f"gains {far('RE', 'deepen', 'alone', 16)} over that one at sixteen epochs" in text
+    assert f"by {far('EQ', 'deepen', 'scratch', 2)} points (deepening, best {far('EQ', 'deepen', 'scratch', 2, '')})" in text
+    wide, deep = ((far("EQ", what, "scratch", 32), far("EQ", what, "scratch", 32, "")) for what in ("widen", "deepen"))
+    assert f"by {wide[0]} points over widening (best {wide[1]}) and {deep[0]} over deepening (best {deep[1]})" in text
+    tried = [row for row in compared.swept if row.difference is not None]
+    clear = [row.difference for row in tried if row.difference is not None and row.difference.clear]
+    assert all(one.value < 0 for one in clear)
+    assert f"of {len(tried)} changes" in text
+    assert f"{len(clear)} do harm, {holm(tried)} clearly so when their number is corrected for" in text
+
+
+def test_the_best_of_several_has_several_chances() -> None:
+    line = Line("EQ-widen-r2r", {}, {})
+    above, below = student([0.1, 0.3, 0.2, 0.5, 0.4]), student([-0.1, -0.3, -0.2, -0.5, -0.4])
+    assert above.p == pytest.approx(0.0132, abs=1e-4)  # t = 4.243 with 4 degrees of freedom, from a table
+    assert Best(line, above, 3).clear
+    assert not Best(line, above, 4).clear
+    assert Best(line, below, 4).clear  # where the best is worse, all are
+
+
+def test_corrected_for_their_number() -> None:
+    def row(p: float) -> Swept:
+        return Swept("widen", "reuse", "rate", 0.5, 0.0, Estimate(-1.0, -2.0, -0.1, 5, p))
+
+    assert holm([row(p) for p in (0.03, 0.001, 0.02, 0.2)]) == 1  # 0.001 < 0.05 / 4, but 0.02 > 0.05 / 3
+    assert holm([row(p) for p in (0.02, 0.001, 0.01)]) == 3
+    assert holm([]) == 0
 
 
 def test_plots_have_both_accounts(compared: Comparison) -> None:
