@@ -172,7 +172,7 @@ def in_short(compared: Comparison) -> str:
         said.append(f"With rates that are tuned and decayed, at best {number} {what}.")
     for what in ("widen", "deepen"):
         if found := against(compared, "EQ", what)["scratch"]:
-            said.append(f"{VERBS[what]} from nothing, at equal FLOPs, the best way against scratch: {verdict(found)} (epochs).")
+            said.append(f"{VERBS[what]} from nothing, the best way against scratch, by budget in epochs: {verdict(found)}.")
     return " ".join(said)
 
 
