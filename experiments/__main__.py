@@ -34,7 +34,7 @@ from experiments.arms import CHOICES, READINGS, Arm, paper_arms
 from experiments.data import DataError, cifar10, download
 from experiments.progress import Progress
 from experiments.protocol import chosen_by, protocol_arms, sweep_arms, tuning_arms
-from experiments.results import ResultsError, facts, missing, write_arm, write_filters
+from experiments.results import ResultsError, facts, missing, unusable, write_arm, write_filters
 from experiments.segments import all_segments
 from experiments.store import Store, StoreError
 from experiments.training import Training
@@ -270,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"not even one network fits into the free memory of {options.device}: free some, or use --device cpu"
         ) from error
     except OSError as error:
-        raise SystemExit(f"{error.filename or 'a file'} can't be written or read: {error.strerror or error}") from error
+        raise SystemExit(unusable(error)) from error
     print(f"results of {len(arms)} arms are in {results}; {time.monotonic() - started:.0f} s")
     return 0
 

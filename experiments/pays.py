@@ -13,7 +13,7 @@ from pathlib import Path
 from experiments.answers import answers
 from experiments.comparison import Comparison, at_the_edge, read
 from experiments.protocol import BIG, DECAYS, RATES, SMALL, SWEPT_AT, TEACHER, TUNED_UP_TO, cost
-from experiments.results import ResultsError
+from experiments.results import ResultsError, unusable
 from experiments.ways import VERBS, Table, tables
 
 RESULTS, PAGE = Path(__file__).parent / "results", Path("docs") / "does-it-pay.md"
@@ -88,6 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write(options.results, options.out)
     except ResultsError as error:
         raise SystemExit(str(error)) from error
+    except OSError as error:
+        raise SystemExit(unusable(error)) from error
     return 0
 
 

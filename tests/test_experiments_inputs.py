@@ -8,16 +8,20 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+import made_up
 from experiments import data as data_module
+from experiments import figures, pays, report
 from experiments.__main__ import engine_of, main, parse, seeds_of, stoppable
 from experiments.arms import Arm, paper_arms
 from experiments.data import cifar10, download
-from experiments.results import ResultsError, file_name, missing, read_all, write_arm, write_filters
+from experiments.figures import RESULTS
+from experiments.results import ResultsError, file_name, missing, read_all, read_paper, write_arm, write_filters
 from experiments.segments import segments_of
 from experiments.store import Store, StoreError
 from test_experiments import short, some_data, training
@@ -125,6 +129,74 @@ def test_other_json_is_named(content: object, tmp_path: Path) -> None:
     (tmp_path / "A.json").write_text(json.dumps(content))
     with pytest.raises(ResultsError, match=r"A\.json is no results file .*take it out"):
         read_all(tmp_path)
+
+
+GOOD = {
+    "format": 1,
+    "arm": {"name": "A"},
+    "seeds": [0, 3],
+    "command": "made up",
+    "curves": {"0": [{"accuracy": [0.1]}], "3": [{"accuracy": [0.1, 0.2]}, {"accuracy": [0.3]}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"arm": {"name": None}}, "name is no text"),
+        ({"command": None}, "command is no text"),
+        ({"seeds": 5}, "no list of whole numbers"),
+        ({"seeds": []}, "no list of whole numbers"),
+        ({"seeds": ["0", "3"]}, "no list of whole numbers"),
+        ({"seeds": [0]}, "not listed"),
+        ({"curves": []}, "AttributeError"),
+        ({"curves": None}, "TypeError"),
+        *(
+            ({"curves": {**GOOD["curves"], "3": curve}}, "seed 3 has no curve")  # type: ignore[dict-item]
+            for curve in (None, [], {}, [None], [{}], [{"accuracy": None}], [{"accuracy": []}], [{"accuracy": [0.1]}, {}])
+        ),
+        ({"curves": {"0": [{"accuracy": [0.1]}]}}, "seed 3 has no curve"),
+    ],
+)
+def test_results_with_something_missing_are_named(change: dict[str, object], told: str, tmp_path: Path) -> None:
+    path = tmp_path / "A.json"
+    path.write_text(json.dumps(GOOD))
+    assert list(read_all(tmp_path)) == ["A"]
+    path.write_text(json.dumps({**GOOD, **change}))
+    with pytest.raises(ResultsError, match=rf"A\.json is no results file .*{told}.*take it out"):
+        read_all(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"command": None}, {"curves": {}}, {"curves": {"0": None}}, {"seeds": 1}])
+def test_a_seed_without_a_curve_is_not_there(change: dict[str, object], tmp_path: Path) -> None:
+    """It is told before anything is trained."""
+    write_arm(tmp_path, ARM, [0], trained(tmp_path / "work"), {"command": "one"})
+    path = tmp_path / file_name(ARM.name)
+    assert missing(tmp_path, ARM, [0], {}) == []
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ResultsError, match="is no results file"):
+        missing(tmp_path, ARM, [0], {})
+
+
+def test_the_report_is_of_the_papers_arms(tmp_path: Path) -> None:
+    """Results of others are refused alone, and left out beside those of the paper."""
+    other = RESULTS.parent / "protocol" / "EQ-scratch@2.json"
+    (tmp_path / other.name).write_bytes(other.read_bytes())
+    for module in (report, figures):
+        with pytest.raises(SystemExit, match=r"are not of the paper's arms \(EQ-scratch@2 is none"):
+            module.main(["--results", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+    made_up.write(tmp_path, only="BI-Std")
+    assert list(read_paper(tmp_path)) == ["BI-Std"]
+
+
+@pytest.mark.parametrize("module", [report, figures, pays])
+def test_a_page_that_can_not_be_written(module: ModuleType, tmp_path: Path) -> None:
+    made_up.write(tmp_path / "results", only="BI-Std")
+    (tmp_path / "file").write_text("")
+    options = [] if module is pays else ["--results", str(tmp_path / "results")]
+    with pytest.raises(SystemExit, match=r"file.* can't be written or read"):
+        module.main([*options, "--out", str(tmp_path / "file" / "page")])
 
 
 def test_a_folder_that_can_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
