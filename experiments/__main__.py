@@ -13,11 +13,17 @@ report.html with its figures beside it; from those of the three sets, in folders
 
 from __future__ import annotations
 
+import signal
+
+from experiments.leaving import leave
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, leave)  # before torch is imported, which takes seconds
+
 import argparse
 import difflib
 import fnmatch
 import shlex
-import signal
 import sys
 import threading
 import time
@@ -169,22 +175,25 @@ def engine_of(options: argparse.Namespace) -> tuple[str, Callable[..., Any], Cal
 
 @contextmanager
 def stoppable(training: Training) -> Iterator[None]:
-    """Ctrl-C lets training stop where it can be gone on with; the second one stops it at once."""
+    """Ctrl-C, or SIGTERM, lets training stop where it can be gone on with; the second one stops it at once."""
 
     def stop(number: int, frame: Any) -> None:
         print("stopping after this epoch of all; once more to stop at once", flush=True)
         training.until = float("-inf")
-        signal.signal(signal.SIGINT, before)
+        restore()
 
-    before = signal.getsignal(signal.SIGINT)
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
     main_thread = threading.current_thread() is threading.main_thread()
-    if main_thread:
-        signal.signal(signal.SIGINT, stop)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if main_thread else {}
+    for number in before:
+        signal.signal(number, stop)
     try:
         yield
     finally:
-        if main_thread:
-            signal.signal(signal.SIGINT, before)
+        restore()
 
 
 def command_of(options: argparse.Namespace) -> str:
