@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +25,7 @@ from experiments.__main__ import engine_of, main, parse, seeds_of, stoppable
 from experiments.arms import Arm, paper_arms
 from experiments.data import cifar10, download
 from experiments.figures import RESULTS
+from experiments.protocol import tuning_arms
 from experiments.results import ResultsError, file_name, missing, read_all, read_paper, write_arm, write_filters
 from experiments.segments import segments_of
 from experiments.store import Store, StoreError
@@ -68,6 +70,114 @@ def test_the_fused_engine_needs_cuda() -> None:
 def test_a_hint_whatever_the_case() -> None:
     with pytest.raises(SystemExit, match="did you mean NCT-R2WiderR"):
         main(["nct-r2wider"])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["TUNE-scratch@2-0.001-0.01"], "it is one of --set tuning, and --set is paper"),
+        (["EQ-scratch@*", "RE-*"], "they are of --set protocol, and --set is paper"),
+        (["--set", "tuning", "BI-Std"], "it is one of --set paper, and --set is tuning"),
+        (["--set", "tuning", "SWEEP-*"], "it is one of --set sweep, and --set is tuning"),
+        (["--set", "tuning", "TUNE-scratch@2-0.001-0.02"], r"did you mean TUNE-.*\? See .* --set tuning --list"),
+        (["BI-Std", "nothing"], "nothing: see python -m experiments --set paper --list"),
+    ],
+)
+def test_an_arm_that_is_not_there(words: list[str], told: str) -> None:
+    with pytest.raises(SystemExit, match=f"there is no arm .*{told}"):
+        main(words)
+
+
+def test_a_reading_is_of_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--set", "tuning", "--reading", "text"])
+    assert "--reading text is of the paper's arms: leave it out with --set tuning" in capsys.readouterr().err
+    assert parse(["--set", "tuning", "--reading", "table"]).set == "tuning"  # as the commands in results say
+
+
+@pytest.mark.parametrize("which", ["paper", "tuning", "sweep", "protocol"])
+def test_the_list_of_a_set(which: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list", "--set", which, "--tuned", str(RESULTS.parent / "tuning")]) == 0
+    found = capsys.readouterr().out
+    assert ("How the paper was read" in found) == ("amsgrad" in found) == (which == "paper")
+    assert ("experiments/protocol.py" in found) == (which != "paper")
+
+
+def write_tuning(folder: Path, arms: Sequence[Arm]) -> None:
+    folder.mkdir(parents=True)
+    for arm in arms:
+        content = {**GOOD, "arm": {"name": arm.name}}
+        (folder / file_name(arm.name)).write_text(json.dumps(content))
+
+
+def test_a_tuning_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is used if it is complete; else the kept one is, and it is said why."""
+    own, kept, arms = tmp_path / "own" / "tuning", RESULTS.parent / "tuning", tuning_arms()
+    monkeypatch.setattr("experiments.__main__.compared_in", lambda preset: tmp_path / "own")
+    chose = "rates and weight decays are those that {} chose\n"
+
+    def said() -> str:
+        assert main(["--list", "--set", "sweep"]) == 0
+        return capsys.readouterr().out
+
+    assert said().startswith(chose.format(kept))
+    write_tuning(own, arms[:1])
+    lacking = f"yours in {own} are not complete: they lack {arms[1].name} and {len(arms) - 2} others\n"
+    assert said().startswith(lacking + chose.format(kept))
+    with pytest.raises(SystemExit, match=rf"lacks {re.escape(arms[1].name)} and .* others: run .* --set tuning first"):
+        main(["--list", "--set", "sweep", "--tuned", str(own)])
+    assert "chose" not in capsys.readouterr().out
+    (own / file_name(arms[0].name)).unlink()
+    own.rmdir()
+    write_tuning(own, arms[:-2])
+    assert f"they lack {arms[-2].name} and 1 other\n" in said()
+    path = own / file_name(arms[0].name)
+    for arm in arms[-2:]:
+        (own / file_name(arm.name)).write_text(path.read_text().replace(arms[0].name, arm.name))
+    assert said().startswith(chose.format(own))
+
+
+def test_what_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("experiments.__main__.cifar10", lambda folder: replace(some_data(256, 10), name="CIFAR-10"))
+    folders = ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
+    assert main(["BI-Std", *folders]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("1 arm, 1 seed: 2 pieces of training, 2 left")
+    assert "results of 1 arm are in" in said
+    assert main(["BI-Std", "BI-He", "--seeds", "2", *folders]) == 0
+    assert capsys.readouterr().out.startswith("2 arms, 2 seeds: ")
+    assert main(["BI-Std", "OF-Rand", *folders]) == 0
+    assert capsys.readouterr().out.startswith(f"2 arms, 1 seed, 1 arm of them in {tmp_path / 'results'} already: 1 piece of")
+
+
+def test_what_is_left_leaves_out_steps_that_are_made(tmp_path: Path) -> None:
+    """Five epochs of each of two networks, two steps an epoch; an interrupted run has made the first of one."""
+    arm = replace(ARM, stages=(replace(ARM.stages[0], epochs=5),))
+    work = training([arm], tmp_path, some_data(), seeds=(0, 1), limit=1)
+    assert work.epochs_left() == 10
+
+    def stop(done: float, text: str) -> None:
+        work.until = float("-inf")
+
+    work.tell = stop
+    assert not work.run()
+    again = training([arm], tmp_path, some_data(), seeds=(0, 1))
+    assert again.epochs_left() == 9
+    told: list[float] = []
+    again.tell = lambda done, text: told.append(done)
+    assert again.run()
+    assert sum(told) == 9
+    assert again.epochs_left() == 0
+
+
+def test_an_accuracy_that_was_not_measured_is_not_told(tmp_path: Path) -> None:
+    stage = replace(ARM.stages[0], epochs=3)
+    for looks, wanted in ((0, ["training loss"] * 2 + ["best"]), (1, ["best"] * 3)):
+        told: list[str] = []
+        arm = replace(ARM, stages=(replace(stage, looks=looks),))
+        work = training([arm], tmp_path / str(looks), some_data(), tell=lambda done, text, told=told: told.append(text))
+        assert work.run()
+        assert [re.sub(r".*, | [\d.]+( %)?$", "", text) for text in told] == wanted
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 cut off"])
