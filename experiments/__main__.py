@@ -13,11 +13,17 @@ report.html with its figures beside it; from those of the three sets, in folders
 
 from __future__ import annotations
 
+import signal
+
+from experiments.leaving import leave
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, leave)  # before torch is imported, which takes seconds
+
 import argparse
 import difflib
 import fnmatch
 import shlex
-import signal
 import sys
 import threading
 import time
@@ -33,8 +39,8 @@ from experiments import eager
 from experiments.arms import CHOICES, READINGS, Arm, paper_arms
 from experiments.data import DataError, cifar10, download
 from experiments.progress import Progress
-from experiments.protocol import chosen_by, protocol_arms, sweep_arms, tuning_arms
-from experiments.results import ResultsError, facts, missing, write_arm, write_filters
+from experiments.protocol import KINDS, OWNED, chosen_by, lacks, protocol_arms, sweep_arms, tuned_at, tuning_arms
+from experiments.results import ResultsError, facts, missing, read_all, unusable, write_arm, write_filters
 from experiments.segments import all_segments
 from experiments.store import Store, StoreError
 from experiments.training import Training
@@ -48,7 +54,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m experiments", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("arms", nargs="*", default=["*"], help="names or patterns of arms; all of them by default")
-    parser.add_argument("--list", action="store_true", help="print the arms and the choices made in reading the paper")
+    parser.add_argument("--list", action="store_true", help="print the arms, and the choices made in reading the paper")
     parser.add_argument(
         "--preset",
         choices=("quick", "paper"),
@@ -92,6 +98,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--limit {options.limit}: write how many networks may be trained together, 1 or more")
     if not options.minutes > 0:
         parser.error(f"--minutes {options.minutes:g}: write after how many minutes to stop")
+    if options.set != "paper" and options.reading != "table":
+        parser.error(f"--reading {options.reading} is of the paper's arms: leave it out with --set {options.set}")
     return options
 
 
@@ -118,10 +126,21 @@ def arms_of(options: argparse.Namespace) -> list[Arm]:
         return paper_arms(READINGS[options.reading])
     if options.set == "tuning":
         return tuning_arms()
-    own = compared_in(options.preset) / "tuning"
-    tuned = options.tuned or (own if any(own.glob("*.json")) else HERE / "results" / "tuning")
-    print(f"rates and weight decays are those that {tuned} chose")
-    return (sweep_arms if options.set == "sweep" else protocol_arms)(chosen_by(tuned))
+    folder = options.tuned or tuned_in(compared_in(options.preset) / "tuning")
+    tuned = chosen_by(folder)
+    print(f"rates and weight decays are those that {folder} chose")
+    return (sweep_arms if options.set == "sweep" else protocol_arms)(tuned)
+
+
+def tuned_in(own: Path) -> Path:
+    """Where the results of the tuning are: your own if they are complete, else the kept ones."""
+    kept = HERE / "results" / "tuning"
+    if not any(own.glob("*.json")):
+        return kept
+    lacking = lacks(read_all(own))
+    if lacking:
+        print(f"yours in {own} are not complete: they lack {lacking}")
+    return kept if lacking else own
 
 
 def compared_in(preset: str) -> Path:
@@ -131,14 +150,44 @@ def compared_in(preset: str) -> Path:
 
 def chosen_arms(options: argparse.Namespace) -> list[Arm]:
     arms = arms_of(options)
-    unknown = [pattern for pattern in options.arms if not any(fnmatch.fnmatchcase(arm.name, pattern) for arm in arms)]
+    names = [arm.name for arm in arms]
+    unknown = [pattern for pattern in options.arms if not matches(names, pattern)]
     if unknown:
-        names = {arm.name.lower(): arm.name for arm in arms}
-        near = [names[name] for name in difflib.get_close_matches(unknown[0].lower(), names, n=1)]
-        hint = f"did you mean {near[0]}? See" if near else "see"
-        raise SystemExit(f"there is no arm {', '.join(unknown)}: {hint} python -m experiments --list")
-    chosen = [arm for arm in arms if any(fnmatch.fnmatchcase(arm.name, pattern) for pattern in options.arms)]
+        raise SystemExit(f"there is no arm {', '.join(unknown)}: {hint(unknown, names, options.set)}")
+    chosen = [arm for arm in arms if any(matches([arm.name], pattern) for pattern in options.arms)]
     return [quick(arm) for arm in chosen] if options.preset == "quick" and options.set == "paper" else chosen
+
+
+def matches(names: Sequence[str], pattern: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for name in names)
+
+
+def hint(unknown: Sequence[str], names: Sequence[str], which: str) -> str:
+    """Where arms are that a set does not have, or what may have been meant."""
+    for other in SETS:
+        theirs = names_of(other)
+        if all(matches(theirs, pattern) for pattern in unknown):
+            return f"{'it is one' if len(unknown) == 1 else 'they are'} of --set {other}, and --set is {which}"
+    plain = {name.lower(): name for name in names}
+    near = [plain[name] for name in difflib.get_close_matches(unknown[0].lower(), plain, n=1)]
+    return (f"did you mean {near[0]}? See" if near else "see") + f" python -m experiments --set {which} --list"
+
+
+def names_of(which: str) -> list[str]:
+    """The arms of a set, whatever the tuning chooses."""
+    tuned = {kind: dict.fromkeys(tuned_at(kind), OWNED) for kind in KINDS}
+    arms = {
+        "paper": paper_arms,
+        "tuning": tuning_arms,
+        "sweep": lambda: sweep_arms(tuned),
+        "protocol": lambda: protocol_arms(tuned),
+    }[which]()
+    return [arm.name for arm in arms]
+
+
+def several(number: int, noun: str) -> str:
+    """1 arm, 2 arms"""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def engine_of(options: argparse.Namespace) -> tuple[str, Callable[..., Any], Callable[[Any], Any]]:
@@ -169,22 +218,25 @@ def engine_of(options: argparse.Namespace) -> tuple[str, Callable[..., Any], Cal
 
 @contextmanager
 def stoppable(training: Training) -> Iterator[None]:
-    """Ctrl-C lets training stop where it can be gone on with; the second one stops it at once."""
+    """Ctrl-C, or SIGTERM, lets training stop where it can be gone on with; the second one stops it at once."""
 
     def stop(number: int, frame: Any) -> None:
         print("stopping after this epoch of all; once more to stop at once", flush=True)
         training.until = float("-inf")
-        signal.signal(signal.SIGINT, before)
+        restore()
 
-    before = signal.getsignal(signal.SIGINT)
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
     main_thread = threading.current_thread() is threading.main_thread()
-    if main_thread:
-        signal.signal(signal.SIGINT, stop)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if main_thread else {}
+    for number in before:
+        signal.signal(number, stop)
     try:
         yield
     finally:
-        if main_thread:
-            signal.signal(signal.SIGINT, before)
+        restore()
 
 
 def command_of(options: argparse.Namespace) -> str:
@@ -208,8 +260,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{arm.name:32} {arm.net}, " + ", ".join(f"{stage.epochs:g} epochs" for stage in arm.stages) for arm in arms
             )
         )
-        print(f"\nEpochs are those of --preset {options.preset}. How the paper was read:\n")
-        print("\n".join(f"- {choice}" for choice in CHOICES))
+        if options.set == "paper":
+            print(f"\nEpochs are those of --preset {options.preset}. How the paper was read:\n")
+            print("\n".join(f"- {choice}" for choice in CHOICES))
+        else:
+            print("\nWhat these arms are is told in experiments/protocol.py.")
         return 0
     started = time.monotonic()
     seeds = seeds_of(options.seeds, options.preset)
@@ -236,15 +291,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         segments = list(dict.fromkeys(segment for arm, own in wanted.items() for segment in all_segments([arm], own)))
         left = [segment for segment in segments if not store.is_done(segment)]
         there = sum(not own for own in wanted.values())
+        already = f", {several(there, 'arm')} of them in {results} already" if there else ""
         print(
-            f"{len(arms)} arms, {len(seeds)} seeds{f', {there} arms of them in {results} already' if there else ''}: "
-            f"{len(segments)} pieces of training, {len(left)} left; {name} engine"
+            f"{several(len(arms), 'arm')}, {several(len(seeds), 'seed')}{already}: "
+            f"{several(len(segments), 'piece')} of training, {len(left)} left; {name} engine"
         )
-        with Progress(sum(segment.stage.epochs for segment in left)) as progress:
-            until = started + 60 * options.minutes
-            training = Training(segments, data, engine, shape, store, progress, options.limit, until)
-            with stoppable(training):
-                done = training.run()
+        until = started + 60 * options.minutes
+        training = Training(segments, data, engine, shape, store, limit=options.limit, until=until)
+        with Progress(training.epochs_left()) as training.tell, stoppable(training):
+            done = training.run()
         if not done:
             print(f"stopped after {(time.monotonic() - started) / 60:.1f} minutes; the same command goes on")
             return 3
@@ -270,8 +325,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"not even one network fits into the free memory of {options.device}: free some, or use --device cpu"
         ) from error
     except OSError as error:
-        raise SystemExit(f"{error.filename or 'a file'} can't be written or read: {error.strerror or error}") from error
-    print(f"results of {len(arms)} arms are in {results}; {time.monotonic() - started:.0f} s")
+        raise SystemExit(unusable(error)) from error
+    print(f"results of {several(len(arms), 'arm')} are in {results}; {time.monotonic() - started:.0f} s")
     return 0
 
 

@@ -167,10 +167,9 @@ def train(arms: Sequence[Arm], seeds: Sequence[int], folder: Path) -> Results:
     """Train all arms, and read their results back from the files that are written."""
     store = Store(folder / "work")
     segments = all_segments(arms, seeds)
-    left = sum(segment.stage.epochs for segment in segments if not store.is_done(segment))
-
-    with Progress(left) as progress:
-        Training(segments, digits(), Eager, shape_of, store, progress, batch=BATCH).run()
+    training = Training(segments, digits(), Eager, shape_of, store, batch=BATCH)
+    with Progress(training.epochs_left()) as training.tell:
+        training.run()
     for arm in arms:
         write_arm(
             folder / "results",

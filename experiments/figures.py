@@ -19,7 +19,7 @@ import numpy as np
 from experiments.curves import Mean, mean_curve, roads
 from experiments.diversity import WHEN, read_filters
 from experiments.looks import COLOURS, look
-from experiments.results import ResultsError, read_all
+from experiments.results import ResultsError, read_paper, unusable
 from experiments.tables import GROUPS, Group, Numbers, last, numbers
 
 RESULTS, OUT = Path(__file__).parent / "results" / "table", Path("report")
@@ -327,10 +327,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=OUT / "figures", help="where figures go (default: report/figures)")
     options = parser.parse_args(arguments)
     try:
-        found = numbers(read_all(options.results), read_filters(options.results))
+        found = numbers(read_paper(options.results), read_filters(options.results))
         paths = draw_all(found, options.out)
     except ResultsError as error:
         raise SystemExit(str(error)) from error
+    except OSError as error:
+        raise SystemExit(unusable(error)) from error
     print(
         f"{len(paths)} files are in {options.out}"
         + ("" if found.filters else "; no filters.safetensors, so no filter pictures")

@@ -13,7 +13,7 @@ from pathlib import Path
 from experiments.answers import answers
 from experiments.comparison import EPOCH, Comparison, at_the_edge, read
 from experiments.protocol import BIG, DECAYS, FADE, OWNED, RATES, SHARE, SMALL, SWEPT_AT, TEACHER, TUNED_UP_TO, cost, epochs
-from experiments.results import ResultsError
+from experiments.results import ResultsError, unusable
 from experiments.training import BATCH, rate_at
 from experiments.ways import VERBS, Table, tables
 
@@ -112,6 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write(options.results, options.out)
     except ResultsError as error:
         raise SystemExit(str(error)) from error
+    except OSError as error:
+        raise SystemExit(unusable(error)) from error
     return 0
 
 

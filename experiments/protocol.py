@@ -18,7 +18,7 @@ the rate of new units should change at a growth; `protocol` then looks at the te
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -177,14 +177,19 @@ def tuning_arms() -> list[Arm]:
     return [typical(one[0], tuning_name(*one), one[1], Chosen(*one[2:])) for one in GRID]
 
 
+def lacks(results: Container[str]) -> str:
+    """What is missing in results of the tuning, in words; nothing, if they are complete."""
+    missing = [tuning_name(*one) for one in GRID if tuning_name(*one) not in results]
+    others = len(missing) - 1
+    return "".join(missing[:1]) + (f" and {others} other{'s' if others > 1 else ''}" if others > 0 else "")
+
+
 def chosen_by(folder: Path) -> dict[str, dict[float, Chosen]]:
     """The best rate and weight decay of each kind at each budget, by the mean over seeds of the last held-out accuracy."""
     results = read_all(folder) if any(folder.glob("*.json")) else {}
-    missing = [tuning_name(*one) for one in GRID if tuning_name(*one) not in results]
-    if missing:
-        raise ResultsError(
-            f"{folder} lacks {missing[0]} and {len(missing) - 1} others: run python -m experiments --set tuning first"
-        )
+    lacking = lacks(results)
+    if lacking:
+        raise ResultsError(f"{folder} lacks {lacking}: run python -m experiments --set tuning first")
     best: dict[tuple[str, float], tuple[float, Chosen]] = {}
     for one in GRID:
         kind, budget, *settings = one

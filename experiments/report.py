@@ -24,7 +24,7 @@ from experiments.diversity import read_filters
 from experiments.figures import OUT, RESULTS, draw_all
 from experiments.findings import findings, lede, summary
 from experiments.looks import look
-from experiments.results import ResultsError, read_all
+from experiments.results import ResultsError, read_paper, unusable
 from experiments.tables import GROUPS, Group, Numbers, numbers
 
 TEMPLATE = Path(__file__).parent / "report"
@@ -159,7 +159,7 @@ def framed(body: str, title: str, curves: Mapping[str, Any], fill: Mapping[str, 
 
 def write(results: Path, out: Path, beside: Path | None = None) -> Path:
     """Figures and page, in `out`. `beside` has the results of the honest comparison and of the two engines."""
-    found = numbers(read_all(results), read_filters(results))
+    found = numbers(read_paper(results), read_filters(results))
     compared = None if beside is None else read(beside)
     engines = "" if beside is None else parts_pays.engines(beside, found.results)
     figures = draw_all(found, out / "figures") + ([] if compared is None else budgets.draw(compared, out / "figures"))
@@ -186,6 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path = write(options.results, options.out, beside)
     except ResultsError as error:
         raise SystemExit(str(error)) from error
+    except OSError as error:
+        raise SystemExit(unusable(error)) from error
     print(f"the report is {path} ({path.stat().st_size / 1e6:.1f} MB), its figures are beside it")
     return 0
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from experiments.arms import Arm
+from experiments.arms import Arm, paper_arms
 from experiments.segments import segments_of
 from experiments.store import Store
 
@@ -95,17 +95,39 @@ def read_file(path: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         found = content["format"]
-        if found == FORMAT:
-            content["arm"]["name"], content["seeds"], content["curves"].keys(), content["command"]
+        wrong = flaw(content) if found == FORMAT else None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ResultsError(
-            f"{path} is no results file of these experiments ({type(error).__name__}: {error}): take it out of that folder"
-        ) from error
+        found, wrong = FORMAT, f"{type(error).__name__}: {error}"
     if found != FORMAT:
         raise ResultsError(
             f"{path} is of format {found}, and this version reads {FORMAT}: make the results anew in another folder"
         )
+    if wrong:
+        raise ResultsError(f"{path} is no results file of these experiments ({wrong}): take it out of that folder")
     return content
+
+
+def flaw(content: Mapping[str, Any]) -> str | None:
+    """What is wrong in a file of this format; None if nothing is."""
+    seeds, curves = content["seeds"], content["curves"]
+    if not isinstance(content["arm"]["name"], str):
+        return "the arm's name is no text"
+    if not isinstance(content["command"], str):
+        return "the command is no text"
+    if not filled(seeds) or not all(type(seed) is int for seed in seeds):
+        return "the seeds are no list of whole numbers"
+    if not set(curves) <= set(map(str, seeds)):
+        return "there are curves of seeds that are not listed"
+    return next((f"seed {seed} has no curve" for seed in seeds if not is_curve(curves.get(str(seed)))), None)
+
+
+def is_curve(stages: Any) -> bool:
+    """Whether these are stages, each with the accuracies that it had."""
+    return filled(stages) and all(isinstance(stage, dict) and filled(stage.get("accuracy")) for stage in stages)
+
+
+def filled(values: Any) -> bool:
+    return isinstance(values, list) and bool(values)
 
 
 def read_all(folder: Path) -> dict[str, dict[str, Any]]:
@@ -115,6 +137,20 @@ def read_all(folder: Path) -> dict[str, dict[str, Any]]:
         raise ResultsError(f"there are no results in {folder}: run `python -m experiments` first")
     contents = [read_file(path) for path in files]
     return {content["arm"]["name"]: content for content in contents}
+
+
+def read_paper(folder: Path) -> dict[str, dict[str, Any]]:
+    """The results of the paper's arms in a folder; others beside them are left out."""
+    results, names = read_all(folder), {arm.name for arm in paper_arms()}
+    found = {name: content for name, content in results.items() if name in names}
+    if not found:
+        raise ResultsError(f"the results in {folder} are not of the paper's arms ({next(iter(results))} is none of them)")
+    return found
+
+
+def unusable(error: OSError) -> str:
+    """A sentence on a path that can't be written or read."""
+    return f"{error.filename or 'a file'} can't be written or read: {error.strerror or error}"
 
 
 def write_filters(folder: Path, arm: Arm, seeds: Sequence[int], store: Store) -> None:

@@ -164,6 +164,10 @@ class Training:
             self._train(self._next())
         return True
 
+    def epochs_left(self) -> float:
+        """Of all segments together, less the steps that are made already."""
+        return sum(map(self._left, self.segments)) / self.per_epoch
+
     def _next(self) -> list[Trainee]:
         """Networks of the cheapest shape among those that can be trained now, the longest runs first."""
         ready: dict[Any, list[Segment]] = {}
@@ -335,10 +339,9 @@ class Training:
             one.done += steps
             if ahead[place] == steps:
                 curve.close(one.done / self.per_epoch, accuracy[place], test_loss[place], float(one.done) * one.flops)
-        best = max(one.curve.accuracy[-1] for one in trainees)
-        self.tell(
-            steps * len(trainees) / self.per_epoch, f"{len(trainees)} × {trainees[0].segment.net}, best {100 * best:.1f} %"
-        )
+        seen = [one.curve.accuracy[-1] for one in trainees if len(one.curve.accuracy) > 1]
+        state = f"best {100 * max(seen):.1f} %" if seen else f"training loss {losses.mean():.2f}"
+        self.tell(steps * len(trainees) / self.per_epoch, f"{len(trainees)} × {trainees[0].segment.net}, {state}")
 
     def _batches(self, seed: int, epoch: int, start: int, steps: int) -> tuple[Tensor, Tensor]:
         """What a stream sees in its next steps, which may begin in one epoch and end in the next."""

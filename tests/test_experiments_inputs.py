@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+import made_up
 from experiments import data as data_module
+from experiments import figures, pays, report
 from experiments.__main__ import engine_of, main, parse, seeds_of, stoppable
 from experiments.arms import Arm, paper_arms
 from experiments.data import cifar10, download
-from experiments.results import ResultsError, file_name, missing, read_all, write_arm, write_filters
+from experiments.figures import RESULTS
+from experiments.protocol import tuning_arms
+from experiments.results import ResultsError, file_name, missing, read_all, read_paper, write_arm, write_filters
 from experiments.segments import segments_of
 from experiments.store import Store, StoreError
 from test_experiments import short, some_data, training
 
 ARM = short(paper_arms()[3])
+ROOT = Path(__file__).parent.parent
 
 
 def trained(folder: Path, arm: Arm = ARM, seeds: tuple[int, ...] = (0,), **about: str) -> Store:
@@ -60,6 +70,114 @@ def test_the_fused_engine_needs_cuda() -> None:
 def test_a_hint_whatever_the_case() -> None:
     with pytest.raises(SystemExit, match="did you mean NCT-R2WiderR"):
         main(["nct-r2wider"])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["TUNE-scratch@2-0.001-0.01"], "it is one of --set tuning, and --set is paper"),
+        (["EQ-scratch@*", "RE-*"], "they are of --set protocol, and --set is paper"),
+        (["--set", "tuning", "BI-Std"], "it is one of --set paper, and --set is tuning"),
+        (["--set", "tuning", "SWEEP-*"], "it is one of --set sweep, and --set is tuning"),
+        (["--set", "tuning", "TUNE-scratch@2-0.001-0.02"], r"did you mean TUNE-.*\? See .* --set tuning --list"),
+        (["BI-Std", "nothing"], "nothing: see python -m experiments --set paper --list"),
+    ],
+)
+def test_an_arm_that_is_not_there(words: list[str], told: str) -> None:
+    with pytest.raises(SystemExit, match=f"there is no arm .*{told}"):
+        main(words)
+
+
+def test_a_reading_is_of_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--set", "tuning", "--reading", "text"])
+    assert "--reading text is of the paper's arms: leave it out with --set tuning" in capsys.readouterr().err
+    assert parse(["--set", "tuning", "--reading", "table"]).set == "tuning"  # as the commands in results say
+
+
+@pytest.mark.parametrize("which", ["paper", "tuning", "sweep", "protocol"])
+def test_the_list_of_a_set(which: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list", "--set", which, "--tuned", str(RESULTS.parent / "tuning")]) == 0
+    found = capsys.readouterr().out
+    assert ("How the paper was read" in found) == ("amsgrad" in found) == (which == "paper")
+    assert ("experiments/protocol.py" in found) == (which != "paper")
+
+
+def write_tuning(folder: Path, arms: Sequence[Arm]) -> None:
+    folder.mkdir(parents=True)
+    for arm in arms:
+        content = {**GOOD, "arm": {"name": arm.name}}
+        (folder / file_name(arm.name)).write_text(json.dumps(content))
+
+
+def test_a_tuning_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is used if it is complete; else the kept one is, and it is said why."""
+    own, kept, arms = tmp_path / "own" / "tuning", RESULTS.parent / "tuning", tuning_arms()
+    monkeypatch.setattr("experiments.__main__.compared_in", lambda preset: tmp_path / "own")
+    chose = "rates and weight decays are those that {} chose\n"
+
+    def said() -> str:
+        assert main(["--list", "--set", "sweep"]) == 0
+        return capsys.readouterr().out
+
+    assert said().startswith(chose.format(kept))
+    write_tuning(own, arms[:1])
+    lacking = f"yours in {own} are not complete: they lack {arms[1].name} and {len(arms) - 2} others\n"
+    assert said().startswith(lacking + chose.format(kept))
+    with pytest.raises(SystemExit, match=rf"lacks {re.escape(arms[1].name)} and .* others: run .* --set tuning first"):
+        main(["--list", "--set", "sweep", "--tuned", str(own)])
+    assert "chose" not in capsys.readouterr().out
+    (own / file_name(arms[0].name)).unlink()
+    own.rmdir()
+    write_tuning(own, arms[:-2])
+    assert f"they lack {arms[-2].name} and 1 other\n" in said()
+    path = own / file_name(arms[0].name)
+    for arm in arms[-2:]:
+        (own / file_name(arm.name)).write_text(path.read_text().replace(arms[0].name, arm.name))
+    assert said().startswith(chose.format(own))
+
+
+def test_what_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("experiments.__main__.cifar10", lambda folder: replace(some_data(256, 10), name="CIFAR-10"))
+    folders = ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
+    assert main(["BI-Std", *folders]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("1 arm, 1 seed: 2 pieces of training, 2 left")
+    assert "results of 1 arm are in" in said
+    assert main(["BI-Std", "BI-He", "--seeds", "2", *folders]) == 0
+    assert capsys.readouterr().out.startswith("2 arms, 2 seeds: ")
+    assert main(["BI-Std", "OF-Rand", *folders]) == 0
+    assert capsys.readouterr().out.startswith(f"2 arms, 1 seed, 1 arm of them in {tmp_path / 'results'} already: 1 piece of")
+
+
+def test_what_is_left_leaves_out_steps_that_are_made(tmp_path: Path) -> None:
+    """Five epochs of each of two networks, two steps an epoch; an interrupted run has made the first of one."""
+    arm = replace(ARM, stages=(replace(ARM.stages[0], epochs=5),))
+    work = training([arm], tmp_path, some_data(), seeds=(0, 1), limit=1)
+    assert work.epochs_left() == 10
+
+    def stop(done: float, text: str) -> None:
+        work.until = float("-inf")
+
+    work.tell = stop
+    assert not work.run()
+    again = training([arm], tmp_path, some_data(), seeds=(0, 1))
+    assert again.epochs_left() == 9
+    told: list[float] = []
+    again.tell = lambda done, text: told.append(done)
+    assert again.run()
+    assert sum(told) == 9
+    assert again.epochs_left() == 0
+
+
+def test_an_accuracy_that_was_not_measured_is_not_told(tmp_path: Path) -> None:
+    stage = replace(ARM.stages[0], epochs=3)
+    for looks, wanted in ((0, ["training loss"] * 2 + ["best"]), (1, ["best"] * 3)):
+        told: list[str] = []
+        arm = replace(ARM, stages=(replace(stage, looks=looks),))
+        work = training([arm], tmp_path / str(looks), some_data(), tell=lambda done, text, told=told: told.append(text))
+        assert work.run()
+        assert [re.sub(r".*, | [\d.]+( %)?$", "", text) for text in told] == wanted
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 cut off"])
@@ -127,6 +245,74 @@ def test_other_json_is_named(content: object, tmp_path: Path) -> None:
         read_all(tmp_path)
 
 
+GOOD = {
+    "format": 1,
+    "arm": {"name": "A"},
+    "seeds": [0, 3],
+    "command": "made up",
+    "curves": {"0": [{"accuracy": [0.1]}], "3": [{"accuracy": [0.1, 0.2]}, {"accuracy": [0.3]}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"arm": {"name": None}}, "name is no text"),
+        ({"command": None}, "command is no text"),
+        ({"seeds": 5}, "no list of whole numbers"),
+        ({"seeds": []}, "no list of whole numbers"),
+        ({"seeds": ["0", "3"]}, "no list of whole numbers"),
+        ({"seeds": [0]}, "not listed"),
+        ({"curves": []}, "AttributeError"),
+        ({"curves": None}, "TypeError"),
+        *(
+            ({"curves": {**GOOD["curves"], "3": curve}}, "seed 3 has no curve")  # type: ignore[dict-item]
+            for curve in (None, [], {}, [None], [{}], [{"accuracy": None}], [{"accuracy": []}], [{"accuracy": [0.1]}, {}])
+        ),
+        ({"curves": {"0": [{"accuracy": [0.1]}]}}, "seed 3 has no curve"),
+    ],
+)
+def test_results_with_something_missing_are_named(change: dict[str, object], told: str, tmp_path: Path) -> None:
+    path = tmp_path / "A.json"
+    path.write_text(json.dumps(GOOD))
+    assert list(read_all(tmp_path)) == ["A"]
+    path.write_text(json.dumps({**GOOD, **change}))
+    with pytest.raises(ResultsError, match=rf"A\.json is no results file .*{told}.*take it out"):
+        read_all(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"command": None}, {"curves": {}}, {"curves": {"0": None}}, {"seeds": 1}])
+def test_a_seed_without_a_curve_is_not_there(change: dict[str, object], tmp_path: Path) -> None:
+    """It is told before anything is trained."""
+    write_arm(tmp_path, ARM, [0], trained(tmp_path / "work"), {"command": "one"})
+    path = tmp_path / file_name(ARM.name)
+    assert missing(tmp_path, ARM, [0], {}) == []
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ResultsError, match="is no results file"):
+        missing(tmp_path, ARM, [0], {})
+
+
+def test_the_report_is_of_the_papers_arms(tmp_path: Path) -> None:
+    """Results of others are refused alone, and left out beside those of the paper."""
+    other = RESULTS.parent / "protocol" / "EQ-scratch@2.json"
+    (tmp_path / other.name).write_bytes(other.read_bytes())
+    for module in (report, figures):
+        with pytest.raises(SystemExit, match=r"are not of the paper's arms \(EQ-scratch@2 is none"):
+            module.main(["--results", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+    made_up.write(tmp_path, only="BI-Std")
+    assert list(read_paper(tmp_path)) == ["BI-Std"]
+
+
+@pytest.mark.parametrize("module", [report, figures, pays])
+def test_a_page_that_can_not_be_written(module: ModuleType, tmp_path: Path) -> None:
+    made_up.write(tmp_path / "results", only="BI-Std")
+    (tmp_path / "file").write_text("")
+    options = [] if module is pays else ["--results", str(tmp_path / "results")]
+    with pytest.raises(SystemExit, match=r"file.* can't be written or read"):
+        module.main([*options, "--out", str(tmp_path / "file" / "page")])
+
+
 def test_a_folder_that_can_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried before anything is trained."""
     (tmp_path / "file").write_text("")
@@ -167,19 +353,71 @@ def test_a_download_repairs_what_is_damaged(tmp_path: Path, monkeypatch: pytest.
     assert len(cifar10(tmp_path).labels) == 5
 
 
-def test_an_interrupt_stops_where_it_can_be_gone_on_with(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_stops_where_it_can_be_gone_on_with(number: signal.Signals, tmp_path: Path) -> None:
     arm = replace(ARM, stages=(replace(ARM.stages[0], epochs=50),))
     work = training([arm], tmp_path, some_data(), until=time.monotonic() + 600)
     told = work.tell
 
     def tell(done: float, text: str) -> None:
         told(done, text)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
+
+    def unhandled(number: int, frame: object) -> None:
+        raise AssertionError(f"signal {number} is not handled")
 
     work.tell = tell
-    handler = signal.getsignal(signal.SIGINT)
-    with stoppable(work):
-        assert not work.run()
-    assert signal.getsignal(signal.SIGINT) is handler
+    before = signal.signal(number, unhandled)
+    try:
+        with stoppable(work):
+            assert not work.run()
+        assert signal.getsignal(number) is unhandled
+    finally:
+        signal.signal(number, before)
     assert Store(tmp_path).steps(segments_of(arm, 0)[0]) == 2  # an epoch
     assert training([arm], tmp_path, some_data()).run()
+
+
+def in_another_python(*words: str, first: Path) -> subprocess.CompletedProcess[str]:
+    """Runs in the repository's root; modules in `first` come before those that are installed."""
+    places = os.pathsep.join(map(str, (first, ROOT, ROOT / "src", ROOT / "tests")))
+    environment = {**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_an_interrupt_before_anything_is_there(tmp_path: Path) -> None:
+    """Ctrl-C while torch is being imported."""
+    (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('still there')\n")
+    found = in_another_python("-m", "experiments", "--list", first=tmp_path)
+    assert (found.returncode, found.stdout) == (130, "")
+    assert re.fullmatch(r"stopped at once; .*\n", found.stderr)
+
+
+STOPPED = """
+import os, runpy, signal, sys
+from dataclasses import replace
+from experiments import data, training
+from test_experiments import some_data
+
+def steps_and_stop(*what):
+    steps(*what)
+    for number in range(signals):
+        os.kill(os.getpid(), signal.SIGINT)
+
+signals = int(sys.argv.pop(1))
+steps, training.Training._some_steps = training.Training._some_steps, steps_and_stop
+data.cifar10 = lambda folder: replace(some_data(256, 10), name="CIFAR-10")
+del sys.modules["experiments.__main__"]  # which test_experiments has imported
+runpy.run_module("experiments", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(("signals", "code", "kept"), [(1, 3, 1), (2, 130, 0)])
+def test_the_first_interrupt_waits_and_the_second_does_not(signals: int, code: int, kept: int, tmp_path: Path) -> None:
+    folders = ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
+    found = in_another_python("-c", STOPPED, str(signals), "BI-Std", *folders, first=tmp_path)
+    assert found.returncode == code
+    assert "stopping after this epoch of all; once more to stop at once" in found.stdout
+    assert ("the same command goes on\n" in found.stdout) == (signals == 1)
+    assert len(list((tmp_path / "work").iterdir())) == kept
+    assert re.fullmatch(r"stopped at once; .*\n" if signals == 2 else "", found.stderr)
