@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.curves import Estimate, Results, bootstrap, student
-from experiments.protocol import BIG, DECAYS, RATES, SWEEP, Tuned, account_of, chosen_by, cost
+from experiments.protocol import BIG, DECAYS, RATES, SWEEP, Tuned, account_of, chosen_from, cost
 from experiments.results import ResultsError, read_all
 from experiments.tables import saved
 from experiments.training import BATCH
@@ -240,7 +240,7 @@ def read(folder: Path) -> Comparison:
     return Comparison(
         lines(protocol),
         sweep(swept),
-        chosen_by(folder / "tuning"),
+        chosen_from(tuning, folder / "tuning"),
         protocol,
         (min(seeds), max(seeds)),
         len(commands),

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from experiments.arms import Arm, Grow, Stage
 from experiments.flops import step_flops
@@ -185,8 +186,11 @@ def lacks(results: Container[str]) -> str:
 
 
 def chosen_by(folder: Path) -> dict[str, dict[float, Chosen]]:
+    return chosen_from(read_all(folder) if any(folder.glob("*.json")) else {}, folder)
+
+
+def chosen_from(results: Mapping[str, Any], folder: Path) -> dict[str, dict[float, Chosen]]:
     """The best rate and weight decay of each kind at each budget, by the mean over seeds of the last held-out accuracy."""
-    results = read_all(folder) if any(folder.glob("*.json")) else {}
     lacking = lacks(results)
     if lacking:
         raise ResultsError(f"{folder} lacks {lacking}: run python -m experiments --set tuning first")

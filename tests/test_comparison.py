@@ -65,6 +65,8 @@ def test_what_an_accuracy_costs() -> None:
     assert one.saving is not None
     assert one.saving.value == pytest.approx(1 - (2**0.5 / 2) / 4)
     assert need(line, line, 70.0).saving is None
+    assert (need(line, scratch, 70.0).at_most, one.at_most) == (1, 0)  # of the one that has it at the smallest budget
+    assert need(reused, scratch, 70.0).budget == pytest.approx(2**0.5 / 2)
     assert need(line, Line("EQ-scratch", line.ends, {}), 70.0).saving is None  # one seed never has it
 
 
@@ -157,6 +159,31 @@ def test_the_readme_says_what_the_results_say(compared: Comparison) -> None:
     assert all(one.value < 0 for one in clear)
     assert f"of {len(tried)} changes" in text
     assert f"{len(clear)} do harm, {holm(tried)} clearly so when their number is corrected for" in text
+
+
+def test_the_readme_says_how_long_it_took() -> None:
+    def minutes(*folders: str) -> float:
+        contents = [content for folder in folders for content in read_all(KEPT / folder).values()]
+        curves = [stages for content in contents for stages in content["curves"].values()]
+        return sum(stage["seconds"][-1] for stages in curves for stage in stages) / 60
+
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert minutes("table") < 30
+    assert "took less than half an hour of training on one H200" in text
+    assert 25 < minutes("tuning", "sweep", "protocol") < 35
+    assert "about half an hour on one H200" in text
+
+
+def test_remarks_are_of_the_earlier_results(compared: Comparison) -> None:
+    def mean(arm: str, folder: str) -> float:
+        return statistics.mean(ends(arm, folder))
+
+    first, second = compared.remarks
+    ahead = mean("EQ-scratch@8", "protocol") - mean("RE-widen-r2r@8", "earlier")
+    assert f"scratch was {ahead:.1f} points ahead" in first
+    better = [mean(f"EQ-scratch@{budget}", "earlier") - mean(f"EQ-scratch@{budget}", "protocol") for budget in (2, 4)]
+    assert f"by {better[0]:.1f} points at budget 2 and {better[1]:.1f} at budget 4" in second
+    assert all(remark in (ROOT / "docs" / "does-it-pay.md").read_text(encoding="utf-8") for remark in compared.remarks)
 
 
 def test_the_best_of_several_has_several_chances() -> None:

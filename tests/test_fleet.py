@@ -18,7 +18,8 @@ from experiments.arms import Arm, paper_arms
 from experiments.segments import all_segments
 from experiments.store import Store
 from experiments.training import Training
-from test_experiments import TUNED, some_data
+from test_experiments import some_data
+from test_protocol import TUNED
 
 pytest.importorskip("triton", reason="the fused engine needs Triton: pip install triton")
 from experiments.fused import backward, forward, network, small
