@@ -90,6 +90,15 @@ def test_arms_reach_the_sizes_of_the_paper() -> None:
     assert len({arm.name for arm in paper_arms()}) == len(paper_arms())
 
 
+def test_experiments_use_the_public_calls_alone() -> None:
+    import outgrow
+
+    for path in (Path(__file__).parent.parent / "experiments").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.findall(r"(?:from|import) outgrow\.", text), path
+        assert set(re.findall(r"\boutgrow\.([A-Za-z_]\w*)\b(?=[(,)\]]| )", text)) <= set(outgrow.__all__), path
+
+
 def test_what_arms_share_is_trained_once() -> None:
     arms = [arm for arm in paper_arms() if arm.name in ("FTT-R2WiderR", "FTT-NetMorph", "NCT-RandomDeep", "NCT-WidenTeacher")]
     segments = all_segments(arms, [0, 1])
