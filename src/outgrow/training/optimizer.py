@@ -29,6 +29,8 @@ from torch.optim import LBFGS, Optimizer
 from outgrow.apply import Edits, Journal, edits_by_tensor
 from outgrow.errors import OptimizerError, Problem
 from outgrow.fill import fill_moment, fill_values, grown
+from outgrow.optimizers.lookup import state_shape as state_shape
+from outgrow.optimizers.lookup import unfollowable as unfollowable
 from outgrow.plan import Insertion, Plan
 from outgrow.sandbox import tensors_of
 
