@@ -18,6 +18,11 @@ from outgrow.volumes import Anatomy, Volume
 
 
 def dissect(model: nn.Module, example: Example, both_modes: bool = False) -> Anatomy:
+    """The volumes of a model, found in a forward pass on the example."""
+    return find_volumes(read(watch(model, example, both_modes), RULES))
+
+
+def watch(model: nn.Module, example: Example, both_modes: bool = False) -> Trace:
     """Watch the model run on the example, in eval mode and, if asked or if that leaves parameters unused, in train mode too."""
     try:
         trace = record(model, example)
@@ -33,7 +38,7 @@ def dissect(model: nn.Module, example: Example, both_modes: bool = False) -> Ana
         except Exception:  # batch norm on a single value, say; eval has told what there is to know
             del trace.ops[eval_only[0] :], trace.values[eval_only[1] :]
             trace.outputs = eval_only[2]
-    return find_volumes(read(trace, RULES))
+    return trace
 
 
 def _touched(trace: Trace) -> set[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -103,9 +102,25 @@ def apply_setting(model: nn.Module, setting: Setting, journal: Journal) -> None:
     elif isinstance(before, dict):
         after = {**before, setting.item: setting.new}
     elif isinstance(setting.item, str):  # an object of settings, as Transformers' configurations are
-        said = hasattr(before, setting.item)
-        undo = partial(setattr, before, setting.item, getattr(before, setting.item)) if said else None
-        journal.note(undo or partial(delattr, before, setting.item))
+        journal.note(_restorer(before))
         return setattr(before, setting.item, setting.new)
     journal.note(lambda: vars(module).__setitem__(setting.name, before))
     vars(module)[setting.name] = after
+
+
+def _restorer(config: Any) -> Callable[[], None]:
+    """A function that gives an object of settings its present attributes again, lists and dicts among them with their content.
+
+    The whole object: to set one name may change another (properties with setters, names that stand for others).
+    """
+    attributes = dict(vars(config))
+    contents = [(value, type(value)(value)) for value in attributes.values() if type(value) in (dict, list)]
+
+    def restore() -> None:
+        vars(config).clear()
+        vars(config).update(attributes)
+        for value, before in contents:
+            value.clear()
+            value.extend(before) if isinstance(value, list) else value.update(before)
+
+    return restore

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from outgrow import verify
 from outgrow.admit import bare, check_averages, check_finite, check_model, check_seed
-from outgrow.anatomy import dissect
+from outgrow.anatomy import dissect, watch
 from outgrow.apply import Journal, apply_plan, apply_setting
 from outgrow.brief import Brief, part_of
 from outgrow.configuration import changed, follow
@@ -29,6 +29,7 @@ from outgrow.graft import apply_grafts
 from outgrow.methods.base import Init
 from outgrow.plan import Plan, joined, noted, renamed
 from outgrow.predict import Prediction
+from outgrow.reach import check_reached
 from outgrow.report import Growth
 from outgrow.sandbox import random_state, tensors_of
 from outgrow.settle import settle
@@ -267,7 +268,8 @@ class Work:
 
     def flops(self, first: Anatomy) -> int:
         if self._after is None:
-            trace = self.anatomy(first).reading.trace
+            trace = watch(self.model, self.example) if self.plans else first.reading.trace
+            check_reached(trace, joined(self.plans).new_blocks if self.plans else ())
             self._after = count_flops(trace, [value.shape for value in trace.values].__getitem__)
         return self._after
 

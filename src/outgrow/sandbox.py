@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -57,11 +58,13 @@ def untouched(model: nn.Module, buffers: bool = True) -> Iterator[None]:
     """Whatever a forward pass does inside (modes, batch statistics, caches, random numbers), afterwards it is undone.
 
     Lists, dicts and sets that modules hold are emptied and filled again instead of exchanged: other objects may hold them too.
+    Hooks that the pass registers are removed with them: Transformers adds some at a model's first pass and marks the model, and
+    would add them a second time to a model that lost the mark alone.
     `buffers`: whether the pass sees the model's own buffers, and may write into them.
     """
     attributes = [(now := vars(module), dict(now)) for module in model.modules()]
     held = [value for _, before in attributes for name, value in before.items() if name not in REGISTERED]
-    contents = [(value, type(value)(value)) for value in held if type(value) in (dict, list, set)]
+    contents = [(value, type(value)(value)) for value in held if type(value) in (dict, OrderedDict, list, set)]
     written = [(buffer, buffer.detach().clone()) for buffer in model.buffers()] if buffers else []
     with random_state():
         try:

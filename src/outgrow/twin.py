@@ -3,7 +3,8 @@
 `copy.deepcopy` takes hooks along. A function that records what its block puts out would record the new block too, in the same
 list; an object that does so would be copied, unseen, with all that it holds; and the handle that takes a hook off takes it off
 the old block alone. So hooks stay where they were put, but for those that are part of the model: torch's own (weight norm,
-spectral norm, pruning) and methods of the model's modules, which a deeper model's constructor would have registered too.
+spectral norm, pruning), those of Transformers (which records hidden states by them) and methods of the model's modules. The
+library would have registered all of these in a model that was built with the new block.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
+
+LIBRARIES = ("torch.", "transformers.")  # whose hooks are part of a model
 
 HOOKS = {  # each with those that hold more about the same hooks
     "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
@@ -45,7 +48,7 @@ def twin_of(block: nn.Module, model: nn.Module) -> nn.Module:
 def _is_part(hook: Any, own: set[int]) -> bool:
     """Whether a hook belongs to the model; own: ids of its modules."""
     kinds = (getattr(hook, "__module__", None), *(kind.__module__ for kind in type(hook).__mro__))
-    return id(getattr(hook, "__self__", None)) in own or any(str(kind).startswith("torch.") for kind in kinds)
+    return id(getattr(hook, "__self__", None)) in own or any(str(kind).startswith(LIBRARIES) for kind in kinds)
 
 
 def _for(hook: Any, twins: dict[int, nn.Module]) -> Any:
