@@ -391,10 +391,14 @@ def test_the_watch_is_set_once_by_the_first_growth_and_keeps_nothing_alive() -> 
     outgrow.widen(model, data[0][0], "5", by=2)
     optimizer = torch.optim.Adam(model.parameters())
     train(model, optimizer, data)
-    assert (len(_global_optimizer_pre_hooks), len(_WATCH.grown), list(_WATCH.fitting)) == (hooks, watched, [optimizer])
+    assert (len(_global_optimizer_pre_hooks), len(_WATCH.grown), [one for one, _ in _WATCH.checked]) == (
+        hooks,
+        watched,
+        [optimizer],
+    )
     del model, optimizer
     gc.collect()
     assert len(_WATCH.grown) <= watched - 3
-    assert not len(_WATCH.fitting)
+    assert not len(_WATCH.checked)
     importing = "import outgrow, torch.optim.optimizer as o; assert not o._global_optimizer_pre_hooks"
     subprocess.run([sys.executable, "-c", importing], check=True)

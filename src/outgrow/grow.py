@@ -38,7 +38,7 @@ from outgrow.training.compiled import forget_compiled, uncompiled
 from outgrow.training.drift import drifts_of, grow_drifts
 from outgrow.training.fade import gates_of
 from outgrow.training.history import history, remember
-from outgrow.training.optimizer import adopt, grow_optimizers, thaw
+from outgrow.training.optimizer import adopt, grow_optimizers, thaw, unwrapped
 from outgrow.training.parallel import together
 from outgrow.training.stale import shapes_before, watch_for_stale
 from outgrow.transforms.branch import Branch, branch_step
@@ -153,7 +153,7 @@ def carry_through(
     if not rehearsal:
         forget_compiled()
         call = type(transforms[0]).__name__.lower() if len(transforms) == 1 else "grow"
-        watch_for_stale(work.changed, work.added, call)
+        watch_for_stale(work.changed, work.added, call, [*optimizers, *unwrapped(optimizers)])
     dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
     growth = Growth(
         model,

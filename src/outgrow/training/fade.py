@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from outgrow.errors import MethodError, SizeError
+from outgrow.training.bystanders import held_parameters
 
 
 class Gate:
@@ -170,7 +171,7 @@ CLOCK = Clock()
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if CLOCK.moving and _sets_state_up():
         return
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]} if CLOCK.moving else set()
+    held = {id(parameter) for parameter in held_parameters(optimizer)} if CLOCK.moving else set()
     for one in [one for one in CLOCK.moving if one.moves_with(held)]:
         one.advance()
         if one.done >= one.steps:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -16,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from outgrow.errors import OptimizerError, Problem
+from outgrow.training.bystanders import WeakNotes, held_parameters
 from outgrow.training.optimizer import held_by
 
 ANEW = (
@@ -31,7 +31,7 @@ class _Clock:
 
     def __init__(self) -> None:
         self.now = 0
-        self.last: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # step of each optimizer
+        self.last = WeakNotes()  # step of each optimizer
         self.started = False
 
     def start(self) -> None:
@@ -46,7 +46,7 @@ _CLOCK = _Clock()
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if not torch.compiler.is_compiling():
         _CLOCK.now += 1
-        _CLOCK.last[optimizer] = _CLOCK.now
+        _CLOCK.last.put(optimizer, _CLOCK.now)
 
 
 class Steps:
@@ -61,14 +61,14 @@ class Steps:
         """Raise if, since the last look, another optimizer has trained what the run's own hold, and none of these."""
         last, seen = _CLOCK.last, self.seen
         if _CLOCK.now != seen and all(last.get(optimizer, 0) <= seen for optimizer in self.optimizers):
-            self._check_others([other for other, when in last.items() if when > seen])
+            self._check_others([other for other, when in last if when > seen])
         self.seen = _CLOCK.now
 
     def _check_others(self, others: Sequence[Optimizer]) -> None:
         own = {id(parameter) for optimizer in self.optimizers for parameter in held_by(optimizer)}
         names = {id(parameter): name for name, parameter in self.model.named_parameters() if id(parameter) in own}
         for other in others:
-            taken = [names[id(parameter)] for parameter in held_by(other) if id(parameter) in names]
+            taken = [names[id(parameter)] for parameter in held_parameters(other) if id(parameter) in names]
             if taken:
                 kind = type(self.optimizers[0]).__name__
                 reason = (

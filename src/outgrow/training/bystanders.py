@@ -1,0 +1,83 @@
+"""Read optimizers that outgrow was not given, without any effect on them.
+
+Torch calls global step hooks for every optimizer of the process. Some of those skip `Optimizer.__init__`, have no parameter
+groups or state, compute them in a property, or cannot be hashed or referenced weakly. Whatever can't be read counts as empty:
+a hook must not be the reason why somebody else's step fails.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping
+from typing import Any
+from weakref import ref
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+def held_parameters(optimizer: Any) -> list[Tensor]:
+    """The tensors in an optimizer's groups; none if they can't be read.
+
+    Example:
+        >>> held_parameters(object())
+        []
+    """
+    try:
+        return [tensor for group in optimizer.param_groups for tensor in group["params"] if isinstance(tensor, Tensor)]
+    except Exception:
+        return []
+
+
+def state_of(optimizer: Any, parameter: Tensor) -> Mapping[str, Any]:
+    """The state that an optimizer has for a parameter; empty if there is none, or if it can't be read."""
+    try:
+        state = optimizer.state.get(parameter)
+        return state if isinstance(state, Mapping) else {}
+    except Exception:
+        return {}
+
+
+def living_optimizers() -> Iterator[Optimizer]:
+    """All optimizers of the process, found by the garbage collector: about 0.1 s per 500,000 objects."""
+    kinds: set[Any] = {Optimizer}
+    while more := {kind for known in kinds for kind in known.__subclasses__()} - kinds:
+        kinds |= more
+    for one in gc.get_objects():
+        if type(one) in kinds:  # isinstance() would wake up proxies
+            yield one
+
+
+class WeakNotes:
+    """A note per object, by identity. An object that can't be referenced weakly gets none; no object is kept alive."""
+
+    def __init__(self) -> None:
+        self._notes: dict[int, tuple[ref[Any], Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._notes)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        for pointer, note in list(self._notes.values()):
+            if (thing := pointer()) is not None:
+                yield thing, note
+
+    def get(self, thing: Any, default: Any = None) -> Any:
+        found = self._notes.get(id(thing))
+        return found[1] if found is not None and found[0]() is thing else default
+
+    def put(self, thing: Any, note: Any) -> None:
+        key = id(thing)
+
+        def forget(dead: ref[Any]) -> None:
+            found = self._notes.get(key)
+            if found is not None and found[0] is dead:
+                del self._notes[key]
+
+        try:
+            self._notes[key] = ref(thing, forget), note
+        except TypeError:
+            return
+
+    def clear(self) -> None:
+        self._notes.clear()
