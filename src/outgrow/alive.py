@@ -40,7 +40,7 @@ def why_stuck(walk: Carrier) -> str:
         zeros = [value for value in values if value in walk.known and walk.known[value].state is State.ZERO]
         place = op.module or "the model"
         if isinstance(effect, Contract):
-            sides = [side for side in (effect.left, effect.right) if side.value in values]
+            sides = [side for side in (effect.left, effect.right) if not walk.reading.constant[side.value]]
             if any(walk.axes(side.layout) & effect.contracted for side in sides):
                 read += [dead.get(side.value, "") for side in sides]
                 continue

@@ -127,4 +127,9 @@ class Ignore:
     """Makes numbers from sizes alone, or touches no unit."""
 
 
-Effect = Move | Map | Shift | Power | Scale | Sum | Contract | Reduce | Normalise | PerUnit | Mix | Folded | Ignore
+@dataclass(frozen=True)
+class Fused:
+    """Part of an operator that comes later, whose effect holds for both (see `dots`)."""
+
+
+Effect = Move | Map | Shift | Power | Scale | Sum | Contract | Reduce | Normalise | PerUnit | Mix | Folded | Ignore | Fused

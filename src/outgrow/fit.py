@@ -28,6 +28,7 @@ from outgrow.trace import FOLD, Example, Op, Trace, Watcher, call, tensors_in
 
 ROUNDS = 400
 NEARBY = 40  # operators of the clashing module that are searched for the number that changes
+INDEXED = {"aten.gather", "aten.scatter", "aten.scatter_add", "aten.scatter_reduce"}
 SCALING = {"aten.mul", "aten.div", "aten.add", "aten.sub", "aten.rsub"}
 
 
@@ -60,9 +61,19 @@ class Checker(Watcher):
         self._check_numbers(op, args)
         if op.name == "aten.convolution" and args[6] and args[0].shape[1] != args[1].shape[0]:
             raise Disagreement("Invalid channel dimensions")  # without numbers, torch looks at those of other convolutions only
+        if op.name.removesuffix("_") in INDEXED:
+            self._check_index(op, args)
         result = func(*args, **(kwargs or {}))
         self._check_shapes(op, result)
         return result
+
+    def _check_index(self, op: Op, args: Any) -> None:
+        """An index that covered a tensor must still do so: torch leaves out what a smaller one does not reach."""
+        source = 3 if len(args) > 3 and isinstance(args[3], Tensor) else 0
+        before = [self.trace.values[op.args[at].value].shape for at in (source, 2)]
+        for axis, (full, chosen) in enumerate(zip(*before, strict=False)):
+            if full == chosen and args[source].shape[axis] != args[2].shape[axis]:
+                raise Disagreement(f"{op.name} has an index of {args[2].shape[axis]} for {args[source].shape[axis]} units")
 
     def folded(self, path: str, fold: Fold, x: Tensor, result: Tensor) -> None:
         self._check_shapes(self._next(FOLD), result)
@@ -80,7 +91,9 @@ class Checker(Watcher):
             if value not in self.prediction.anatomy.consumers or self.prediction.anatomy.reading.uniform[value]:
                 continue
             want = self.prediction.shape(value)
-            if tuple(tensor.shape) != want and tensor.is_floating_point():
+            repeated = self.prediction.anatomy.reading.repeated.get(value, ())
+            differ = any(a != b for axis, (a, b) in enumerate(zip(tensor.shape, want, strict=True)) if axis not in repeated)
+            if differ and tensor.is_floating_point():
                 raise Disagreement(f"{op.name} gives {tuple(tensor.shape)} where {want} should be")
         self.count += 1
 

@@ -26,6 +26,7 @@ from outgrow.effects import (
     Contract,
     Effect,
     Folded,
+    Fused,
     Ignore,
     Map,
     Mix,
@@ -76,6 +77,8 @@ class Walk(Weights):
             position += 1
             self.op = ops[index]
             effect = self.reading.effects[index]
+            if isinstance(effect, Fused):
+                continue
             if isinstance(effect, Ignore):
                 self.settled(*(self.known.get(ref.value, Carried(None)) for ref in refs_in((self.op.args, self.op.kwargs))))
                 continue
@@ -102,6 +105,8 @@ class Walk(Weights):
         """A tensor that both writes and reads gets one value for both."""
         written = {(slot.tensor, slot.axis) for slot in self.volume.slots if slot.role == "writes"}
         for key, demand in self.verdict.readers.items():
+            if demand in ("sign", "share") and "scales" in self.volume.births.roles.get(key, ()):
+                raise Refused(f"{key[0]} both scales and reads it, and the two need different values")
             both = key in written and demand != "free"
             if both and not (demand == "zero" and self.start is State.ZERO):
                 raise Refused(f"{key[0]} both writes and reads it (a tied parameter), and the two need different values")
@@ -161,7 +166,8 @@ class Walk(Weights):
         return Carried(state, x.debt * Fraction(exponent).limit_denominator(64), x.ratio)
 
     def sum(self, effect: Sum) -> Carried:
-        items = [self.carried(side.value, side.layout) for side in effect.inputs]
+        sides = [side for side in effect.inputs if not self.reading.zeros[side.value]] or effect.inputs
+        items = [self.carried(side.value, side.layout) for side in sides]
         carrying = [item for item in items if item.state is not None]
         if effect.minus and len(items) == 2 and items[0].state is State.MEAN and items[1].mean == effect.inputs[0].value:
             return Carried(State.ZERO)
@@ -296,7 +302,8 @@ class Walk(Weights):
         whole = sum(
             int((self.ids(block.labels) >= 0).sum()) == block.labels.size == self.volume.count for block in scale.layout
         )
-        if len(names) != 1 or not whole or not x.writers or any(passed for _, passed in x.writers):
+        reads = any("reads" in self.volume.births.roles.get(key, ()) for key in self.slots_in(scale.layout))
+        if len(names) != 1 or not whole or reads or not x.writers or any(passed for _, passed in x.writers):
             raise Refused(f"its writers are scaled one by one in {self.op.module}")
         scaled = frozenset((writer, next(iter(names))) for writer, _ in x.writers)
         return Carried(State.MEAN, debt, ratio, writers=scaled)

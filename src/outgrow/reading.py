@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from outgrow.effects import Effect, Ignore, Operand
+from outgrow.dots import fuse_dots
+from outgrow.effects import Effect, Ignore, Move, Operand, Scale
 from outgrow.labels import Block, Layout, Ties, meet, pin, renumber
+from outgrow.repeats import repeated_axes
 from outgrow.trace import Op, Ref, Trace
 from outgrow.trace import refs_in as refs_in
 
@@ -22,6 +24,7 @@ class Outcome:
     layouts: tuple[Layout, ...]
     effect: Effect
     uniform: bool = False  # all numbers of the results are equal, so their sizes mean nothing
+    zeros: bool = False  # and all are zero
 
 
 Meeting = tuple[Ref, Layout, Mapping[int, int]]
@@ -38,6 +41,9 @@ class Reading:
         self.constant = [value.kind in ("parameter", "buffer", "constant") for value in trace.values]  # depends on no input
         self.foreign = [value.kind == "constant" and value.floating for value in trace.values]  # made of what is not registered
         self.uniform = [False] * len(trace.values)
+        self.zeros = [False] * len(trace.values)  # uniform, and known to be zero
+        self.repeated: dict[int, frozenset[int]] = {}  # value → axes along which it repeats itself (see `repeats`)
+        self.lost: dict[int, str] = {}  # value → the operator before it through which units were not followed
         self.effects: list[Effect] = []
         kernels = _kernels(trace)
         for value in trace.values:
@@ -68,6 +74,8 @@ class Reading:
                     pin(self.ties, block, axis, reason, op.module)
 
     def pin_all(self, refs: Sequence[Ref], reason: str, op: Op) -> None:
+        """Nothing that the operator touches can grow, and its results carry no labels."""
+        self.lost.update(dict.fromkeys(op.outputs, op.name))
         for ref in refs:
             for block in self.layout(ref):
                 self.ties.fix(block.labels, reason, op.module)
@@ -81,8 +89,21 @@ class Reading:
             return "it meets a tensor that no module registers (as layers in a plain list are: use nn.ModuleList)"
         if self.constant[ref.value]:
             return "its size is that of a fixed table"
+        if ref.value in self.lost:
+            return f"it meets a result of {self.lost[ref.value]}, and units are not followed through that operator"
         derived = self.trace.values[ref.value].kind != "input"
         return "its size is set by the model's input" + (", or by a number in its code" if derived else "")
+
+    def inherit(self, op: Op, output: int, outcome: Outcome) -> None:
+        """Facts that a result takes over from the operands, whatever the operator."""
+        source = next((self.lost[ref.value] for ref in op.refs if ref.value in self.lost), None)
+        if source is not None:
+            self.lost.setdefault(output, source)
+        axes = repeated_axes(op, self.trace, self.repeated)
+        if axes:
+            self.repeated[output] = axes
+        kept = isinstance(outcome.effect, (Move, Scale)) and bool(op.refs) and all(self.zeros[ref.value] for ref in op.refs)
+        self.zeros[output] = outcome.zeros or kept
 
     def free_to_meet(self, op: Op, operands: Sequence[Meeting]) -> list[Layout]:
         """The operands' layouts, without the axes on which one of them has a size that is not the model's own.
@@ -147,10 +168,12 @@ def read(trace: Trace, rules: Mapping[str, Rule]) -> Reading:
         for index, output in enumerate(op.outputs):
             reading.layouts[output] = outcome.layouts[index] if index < len(outcome.layouts) else ()
             summed[output] = touched
+            reading.inherit(op, output, outcome)
             reading.constant[output] = bool(refs) and all(reading.constant[ref.value] for ref in refs)
             reading.foreign[output] = reading.constant[output] and any(reading.foreign[ref.value] for ref in refs)
             reading.uniform[output] = outcome.uniform or (uniform and not labelled)
         reading.effects.append(outcome.effect)
+    fuse_dots(reading)
     for output in trace.outputs:
         for block in reading.layouts[output]:
             for axis in block.axes:

@@ -20,6 +20,7 @@ from functools import cached_property, partial
 from types import FunctionType, ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
@@ -48,6 +49,7 @@ class Value:
     floating: bool
     kind: str  # "parameter", "buffer", "input", "constant" or "result"
     name: str = ""
+    boolean: bool = False  # a mask
 
 
 @dataclass(frozen=True)
@@ -249,7 +251,8 @@ class Recorder(Watcher):
 
     def _new(self, tensor: Tensor, kind: str, name: str = "") -> int:
         index = len(self.trace.values)
-        self.trace.values.append(Value(index, tuple(tensor.shape), tensor.is_floating_point(), kind, name))
+        floating, boolean = tensor.is_floating_point(), tensor.dtype is torch.bool
+        self.trace.values.append(Value(index, tuple(tensor.shape), floating, kind, name, boolean))
         self.index_of[tensor] = index
         self.sharing.setdefault(_storage(tensor), []).append(weakref.ref(tensor))
         return index
@@ -315,7 +318,8 @@ class Recorder(Watcher):
 
 
 def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    """What tells whether two tensors share memory; a sparse tensor has no storage, and shares none."""
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else -id(tensor)
 
 
 def _geometry(tensor: Tensor) -> tuple[Any, ...]:

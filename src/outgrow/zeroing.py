@@ -25,7 +25,7 @@ from outgrow.admit import check_model
 from outgrow.alive import slope_at_zero
 from outgrow.anatomy import dissect
 from outgrow.draft import irregular, runs, slot_ids
-from outgrow.effects import Contract, Map, Move, Normalise, PerUnit, Power, Reduce, Scale, Shift, Sum
+from outgrow.effects import Contract, Ignore, Map, Mix, Move, Normalise, PerUnit, Power, Reduce, Scale, Shift, Sum
 from outgrow.errors import MethodError, Problem
 from outgrow.labels import Labels
 from outgrow.roles import READS, weight_of
@@ -84,6 +84,8 @@ class Search:
             raise NotZero(f"it adds a fixed table ({name})")
         if name:
             return self.fills.append((name, 0.0))
+        if self.reading.zeros[value]:
+            return None
         if self.reading.uniform[value] and value not in self.anatomy.maker:
             raise NotZero("it adds a constant")
         if value not in self.anatomy.maker:
@@ -119,6 +121,8 @@ class Search:
                 self.zero(effect.beta.value)
             case Shift() if name := self.reading.trace.values[self._source(effect.input)].name:  # norms that use 1 + γ
                 self.fills.append((name, -effect.constant))
+            case Ignore() | Mix():
+                raise NotZero(f"it ends in {op.name}, through which zeros are not followed ({place})")
             case _:
                 raise NotZero(f"it ends in {op.name}, which is not zero at zero ({place})")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from outgrow.reading import Rule
-from outgrow.rules import elementwise, fold, norm, product, reduce, shape
+from outgrow.rules import elementwise, fold, graph, norm, product, reduce, shape, sparse
 
-RULES: Mapping[str, Rule] = {**elementwise.RULES, **shape.RULES, **product.RULES, **reduce.RULES, **norm.RULES, **fold.RULES}
+FAMILIES = (elementwise, shape, product, reduce, norm, fold, graph, sparse)
+RULES: Mapping[str, Rule] = {name: rule for family in FAMILIES for name, rule in family.RULES.items()}

@@ -69,7 +69,7 @@ def same(reading: Reading, op: Op) -> Outcome:
 
 def like(reading: Reading, op: Op) -> Outcome:
     """A new tensor in the size of another: all its numbers are equal (or random alike)."""
-    return Outcome((reading.layout(op.args[0]),), Map((), True), uniform=True)
+    return Outcome((reading.layout(op.args[0]),), Map((), True), uniform=True, zeros=_made_of_zeros(op))
 
 
 def noise(reading: Reading, op: Op) -> Outcome:
@@ -78,7 +78,14 @@ def noise(reading: Reading, op: Op) -> Outcome:
 
 
 def factory(reading: Reading, op: Op) -> Outcome:
-    return Outcome(((),), Map((), True), uniform=True)
+    return Outcome(((),), Map((), True), uniform=True, zeros=_made_of_zeros(op))
+
+
+def _made_of_zeros(op: Op) -> bool:
+    name = plain(op)
+    if "full" in name or name == "fill":
+        return isinstance(op.args[-1], (bool, int, float)) and op.args[-1] == 0
+    return "zero" in name
 
 
 factory.always = True  # type: ignore[attr-defined]
@@ -93,7 +100,8 @@ def together(reading: Reading, op: Op, refs: list[Ref]) -> tuple[Layout, list[Op
     operands = []
     for ref in refs:
         missing = rank - len(reading.shape(ref))
-        sizes = {axis + missing: size for axis, size in enumerate(reading.shape(ref))}
+        repeated = reading.repeated.get(ref.value, frozenset())
+        sizes = {axis + missing: size for axis, size in enumerate(reading.shape(ref)) if axis not in repeated}
         operands.append((ref, reading.spread(ref, rank), sizes))
     layout = reading.meet(op, operands, shape)
     return layout, [Operand(ref.value, spread) for ref, spread, _ in operands]

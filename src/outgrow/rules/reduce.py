@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outgrow.effects import Map, Mix, Move, Reduce
 from outgrow.labels import reduce
-from outgrow.reading import Outcome, Reading, refs_in
+from outgrow.reading import Outcome, Reading
 from outgrow.trace import Op
 
 HOW = {"sum": "sum", "mean": "mean", "linalg_vector_norm": "norm", "norm": "norm", "var": "var", "std": "std"}
@@ -78,16 +78,9 @@ def ranked(reading: Reading, op: Op) -> Outcome:
     return Outcome((kept,) * len(op.outputs), Move((ref.value,)))
 
 
-def gather(reading: Reading, op: Op) -> Outcome:
-    """gather/scatter along an axis by data."""
-    reading.pin_all(refs_in(op.args), f"{op.name} chooses among its units by data", op)
-    return Outcome(((),) * len(op.outputs), Move(tuple(ref.value for ref in refs_in(op.args))))
-
-
 RULES = {
     **{f"aten.{name}": statistic for name in STATISTICS},
     **{f"aten.{name}": pool for name in (*POOL_LINEAR, *POOL_MAX)},
     **{f"aten.{name}": softmax for name in "_softmax _log_softmax _safe_softmax cumsum cumprod".split()},
     **{f"aten.{name}": ranked for name in ("topk", "sort")},
-    "aten.gather": gather,
 }
