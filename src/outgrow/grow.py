@@ -8,6 +8,7 @@ planned); from there a journal can put everything back, and does on any failure.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from outgrow.flops import count_flops
 from outgrow.graft import apply_grafts
 from outgrow.methods.base import Init
 from outgrow.plan import Plan, joined, noted, renamed
+from outgrow.precision import own_precision
 from outgrow.predict import Prediction
 from outgrow.reach import check_reached
 from outgrow.report import Growth
@@ -118,12 +120,18 @@ def carry_through(
     started = time.perf_counter()
     model, copies = bare(given), [bare(getattr(average, "module", average)) for average in averages]
     lengths = None if brief is None else brief.lengths
-    with random_state(), uncompiled(), together(given, model, copies, optimizers, example, lengths) as ranks:
+    with (
+        random_state(),
+        uncompiled(),
+        together(given, model, copies, optimizers, example, lengths) as ranks,
+        contextlib.ExitStack() as stack,
+    ):
         example = ranks.example
         check_model(model, numbers=not rehearsal)
         if not rehearsal:
             check_finite(model)
         check_averages(averages, model)
+        stack.enter_context(own_precision(model, example))
         known = ready is not None and ready.fits(model)
         short = ranks.lengths if known and brief is not None and brief.still(model, example) else None
         sample, base, limits = example, None, (0.0, 0.0)

@@ -79,6 +79,7 @@ def untouched(model: nn.Module, buffers: bool = True) -> Iterator[None]:
             with torch.no_grad():
                 for buffer, value in written:
                     buffer.copy_(value)
+            torch.clear_autocast_cache()  # casts that were made without gradients
 
 
 def forget_caches(model: nn.Module) -> None:
