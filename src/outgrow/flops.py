@@ -10,6 +10,8 @@ from outgrow.trace import Trace
 
 MATMULS = {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.mv", "aten.addmv", "aten.dot"}
 
+GROUPED = {"aten._grouped_mm", "transformers.grouped_mm_fallback"}  # every row meets the weight of one expert
+
 
 def count_flops(trace: Trace, shape: Callable[[int], Sequence[int]]) -> int:
     """Matrix products and convolutions of one pass, as torch.utils.flop_counter counts them."""
@@ -18,6 +20,8 @@ def count_flops(trace: Trace, shape: Callable[[int], Sequence[int]]) -> int:
         if op.name in MATMULS:
             left = refs_in(op.args)[-2]
             total += 2 * math.prod(shape(op.outputs[0])) * shape(left.value)[-1]
+        elif op.name in GROUPED:
+            total += 2 * math.prod(shape(op.outputs[0])) * shape(op.args[0].value)[-1]
         elif op.name == "aten.convolution":
             weight = shape(op.args[1].value)
             places = shape(op.args[0].value if op.args[6] else op.outputs[0])
