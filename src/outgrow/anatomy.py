@@ -26,6 +26,8 @@ def watch(model: nn.Module, example: Example, both_modes: bool = False) -> Trace
     """Watch the model run on the example, in eval mode and, if asked or if that leaves parameters unused, in train mode too."""
     try:
         trace = record(model, example)
+    except TraceError:
+        raise
     except Exception as error:
         raise TraceError(
             f"the model does not run on the example: {type(error).__name__}: {error}. "

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from outgrow.apply import Journal, apply_setting, edits_by_tensor
 from outgrow.fill import fill_values, grown
 from outgrow.folded import Fold
+from outgrow.gradients import GRADIENT
 from outgrow.plan import Plan, Setting
 from outgrow.predict import Prediction
 from outgrow.reading import refs_in
@@ -49,8 +50,8 @@ class Checker(Watcher):
     """Compares a run with the trace, operator by operator."""
 
     def __init__(self, trace: Trace, prediction: Prediction) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.trace, self.prediction = trace, prediction
+        super().__init__()
+        self.trace, self.prediction, self.gradients = trace, prediction, trace.gradients
         self.expected = [op for op in trace.ops if op.name != "outgrow.write_through_view"]
         self.count = 0
 
@@ -78,6 +79,9 @@ class Checker(Watcher):
     def folded(self, path: str, fold: Fold, x: Tensor, result: Tensor) -> None:
         self._check_shapes(self._next(FOLD), result)
 
+    def differentiated(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        self._check_shapes(self._next(GRADIENT), results)
+
     def _next(self, name: str) -> Op:
         if self.count >= len(self.expected):
             raise Disagreement("more operators than before")
@@ -92,8 +96,8 @@ class Checker(Watcher):
                 continue
             want = self.prediction.shape(value)
             repeated = self.prediction.anatomy.reading.repeated.get(value, ())
-            differ = any(a != b for axis, (a, b) in enumerate(zip(tensor.shape, want, strict=True)) if axis not in repeated)
-            if differ and tensor.is_floating_point():
+            differ = [a != b for axis, (a, b) in enumerate(zip(tensor.shape, want, strict=False)) if axis not in repeated]
+            if (any(differ) or tensor.ndim != len(want)) and tensor.is_floating_point():
                 raise Disagreement(f"{op.name} gives {tuple(tensor.shape)} where {want} should be")
         self.count += 1
 

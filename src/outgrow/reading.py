@@ -147,6 +147,11 @@ def _kernels(trace: Trace) -> set[int]:
     return found
 
 
+def _no_rule(op: Op) -> str:
+    way_out = " (it belongs to a backward pass inside the model: take gradients by torch.autograd.grad)"
+    return f"operator {op.name} has no rule" + (way_out if "_backward" in op.name else "")
+
+
 def read(trace: Trace, rules: Mapping[str, Rule]) -> Reading:
     """Apply the rule of every operator, in order, then pin what reaches the model's outputs."""
     reading = Reading(trace)
@@ -159,7 +164,7 @@ def read(trace: Trace, rules: Mapping[str, Rule]) -> Reading:
         uniform = bool(refs) and all(reading.uniform[ref.value] for ref in refs)
         if rule is None:
             if labelled:
-                reading.pin_all(refs, f"operator {op.name} has no rule", op)
+                reading.pin_all(refs, _no_rule(op), op)
             outcome = Outcome(((),) * len(op.outputs), Ignore())
         elif not touched and not uniform and not getattr(rule, "always", False):
             outcome = Outcome(((),) * len(op.outputs), Ignore())

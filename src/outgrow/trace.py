@@ -14,7 +14,8 @@ import abc
 import contextlib
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from types import FunctionType, ModuleType
@@ -25,7 +26,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from outgrow.errors import Problem, TraceError
 from outgrow.folded import Fold
+from outgrow.gradients import GRADIENT, Gradients, inside_backward, needs_gradients, with_gradients
 from outgrow.sandbox import elementary, on_meta, substituted, tensors_of, untouched
 from outgrow.shapes import Shapes
 
@@ -88,13 +91,27 @@ class Trace:
     values: list[Value] = field(default_factory=list)
     outputs: dict[int, None] = field(default_factory=dict)  # in order
     meta: bool = False  # watched on tensors without numbers
+    gradients: bool = False  # the model differentiates in its forward pass: watched with gradients on (see `gradients`)
     passes: list[bool] = field(default_factory=list)  # for each pass, whether the model was in train mode
     ends: list[int] = field(default_factory=list)  # and how many operators there were when it was over
     returned: dict[str, int] = field(default_factory=dict)  # for each module that put out a tensor, the value of the first
 
 
 def call(model: nn.Module, example: Example) -> Any:
-    """Run the model on an example: a tensor, a tuple of arguments, or a dict of keyword arguments."""
+    """Run the model on an example: a tensor, a tuple of arguments, or a dict of keyword arguments.
+
+    Where gradients are switched off and the model differentiates in its forward pass, it runs again with gradients.
+    """
+    try:
+        return _called(model, example)
+    except RuntimeError as error:
+        if torch.is_grad_enabled() or not needs_gradients(error):
+            raise
+    with torch.enable_grad():
+        return _called(model, example)
+
+
+def _called(model: nn.Module, example: Example) -> Any:
     if isinstance(example, Mapping):
         return model(**example)
     if isinstance(example, (tuple, list)):
@@ -168,11 +185,23 @@ def module_paths(model: nn.Module) -> Iterator[Callable[[], str]]:
 class Watcher(TorchDispatchMode):
     """Sees every operator that runs while it is active, and each `Fold` as one operator."""
 
-    inside = False  # a Fold is running: what its operators do is its own business
+    inside = False  # a Fold or a gradient is running: what its operators do is its own business
+    gradients = False  # whether calls of `torch.autograd.grad` are operators
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.saved: set[int] = set()  # ids of tensors that autograd keeps
 
     @abc.abstractmethod
     def folded(self, path: str, fold: Fold, x: Tensor, result: Tensor) -> None:
         """A Fold has made `result` of `x`."""
+
+    @abc.abstractmethod
+    def differentiated(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        """`torch.autograd.grad` has made `results`, one for each of `inputs`."""
+
+    def hide(self, hidden: bool) -> None:
+        self.inside = hidden
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
@@ -189,8 +218,9 @@ class Watcher(TorchDispatchMode):
             if isinstance(module, Fold):
                 handles.append(module.register_forward_pre_hook(enter))
                 handles.append(module.register_forward_hook(partial(leave, path)))
+        mode = with_gradients(Gradients(self.differentiated, self.hide), self.saved) if self.gradients else nullcontext()
         try:
-            with self:
+            with self, mode:
                 yield
         finally:
             for handle in handles:
@@ -217,8 +247,9 @@ class Recorder(Watcher):
     def __init__(
         self, tensors: Mapping[str, Tensor], buffers: set[str], inputs: list[Tensor], trace: Trace, here: Callable[[], str]
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.trace = trace
+        super().__init__()
+        self.trace, self.gradients = trace, trace.gradients
+        self.differentiates = False  # seen in this pass, operator by operator
         self.here = here
         self.shapes = Shapes()
         self.known: dict[Any, tuple[str, bool]] = {}  # operator → its name, and whether it writes in place
@@ -284,10 +315,15 @@ class Recorder(Watcher):
         value = Ref(self.value_of(x))
         self.trace.ops.append(Op(len(self.trace.ops), FOLD, (value, fold.dim), {}, (self._new(result, "result"),), path))
 
+    def differentiated(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        refs = self._ref(outputs), self._ref(inputs)
+        self._note(GRADIENT, refs, {}, tuple(self._new(result, "result") for result in results))
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.inside:
             return func(*args, **kwargs)
+        self.differentiates |= inside_backward()
         inputs = tuple(self._ref(arg) for arg in args)
         keywords = {key: self._ref(arg) for key, arg in kwargs.items()}
         result = self.shapes.call(func, args, kwargs)
@@ -359,7 +395,7 @@ def _left(model: nn.Module, recorder: Recorder, output: Any) -> list[Tensor]:
     if found.keys() <= {id(tensor) for tensor in shown}:
         return shown
     held = [list(vars(module).values()) for module in model.modules()]
-    kept = {id(tensor) for tensor in (*tensors_in(held), *_searched(output, set(), caches=True))}
+    kept = {id(tensor) for tensor in (*tensors_in(held), *_searched(output, set(), caches=True))} | recorder.saved
     return [*shown, *(tensor for key, tensor in found.items() if key not in kept)]
 
 
@@ -373,8 +409,29 @@ def record(model: nn.Module, example: Example, training: bool = False, trace: Tr
         return _record(model, example, training, trace)
     try:
         return _record(model, example, training, Trace(meta=True))
-    except Exception:
+    except Exception as error:
+        if needs_gradients(error) or isinstance(error, _Differentiates):
+            return _record_gradients(model, example, training)
+    try:
         return _record(model, example, training, Trace())
+    except Exception as error:
+        if needs_gradients(error) or isinstance(error, _Differentiates):
+            return _record_gradients(model, example, training)
+        raise
+
+
+class _Differentiates(Exception):
+    """The model differentiates in its forward pass: it must be watched again, with gradients as operators."""
+
+
+def _record_gradients(model: nn.Module, example: Example, training: bool) -> Trace:
+    try:
+        return _record(model, example, training, Trace(meta=True, gradients=True))
+    except Exception as error:
+        if "saved tensor hooks" in str(error):
+            problem = Problem("the model", "it differentiates by torch.func", "differentiate by torch.autograd.grad")
+            raise TraceError("gradients that torch.func takes can't be watched", [problem]) from error
+    return _record(model, example, training, Trace(gradients=True))
 
 
 def _record(model: nn.Module, example: Example, training: bool, trace: Trace) -> Trace:
@@ -388,6 +445,8 @@ def _record(model: nn.Module, example: Example, training: bool, trace: Trace) ->
         recorder = Recorder(tensors, buffers, tensors_in(example), trace, here)
         with recorder.watching(model):
             output = call(model, example)
+        if recorder.differentiates and not trace.gradients:
+            raise _Differentiates
         trace.outputs.update(dict.fromkeys(recorder.value_of(tensor) for tensor in _left(model, recorder, output)))
     trace.passes.append(training)
     trace.ends.append(len(trace.ops))
