@@ -126,11 +126,18 @@ def refused(model: nn.Module, path: Path, *words: str) -> str:
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Tensor], dict[str, str]], object]) -> None:
-    """Edit a file with nothing but safetensors and json."""
+    """Edit a file with nothing but safetensors and json; the checksums go, as in a file of version 0.1.0."""
     tensors = safetensors.torch.load_file(path)
     metadata = header(path)["__metadata__"]
+    without_checksums(metadata)
     change(tensors, metadata)
     safetensors.torch.save_file(tensors, path, metadata)
+
+
+def without_checksums(metadata: dict[str, str]) -> None:
+    about = json.loads(metadata["outgrow"])
+    del metadata["outgrow.checksum"], about["checksums"]
+    metadata["outgrow"] = json.dumps(about, separators=(",", ":"))
 
 
 def header(path: Path) -> dict[str, Any]:

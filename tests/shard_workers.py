@@ -225,3 +225,52 @@ def checkpoints() -> None:
         dcp.save({"model": other.state_dict()}, checkpoint_id=folder[0] + "/plain")
         assert "history_state(model)" in refusal(regrow, network(), folder[0] + "/plain")
         assert "no distributed checkpoint" in refusal(regrow, network(), folder[0] + "/nowhere")
+
+
+def saves_whole() -> None:
+    """`outgrow.save` on all ranks: one file of the whole model, ties included, or an error on all of them."""
+    import tempfile
+    from pathlib import Path
+
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    path = Path(folder[0]) / "model.safetensors"
+    truth, model = network(), shard(network(), sharding())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for growth in GROWTHS:
+        growth(truth)
+        growth(model, optimizer=optimizer)
+    train(model, optimizer, batches(2))
+    numbers = whole_of(model)
+    outgrow.save(model, path)
+    again = outgrow.load(network(seed=1), path)
+    assert len(history(again)) == len(history(model)) == 3
+    assert all(torch.equal(parameter, numbers[name]) for name, parameter in again.named_parameters())
+    before = path.read_bytes()
+    with torch.no_grad():
+        next(model.parameters()).to_local().fill_(float("nan"))
+    assert "not finite" in refusal(outgrow.save, model, path)
+    assert "no folder" in refusal(outgrow.save, model, path.parent / "nowhere" / "model.safetensors")
+    assert path.read_bytes() == before
+
+    tied = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 6, bias=False))
+    tied[1].weight = tied[0].weight
+    shard(tied, sharding())
+    outgrow.save(tied, path)
+    fresh = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 6, bias=False))
+    fresh[1].weight = fresh[0].weight
+    whole = tied[0].weight.full_tensor()
+    assert torch.equal(outgrow.load(fresh, path)[1].weight, whole)
+
+    sharded, run_file = shard(network(seed=2), sharding()), path.with_name("run.pt")
+    outgrow.save(truth, path)
+    assert outgrow.load(sharded, path) is sharded
+    assert all(torch.equal(value, dict(truth.named_parameters())[name]) for name, value in whole_of(sharded).items())
+    if not dist.get_rank():
+        outgrow.Run(again, X.double(), torch.optim.SGD(again.parameters(), lr=0.1), [], quiet=True).save(run_file)
+    dist.barrier()
+    assert all(torch.equal(value, numbers[name]) for name, value in whole_of(outgrow.load(sharded, run_file)).items())
+    torch.testing.assert_close(sharded(X.double()).detach(), again(X.double()).detach())
+    bare_shards = network()
+    sharding()(bare_shards)
+    assert "outgrow.shard(model, function)" in refusal(outgrow.load, bare_shards, path)

@@ -10,7 +10,7 @@ def test_wrappers_go_on_over_growths_alike_on_all_ranks() -> None:
 
 
 def test_sharded_models_grow_as_one_process_does_and_are_saved() -> None:
-    launch("fully_sharded", "sharded_run", "sharded_refusals", "sharded_fades", "checkpoints")
+    launch("fully_sharded", "sharded_run", "sharded_refusals", "sharded_fades", "checkpoints", "saves_whole")
 
 
 def test_trainers_of_other_libraries_grow_alike_on_all_ranks_and_go_on() -> None:

@@ -222,7 +222,7 @@ def without(*keys: str) -> Callable[[Path], None]:
         inner = state
         for key in keys[:-1]:
             inner = inner[key]
-        del inner[keys[-1]]
+        del inner[keys[-1]], state["checksum"], state["checksums"]
         torch.save(state, path)
 
     return damage

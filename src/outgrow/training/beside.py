@@ -19,6 +19,7 @@ from outgrow.admit import bare
 from outgrow.apply import Journal
 from outgrow.errors import CheckpointError, Problem
 from outgrow.training.atomic import Path, write_whole
+from outgrow.training.checksum import check_seal, sealed
 from outgrow.training.groups import names_in, regroup
 from outgrow.training.optimizer import unwrapped as bare_optimizers
 from outgrow.training.replay import FRESH, refuse
@@ -44,7 +45,7 @@ def write_beside(folder: Path, run: Run, name: str = NAME, last: bool = False) -
         "run": run.position(),
         "files": _sizes(folder) if last else {},
     }
-    write_whole(os.path.join(os.path.realpath(folder), name), lambda draft: save_safely(plain(state), draft))
+    write_whole(os.path.join(os.path.realpath(folder), name), lambda draft: save_safely(sealed(plain(state)), draft))
 
 
 def read_beside(folder: Path, name: str = NAME) -> dict[str, Any]:
@@ -65,6 +66,10 @@ def read_beside(folder: Path, name: str = NAME) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} has format version {version}, and this outgrow reads up to {VERSION}: install a newer one"
         )
+    try:
+        check_seal(state, path)
+    except CheckpointError as error:
+        raise CheckpointError(str(error), _earlier(folder, name)) from error
     found = _sizes(folder)
     for other, size in state["files"].items():
         if found.get(other) != size:

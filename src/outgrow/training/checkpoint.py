@@ -4,6 +4,8 @@ The file is plain safetensors, which any reader opens: the tensors under their `
 history of growths as JSON. A tied tensor is stored once, under its first name; the metadata maps its other names to it. Buffers
 that `state_dict` leaves out (persistent=False) but that a growth has changed can't be rebuilt by the small model's constructor:
 they are stored too, under the prefix `outgrow.buffer/`. What a faded widening has still to bring in is under `outgrow.fade/`.
+Extra state of modules is JSON in the metadata (see `extra_state`). Each tensor has a checksum in the metadata, and so has the
+header itself, under `outgrow.checksum` (see `checksum`).
 
 Loading replays the history's shapes and settings, draws no random number, and takes every number from the file. Everything is
 checked; on any failure the model is as it was, bit for bit. Nothing here reads or writes pickle. (A file of `Run.save` is left
@@ -15,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,15 +29,23 @@ from outgrow.admit import bare
 from outgrow.apply import Journal
 from outgrow.errors import CheckpointError, Problem
 from outgrow.plan import Plan
+from outgrow.training import checksum
+from outgrow.training.agree import by_first
 from outgrow.training.atomic import Path, place_for, write_whole
-from outgrow.training.chronicle import Histories, called_now, chronicle_of, histories_of, inside
+from outgrow.training.chronicle import Histories, histories_of
+from outgrow.training.contents import contents_of, not_finite, unique
 from outgrow.training.drift import STORED, pack_drifts, restore_drifts
+from outgrow.training.extra_state import STORED as EXTRA
+from outgrow.training.extra_state import extras_of, pack_extras, put_back_extras_later, unpack_extras
 from outgrow.training.fade import gates_of, restore_gates
 from outgrow.training.replay import BUFFER, FRESH, refuse, replay
 from outgrow.training.reshaping import reshaping
+from outgrow.training.sharded import gathered, group_of, whole
 
 VERSION = 1
+SEAL = f"outgrow.{checksum.SEAL}"  # of the metadata, beside "outgrow"
 EARLIER = "use an earlier copy of the file"
+NOT_FINITE = "go back to weights from before training diverged; Run.save(path, finite=False) writes a diverged run as it is"
 
 
 @dataclass(frozen=True)
@@ -50,13 +59,16 @@ class Description:
     aliases: Mapping[str, str] = field(default_factory=dict)  # further names of tied tensors
     gates: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # fades under way: steps made, and in all, by path
     drifts: Sequence[Mapping[str, Any]] = ()  # faded widenings under way; see `drift.pack_drifts`
+    extras: Mapping[str, Any] = field(default_factory=dict)  # extra state of modules; see `extra_state.pack_extras`
+    checksums: Mapping[str, str] | None = None  # by name of tensor; None in files without
 
 
 def save(model: nn.Module, path: Path) -> None:
     """Write a model's weights and the history of its growths to a safetensors file, whole or not at all.
 
     Args:
-        model: any module; wrappers (`torch.compile`, DistributedDataParallel, AveragedModel) are looked through.
+        model: any module; wrappers (`torch.compile`, DistributedDataParallel, AveragedModel) are looked through. Of a model
+            that FSDP2 has sharded, rank 0 writes the whole: call it on all ranks.
         path: where to; a file that is there is replaced only once the new one is complete on disk.
 
     Raises CheckpointError, and writes nothing, if a parameter or buffer holds NaN or infinity. (Minus infinity is fine in a
@@ -71,33 +83,45 @@ def save(model: nn.Module, path: Path) -> None:
         >>> describe(path).tensors["0.weight"]
         ('F32', (12, 4))
     """
-    from safetensors.torch import save_file
-
     target = place_for(path, "model.safetensors")
     if not isinstance(model, nn.Module):
         raise CheckpointError(f"the model is of type {type(model).__name__}: pass a torch.nn.Module")
     model = unwrapped(model)
     histories = histories_of(model)
-    contents = contents_of(model, histories)
-    facts, amounts = pack_drifts(model)
+    contents, group = whole(contents_of(model, histories)), group_of(model)
+    by_first(group, lambda: _write(model, histories, contents, target, path))
+
+
+def _write(model: nn.Module, histories: Histories, contents: Mapping[str, Tensor], target: str, path: Path) -> None:
+    """Write what a model holds."""
+    from safetensors.torch import save_file
+
+    (facts, amounts), (extras, parts) = pack_drifts(model), pack_extras(extras_of(model))
     bad = not_finite(model, {**contents, **amounts})
-    refuse(f"{path} was not written: the model holds numbers that are not finite", bad)
-    tensors, aliases = unique(contents)
+    refuse(f"{path} was not written: the model holds numbers that are not finite", bad, NOT_FINITE)
+    own, aliases = unique({**contents, **parts})
+    tensors = {**own, **amounts}
 
     def write(draft: str) -> None:
-        about = {**about_growths(model, histories), "aliases": aliases, "drifts": facts}
+        about = {**about_growths(model, histories), "aliases": aliases, "drifts": facts, "extras": extras}
+        about[checksum.TABLE] = checksum.of_tensors(tensors)
         metadata = {"format": "pt", "outgrow.version": str(VERSION), "outgrow": json.dumps(about, separators=(",", ":"))}
-        save_file({**tensors, **amounts}, draft, metadata)
+        metadata[SEAL] = _header_checksum(metadata, {name: tensor.shape for name, tensor in tensors.items()})
+        save_file(tensors, draft, metadata)
         describe(draft)
 
     write_whole(target, write)
 
 
-def load(model: nn.Module, path: Path) -> nn.Module:
+def load(model: nn.Module, path: Path, *, checksums: bool = True) -> nn.Module:
     """Grow a freshly built small model to the shapes in a file that `save` wrote, and load its weights. Returns the model.
 
     A file that `Run.save` wrote will do, too: of that, the weights are taken. The model may also have gone through some or all
-    of the growths already, or have been built at the final size.
+    of the growths already, or have been built at the final size. One that `outgrow.shard` has sharded is sharded again: call it
+    on all ranks, and make the optimizer after it.
+
+    checksums: compare what was read with the checksums in the file, which finds single flipped bits. False saves that time,
+        and reads a file whose contents were changed on purpose. Files of outgrow 0.1.0 have no checksums, and load as ever.
 
     Raises CheckpointError, and leaves the model as it was, if the file is damaged, foreign or does not fit.
 
@@ -115,24 +139,29 @@ def load(model: nn.Module, path: Path) -> nn.Module:
     if _of_a_run(path):
         from outgrow.training.runfile import load_model
 
-        return load_model(model, path)
+        return load_model(model, path, checksums)
     inner = unwrapped(model)
     with opened(path) as file:
-        about = _describe(path, file)
+        about = _describe(path, file, checksums)
         stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if checksums and about.checksums is not None:
+        checksum.compare(checksum.of_tensors(stored), about.checksums, path)
     misfit = f"{path} does not fit this model ({type(inner).__qualname__}; the file was written for {about.model})"
     amounts = {name: stored.pop(name) for name in tuple(stored) if name.startswith(STORED)}
+    extras = unpack_extras(about.extras, stored)
+    stored = {name: tensor for name, tensor in stored.items() if not name.startswith(EXTRA)}
     given = {name: stored[about.aliases.get(name, name)] for name in (*stored, *about.aliases)}
     final = {name: tuple(tensor.shape) for name, tensor in given.items()}
-    with reshaping(inner, path) as journal:
+    with gathered([inner], []) as shards, reshaping(inner, path) as journal:
         new = replay(inner, about.histories, final, misfit, journal)
         contents = contents_of(inner, about.histories)
-        refuse(misfit, _differences(contents, given), FRESH)
+        refuse(misfit, [*_differences(contents, given), *_other_extras(extras_of(inner), extras)], FRESH)
         refuse(misfit, _ties(contents, given, about), FRESH)
         refuse(f"{path} holds numbers that are not finite", not_finite(inner, {**given, **amounts}), EARLIER)
-        _take(inner, contents, given, new, journal)
+        _take(inner, contents, {**given, **extras}, new, journal)
         restore_drifts(inner, about.drifts, amounts, journal)
         restore_gates(inner, about.gates)
+        shards.again()
     return model
 
 
@@ -190,7 +219,7 @@ def opened(path: Path) -> Iterator[Any]:
         raise CheckpointError(f"{path} can't be read: {error}") from error
 
 
-def _describe(path: Path, file: Any) -> Description:
+def _describe(path: Path, file: Any, checksums: bool = True) -> Description:
     metadata = file.metadata() or {}
     if "outgrow" not in metadata or "outgrow.version" not in metadata:
         raise CheckpointError(
@@ -207,7 +236,7 @@ def _describe(path: Path, file: Any) -> Description:
     try:
         about = json.loads(metadata["outgrow"])
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        return Description(
+        found = Description(
             os.fspath(path),
             str(about["model"]),
             {str(place): tuple(map(Plan.from_json, plans)) for place, plans in about["histories"].items()},
@@ -215,10 +244,24 @@ def _describe(path: Path, file: Any) -> Description:
             {alias: name for alias, name in about["aliases"].items() if slices[name]},
             {str(place): (int(done), int(steps)) for place, (done, steps) in about.get("gates", {}).items()},
             tuple(dict(fact) for fact in about.get("drifts", ())),
+            dict(about.get("extras", {})),
+            dict(about[checksum.TABLE]) if checksum.TABLE in about else None,
         )
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{path} is damaged: its growth history can't be read ({reason}): {EARLIER}") from error
+    if checksums and (SEAL in metadata or found.checksums is not None):
+        shapes = {name: shape for name, (_, shape) in found.tensors.items()}
+        if metadata.get(SEAL) != _header_checksum(metadata, shapes):
+            raise CheckpointError(f"{path} is damaged: its header differs from what was written: {checksum.WAY_OUT}")
+    return found
+
+
+def _header_checksum(metadata: Mapping[str, str], shapes: Mapping[str, Sequence[int]]) -> str:
+    """Of the metadata, and of names and shapes of tensors."""
+    values = sorted((key, value) for key, value in metadata.items() if key != SEAL)
+    sizes = sorted((name, list(shape)) for name, shape in shapes.items())
+    return checksum.of_bytes(json.dumps([values, sizes]).encode())
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -232,67 +275,6 @@ def about_growths(model: nn.Module, histories: Histories) -> dict[str, Any]:
     plans = {place: [plan.to_json() for plan in plans] for place, plans in histories.items()}
     gates = {place: [gate.done, gate.steps] for place, gate in gates_of(model).items()}
     return {"model": type(model).__qualname__, "histories": plans, "gates": gates}
-
-
-def contents_of(model: nn.Module, histories: Histories) -> dict[str, Tensor]:
-    """What a checkpoint holds: the state dict, and buffers outside it that some plan has changed."""
-    contents: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
-    for name, value in contents.items():
-        if not isinstance(value, Tensor):
-            raise CheckpointError(
-                f"{name} of the state dict is no tensor but a {type(value).__name__}: it can't be stored safely"
-            )
-        if value.is_meta:
-            raise CheckpointError(f"{name} is on the meta device and holds no numbers: model.to_empty(device='cpu') makes room")
-    known = {id(tensor) for tensor in contents.values()}
-    outside = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in known}
-    return {**contents, **{BUFFER + name: outside[name] for name in _changed(model, outside, histories)}}
-
-
-def _changed(model: nn.Module, buffers: Collection[str], histories: Histories) -> list[str]:
-    """Those of some buffers that a plan has changed, and their like in new blocks: these may be copies of changed ones."""
-    steps = chronicle_of(model, histories)
-    if steps is None:
-        raise CheckpointError("the history of growths does not fit the model: was it changed by hand since?")
-    plans = [(plan, n, done) for n, step in enumerate(steps) for done, plan in enumerate(step.plans, 1)] if buffers else []
-    edited = {called_now(edit.tensor, steps, n, done) for plan, n, done in plans for edit in plan.edits}
-    new = [called_now(path, steps, n, done) for plan, n, done in plans for path in plan.new_blocks]
-    own = [name for name in buffers if name in edited]
-    copies = {name: part for path in new for name in buffers if (part := inside(path, name)) is not None}
-    like = {name for name, part in copies.items() if any(f".{other}".endswith(f".{part}") for other in own)}
-    return [name for name in buffers if name in own or name in like]
-
-
-def unique(contents: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Each tensor once, ready to be written, and the further names of tied ones."""
-    first: dict[object, str] = {}
-    aliases: dict[str, str] = {}
-    for name, tensor in contents.items():
-        where = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if tensor.numel() else name
-        if first.setdefault(where, name) != name:
-            aliases[name] = first[where]
-    kept = {name: tensor.detach() for name, tensor in contents.items() if name not in aliases}
-    users = Counter(tensor.untyped_storage().data_ptr() for tensor in kept.values())
-    for name, tensor in kept.items():  # views of one storage are written as tensors of their own
-        shared = users[tensor.untyped_storage().data_ptr()] > 1 and tensor.numel() > 0
-        kept[name] = tensor.clone(memory_format=torch.contiguous_format) if shared else tensor.contiguous()
-    return kept, aliases
-
-
-def not_finite(model: nn.Module, contents: Mapping[str, Tensor]) -> list[Problem]:
-    buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
-    problems = []
-    for name, tensor in contents.items():
-        if not (tensor.is_floating_point() or tensor.is_complex()):
-            continue
-        values = tensor.detach()
-        values = values.float() if values.element_size() == 1 else values
-        masks = name.removeprefix(BUFFER) in buffers and not values.is_complex()
-        fine = values.isfinite() | values.isneginf() if masks else values.isfinite()
-        if not bool(fine.all()):
-            bad = values[~fine]
-            problems.append(Problem(name, f"{bad.numel()} of {values.numel()} numbers, the first is {bad[0].item()}"))
-    return problems
 
 
 def _differences(contents: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[Problem]:
@@ -312,6 +294,12 @@ def _differences(contents: Mapping[str, Tensor], given: Mapping[str, Tensor]) ->
     return problems
 
 
+def _other_extras(here: Collection[str], there: Collection[str]) -> list[Problem]:
+    """Extra state that only the model or only the file has."""
+    missing = [Problem(name, "the file has no such extra state") for name in here if name not in there]
+    return missing + [Problem(name, "the model has no such extra state") for name in there if name not in here]
+
+
 def _ties(contents: Mapping[str, Tensor], given: Mapping[str, Tensor], about: Description) -> list[Problem]:
     """Tensors that are one in the file and two in the model, or the reverse with different numbers."""
     problems = []
@@ -329,9 +317,10 @@ def _ties(contents: Mapping[str, Tensor], given: Mapping[str, Tensor], about: De
 
 @torch.no_grad()
 def _take(
-    model: nn.Module, contents: Mapping[str, Tensor], given: Mapping[str, Tensor], new: Collection[int], journal: Journal
+    model: nn.Module, contents: Mapping[str, Tensor], given: Mapping[str, Any], new: Collection[int], journal: Journal
 ) -> None:
     """Copy the file's numbers in; those of tensors that are not `new` can be put back."""
+    put_back_extras_later(model, journal)
     for tensor in {id(tensor): tensor for tensor in contents.values() if id(tensor) not in new}.values():
         journal.note(partial(_put_back, tensor.detach(), tensor.detach().clone()))
     model.load_state_dict({name: tensor for name, tensor in given.items() if not name.startswith(BUFFER)}, strict=True)

@@ -33,6 +33,7 @@ from outgrow.report import Growth
 from outgrow.trace import Example
 from outgrow.training.agree import by_first, team
 from outgrow.training.atomic import Path, place_for, write_whole
+from outgrow.training.checksum import sealed
 from outgrow.training.cohorts import Cohorts, cohorts
 from outgrow.training.fade import share_gates
 from outgrow.training.log import Record, check_sinks, write
@@ -46,7 +47,7 @@ from outgrow.training.rates import scale_decay, scale_rates
 from outgrow.training.reshaping import reshaping
 from outgrow.training.resume import Parts, pack, restore
 from outgrow.training.rules import Metrics
-from outgrow.training.runfile import read_run
+from outgrow.training.runfile import read_run, refuse_not_finite
 from outgrow.training.safely import plain, save_safely
 from outgrow.training.schedule import At, Schedule, When
 from outgrow.training.sharded import is_sharded, seen_whole
@@ -234,22 +235,29 @@ class Run:
                 reason = f"{type(error).__name__}: {error}"
                 raise CheckpointError(f"the checkpoint can't be loaded into this run: {reason}") from error
 
-    def save(self, path: Path, extra: Any = None) -> None:
+    def save(self, path: Path, extra: Any = None, *, finite: bool = True) -> None:
         """Write the whole run to a file, whole or not at all: a process that dies meanwhile leaves the old file as it was.
 
         extra: anything more of plain values and tensors; `load` returns it.
+        finite: raise CheckpointError, and keep the old file, if the model holds NaN or infinity: a run that has diverged must
+            not take the place of one that can go on. False writes it all the same, e.g. to look into it.
         """
         if os.fspath(path).endswith(".safetensors"):
             raise CheckpointError(
                 f"{path}: a run is saved as torch.save does, and torch reads files by that name otherwise: run.pt"
             )
         target = place_for(path, "run.pt")
+        if finite:
+            refuse_not_finite([self.model, *self.averages], path)
         state = plain({**self.state_dict(), "extra": extra})
-        write_whole(target, lambda draft: save_safely(state, draft))
+        write_whole(target, lambda draft: save_safely(sealed(state), draft))
 
-    def load(self, path: Path) -> Any:
-        """Go on where the run that wrote a file was. Returns the extra that was saved with it."""
-        state = read_run(path)
+    def load(self, path: Path, *, checksums: bool = True) -> Any:
+        """Go on where the run that wrote a file was. Returns the extra that was saved with it.
+
+        checksums: compare what was read with the checksums in the file, as `outgrow.load` does.
+        """
+        state = read_run(path, checksums)
         self.load_state_dict(state)
         return state.get("extra")
 

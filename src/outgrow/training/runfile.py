@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,14 +16,19 @@ from torch import Tensor, nn
 from outgrow.errors import CheckpointError
 from outgrow.plan import Plan
 from outgrow.training.atomic import Path
-from outgrow.training.checkpoint import EARLIER, Description, not_finite, opened, unique, unwrapped
+from outgrow.training.checkpoint import EARLIER, Description, opened, unwrapped
+from outgrow.training.checksum import check_seal
+from outgrow.training.contents import not_finite, unique
 from outgrow.training.replay import refuse
 from outgrow.training.reshaping import reshaping
 from outgrow.training.resume import check_version, load_weights
 from outgrow.training.safely import load_safely
+from outgrow.training.sharded import gathered
 from outgrow.training.travel import KEY
 
 PLAIN = "model.load_state_dict(torch.load(path, weights_only=True)) loads a state dict, from a pickle file that you trust"
+
+DIVERGED = "go back to a file from before training diverged (run.load); run.save(path, finite=False) writes the run as it is"
 
 OTHERS = {  # a key that tells whose file it is, and what that is for
     "pytorch-lightning_version": "it is a checkpoint of Lightning's. trainer.fit(model, ckpt_path=path) goes on with it, and "
@@ -32,8 +38,8 @@ OTHERS = {  # a key that tells whose file it is, and what that is for
 }
 
 
-def read_run(path: Path) -> dict[str, Any]:
-    """All that `Run.save` wrote."""
+def read_run(path: Path, checksums: bool = True) -> dict[str, Any]:
+    """All that `Run.save` wrote. checksums: compare it with the checksums in the file, where it has some."""
     if not os.path.isfile(path):
         raise CheckpointError(f"{path}: there is no such file")
     _refuse_weights(path)
@@ -49,6 +55,9 @@ def read_run(path: Path) -> dict[str, Any]:
             raise CheckpointError(f"{path} was not written by Run.save: {told}")
     if "outgrow" not in facts:
         raise CheckpointError(f"{path} was not written by Run.save, so it holds no run. {PLAIN}")
+    check_version(facts)
+    if checksums:
+        check_seal(facts, path)
     return facts
 
 
@@ -70,16 +79,24 @@ def _refuse_weights(path: Path) -> None:
     )
 
 
-def load_model(model: nn.Module, path: Path) -> nn.Module:
+def load_model(model: nn.Module, path: Path, checksums: bool = True) -> nn.Module:
     """Give a model, as it was first built or grown already, the shapes and weights of a run's; returns the model."""
-    inner, state = unwrapped(model), dict(_model_in(path)[0])
+    inner, state = unwrapped(model), dict(_model_in(path, checksums)[0])
     refuse(f"{path} holds numbers that are not finite", not_finite(inner, _tensors(state)), EARLIER)
-    with reshaping(inner, path) as journal:
+    with gathered([inner], []) as shards, reshaping(inner, path) as journal:
         try:
             load_weights(inner, state, journal)
+            shards.again()
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from error
     return model
+
+
+def refuse_not_finite(models: Sequence[nn.Module], path: Path) -> None:
+    """Raise if a model of a run holds NaN or infinity, which its file is not to be overwritten with."""
+    for model in map(unwrapped, models):
+        bad = not_finite(model, _tensors(model.state_dict()))
+        refuse(f"{path} was not written: the model holds values that are not finite", bad, DIVERGED)
 
 
 def describe_run(path: Path) -> Description:
@@ -103,10 +120,9 @@ def describe_run(path: Path) -> Description:
         raise CheckpointError(f"{path} is damaged: its growth history can't be read ({reason}): {EARLIER}") from error
 
 
-def _model_in(path: Path) -> tuple[dict[str, Any], str]:
+def _model_in(path: Path, checksums: bool = True) -> tuple[dict[str, Any], str]:
     """The state dict of the model in a run's file, and the name of its class."""
-    state = read_run(path)
-    check_version(state)
+    state = read_run(path, checksums)
     if not isinstance(state.get("model"), dict):
         raise CheckpointError(f"{path} is damaged: it holds no model: {EARLIER}")
     return state["model"], str(state.get("class", "a model"))

@@ -79,6 +79,20 @@ def group_of(model: nn.Module) -> Any:
     return next((_group(parameter) for parameter in shards), None)
 
 
+@torch.no_grad()
+def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors, those in shards gathered one by one on every rank, and kept in memory (not on a device) on the first.
+
+    A tensor that stands under two names is one tensor afterwards, too. Other ranks get an empty tensor in its place.
+    """
+    known: dict[int, Tensor] = {}
+    for tensor in tensors.values():
+        if _is_dtensor(tensor) and id(tensor) not in known:
+            gathered = _whole(tensor, tensor)
+            known[id(tensor)] = gathered.cpu() if dist.get_rank(_group(tensor)) == 0 else gathered.new_empty(0)
+    return {name: known.get(id(tensor), tensor) for name, tensor in tensors.items()}
+
+
 def _in_shards(module: nn.Module) -> bool:
     ours = any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
     return ours or any(_is_dtensor(parameter) for parameter in module._parameters.values())

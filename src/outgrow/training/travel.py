@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from outgrow.apply import Journal
 from outgrow.errors import CheckpointError
 from outgrow.plan import Plan
-from outgrow.training.checkpoint import about_growths, contents_of
+from outgrow.training.checkpoint import about_growths
+from outgrow.training.checksum import TABLE, check_text, compare, of_tensors, seal_text
 from outgrow.training.chronicle import histories_of
+from outgrow.training.contents import contents_of
 from outgrow.training.drift import STORED, drifts_of, pack_drifts, restore_drifts
 from outgrow.training.fade import gates_of, restore_gates
 from outgrow.training.replay import BUFFER, replay
@@ -50,9 +52,10 @@ def packed(model: nn.Module) -> dict[str, Tensor]:
     histories = histories_of(model)
     contents, (facts, amounts) = contents_of(model, histories), pack_drifts(model)
     shapes = {name: list(tensor.shape) for name, tensor in contents.items()}
-    about = {**about_growths(model, histories), "version": VERSION, "drifts": facts, "shapes": shapes}
-    text = json.dumps(about, separators=(",", ":")).encode()
     buffers = {name: tensor.detach() for name, tensor in contents.items() if name.startswith(BUFFER)}
+    codes = of_tensors({**amounts, **buffers})
+    about = {**about_growths(model, histories), "version": VERSION, "drifts": facts, "shapes": shapes, TABLE: codes}
+    text = seal_text(json.dumps(about, separators=(",", ":"))).encode()
     return {KEY: torch.frombuffer(bytearray(text), dtype=torch.uint8), **amounts, **buffers}
 
 
@@ -69,7 +72,8 @@ def unpack(
     names = [name for name in state if name.startswith(prefix + PREFIX)]
     extras = {name.removeprefix(prefix): state.pop(name) for name in names}
     try:
-        about = json.loads(bytes(extras[KEY].cpu().tolist()))
+        text = bytes(extras[KEY].cpu().tolist())
+        about = json.loads(text)
         histories = {str(place): tuple(map(Plan.from_json, plans)) for place, plans in about["histories"].items()}
         gates = {str(place): (int(done), int(steps)) for place, (done, steps) in about["gates"].items()}
         version, written_for, drifts = int(about["version"]), str(about["model"]), about["drifts"]
@@ -78,6 +82,9 @@ def unpack(
         raise CheckpointError(f"the growth history in the checkpoint can't be read: {type(error).__name__}: {error}") from error
     if version > VERSION:
         raise CheckpointError(f"the growth history has format version {version}, and this outgrow reads up to {VERSION}")
+    check_text(text, "the growth history in the checkpoint")
+    if TABLE in about:
+        compare(of_tensors({name: value for name, value in extras.items() if name != KEY}), about[TABLE], "the checkpoint")
     misfit = f"the checkpoint does not fit this model ({type(model).__qualname__}; it was written for {written_for})"
     replay(model, histories, final, misfit, journal)
     contents = contents_of(model, histories)
