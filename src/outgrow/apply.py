@@ -6,15 +6,15 @@ journal is closed.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from outgrow.fill import Init, fill_moment, fill_values, grown
+from outgrow.fill import Init, deviations, fill_moment, fill_values, grown, needs_deviation
 from outgrow.plan import Edit, Plan, Setting
+from outgrow.positions import edits_by_tensor as edits_by_tensor
 from outgrow.sandbox import tensors_of
 
 Edits = Sequence[Edit]
@@ -46,22 +46,18 @@ class Journal:
         self._undo.clear()
 
 
-def edits_by_tensor(plan: Plan) -> dict[str, list[Edit]]:
-    result: dict[str, list[Edit]] = defaultdict(list)
-    for edit in plan.edits:
-        result[edit.tensor].append(edit)
-    return result
-
-
 @torch.no_grad()
 def apply_plan(model: nn.Module, plan: Plan, inits: Mapping[str, Init], journal: Journal) -> None:
     """Grow the model's tensors and gradients, and set its attributes."""
     tensors = tensors_of(model)
     olds = {name: tensor.detach() for name, tensor in tensors.items()}
-    for name, edits in edits_by_tensor(plan).items():
+    by_tensor = edits_by_tensor(plan)
+    drawn = [name for name, edits in by_tensor.items() if needs_deviation(edits) and not olds[name].is_meta]
+    spread = dict(zip(drawn, deviations([olds[name] for name in drawn]), strict=True))
+    for name, edits in by_tensor.items():
         tensor = tensors[name]
         new = grown(olds[name], edits)
-        fill_values(new, olds[name], edits, olds, plan.seed, inits)
+        fill_values(new, olds[name], edits, olds, plan.seed, inits, spread.get(name, 0.0))
         gradient = None
         if tensor.grad is not None:
             before = tensor.grad.to_dense() if tensor.grad.is_sparse else tensor.grad

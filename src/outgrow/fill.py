@@ -9,49 +9,63 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from outgrow.errors import MethodError
 from outgrow.plan import Edit, Insertion, Rescaling, Rotation
+from outgrow.positions import FEW, Place, Positions, ascending, edits_of, is_range, runs
 
-FEW = 16  # so many slices along an axis are quicker than one copy by index
 MANY = 64  # more slices than this are slower than one copy by index
 MILLION = 2**20
-Positions = NDArray[np.int64]
 Init = str | Callable[[Tensor, tuple[int, ...], torch.Generator], Tensor]
 
 
 def grown(old: Tensor, edits: Sequence[Edit]) -> Tensor:
-    """A tensor of the final shape with the old numbers in place; what is new is not filled yet."""
+    """A tensor of the final shape with the old values in place; new entries are not filled yet."""
+    edits = edits_of(edits)
     shape = list(old.shape)
-    where: dict[int, Positions] = {}
-    for edit, (_, kept) in reversed(list(zip(edits, _places(edits), strict=True))):
-        if isinstance(edit, Insertion):
-            where[edit.axis] = kept
-            shape[edit.axis] = max(shape[edit.axis], edit.new_size)
-    channels_last = old.ndim == 4 and not old.is_contiguous() and old.is_contiguous(memory_format=torch.channels_last)
-    memory = torch.channels_last if channels_last else torch.contiguous_format
-    new = torch.empty(shape, dtype=old.dtype, device=old.device, memory_format=memory)
-    scatter(new, old, where)
+    for axis, size in edits.sizes.items():
+        shape[axis] = max(shape[axis], size)
+    new = torch.empty(shape, dtype=old.dtype, device=old.device, memory_format=_memory_format(old), pin_memory=_pinned(old))
+    if edits.moves is None:
+        scatter(new, old, edits.where)
+        return new
+    for move in edits.moves:
+        source, target = old, new
+        for axis, before, after, count in move:
+            if count < shape[axis]:
+                target = target.narrow(axis, after, count)
+            if count < old.shape[axis]:
+                source = source.narrow(axis, before, count)
+        target.copy_(source)
     return new
 
 
+def _memory_format(old: Tensor) -> torch.memory_format:
+    usual = {4: torch.channels_last, 5: torch.channels_last_3d}.get(old.ndim)
+    last = usual is not None and not old.is_contiguous() and old.is_contiguous(memory_format=usual)
+    return usual if usual is not None and last else torch.contiguous_format
+
+
+def _pinned(old: Tensor) -> bool:
+    """Whether a tensor lies in memory from which a GPU copies by itself."""
+    return old.device.type == "cpu" and torch.cuda.is_initialized() and old.is_pinned()
+
+
 def scatter(new: Tensor, old: Tensor, where: Mapping[int, Positions]) -> None:
-    """new[where…] = old, by slices where positions are ranges or a few of them (they almost always are)."""
+    """new[where…] = old, for positions that are in many pieces."""
     if not where:
         new.copy_(old)
         return
-    runs = {axis: _runs(positions) for axis, positions in where.items()}
-    axis = min(runs, key=lambda axis: len(runs[axis]))
+    pieces = {axis: runs(positions) for axis, positions in where.items()}
+    axis = min(pieces, key=lambda axis: len(pieces[axis]))
     rest = {other: positions for other, positions in where.items() if other != axis}
-    if len(runs[axis]) <= FEW:
-        for start, first, count in runs[axis]:
+    if len(pieces[axis]) <= FEW:
+        for start, first, count in pieces[axis]:
             scatter(new.narrow(axis, first, count), old.narrow(axis, start, count), rest)
     elif not rest:
         new.index_copy_(axis, _index(where[axis], new), old)
@@ -62,51 +76,32 @@ def scatter(new: Tensor, old: Tensor, where: Mapping[int, Positions]) -> None:
         new.index_copy_(axis, _index(where[axis], new), inner)
 
 
-def _runs(positions: Positions) -> list[tuple[int, int, int]]:
-    """Positions that follow each other without a gap: where such a run starts in the list, its first one, how many."""
-    if _is_range(positions):
-        return [(0, int(positions[0]), len(positions))]
-    bounds = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), len(positions)]
-    return [(start, int(positions[start]), end - start) for start, end in pairwise(bounds) if start < end]
-
-
-def _is_range(positions: Positions) -> bool:
-    """Whether ascending positions follow each other without a gap."""
-    return int(positions[-1]) - int(positions[0]) == len(positions) - 1
-
-
-def _ascending(positions: Sequence[int]) -> Positions:
-    if positions[-1] - positions[0] == len(positions) - 1:
-        return np.arange(positions[0], positions[-1] + 1)
-    return np.array(positions)
-
-
 def _index(positions: Positions, like: Tensor) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(positions)).to(like.device)
 
 
 def _part(tensor: Tensor, axis: int, positions: Positions) -> Tensor:
     """The part at ascending positions: a view if they are a range, a copy otherwise."""
-    if _is_range(positions):
+    if is_range(positions):
         return tensor.narrow(axis, int(positions[0]), len(positions))
     return tensor.index_select(axis, _index(positions, tensor))
 
 
 def _put(tensor: Tensor, axis: int, positions: Positions, block: Tensor) -> None:
     """tensor[positions] = block."""
-    runs = _runs(positions)
-    if len(runs) > FEW:
+    pieces = runs(positions)
+    if len(pieces) > FEW:
         tensor.index_copy_(axis, _index(positions, tensor), block.to(tensor.dtype).contiguous())
         return
-    for start, first, count in runs:
+    for start, first, count in pieces:
         tensor.narrow(axis, first, count).copy_(block.narrow(axis, start, count))
 
 
-def _fill(tensor: Tensor, axis: int, positions: Positions, number: float) -> None:
-    if _is_range(positions):
-        tensor.narrow(axis, int(positions[0]), len(positions)).fill_(number)
+def _fill(tensor: Tensor, axis: int, positions: Positions, value: float | Tensor) -> None:
+    if is_range(positions):
+        tensor.narrow(axis, int(positions[0]), len(positions)).fill_(value)
     else:
-        tensor.index_fill_(axis, _index(positions, tensor), number)
+        tensor.index_fill_(axis, _index(positions, tensor), value)
 
 
 def _multiply(tensor: Tensor, axis: int, positions: Positions, factors: Sequence[float]) -> None:
@@ -115,31 +110,12 @@ def _multiply(tensor: Tensor, axis: int, positions: Positions, factors: Sequence
         return
     row = torch.tensor(factors, dtype=tensor.dtype, device=tensor.device).view(_along(axis, tensor.ndim))
     part = _part(tensor, axis, positions).mul_(row)
-    if not _is_range(positions):
+    if not is_range(positions):
         _put(tensor, axis, positions, part)
 
 
 def _along(axis: int, ndim: int) -> list[int]:
     return [-1 if a == axis else 1 for a in range(ndim)]
-
-
-def _places(edits: Sequence[Edit]) -> list[tuple[Positions, Positions]]:
-    """For each insertion, where the positions that it opens and those that it finds stand in the end, after all later ones."""
-    places: list[tuple[Positions, Positions]] = []
-    final: dict[int, Positions] = {}  # by axis
-    for edit in reversed(edits):
-        if not isinstance(edit, Insertion):
-            places.append((np.arange(0), np.arange(0)))
-            continue
-        at = _ascending(edit.at)
-        old = np.ones(edit.new_size, dtype=np.bool_)
-        old[at] = False
-        kept = np.flatnonzero(old)
-        if edit.axis in final:
-            at, kept = final[edit.axis][at], final[edit.axis][kept]
-        places.append((at, kept))
-        final[edit.axis] = kept
-    return places[::-1]
 
 
 def fill_values(
@@ -149,13 +125,19 @@ def fill_values(
     others: Mapping[str, Tensor],
     seed: int,
     inits: Mapping[str, Init],
+    deviation: float | None = None,
 ) -> None:
-    """Write the numbers of all edits into a tensor made by `grown`, in order. `others`: old tensors by name."""
+    """Write the values of all edits into a tensor made by `grown`, in order.
+
+    others: old tensors by name. deviation: the standard deviation of the old values, if it is known and needed.
+    """
     if new.is_meta:  # a rehearsal: shapes are all there is
         return
-    needed = any(isinstance(edit, Insertion) and (edit.fill == "free" or edit.noise) for edit in edits)
-    deviation = _deviation(old) if needed else 0.0
-    for edit, (at, kept) in zip(edits, _places(edits), strict=True):
+    edits = edits_of(edits)
+    if deviation is None:
+        deviation = deviations([old])[0] if needs_deviation(edits) else 0.0
+    for edit, place in zip(edits, edits.places, strict=True):
+        at, kept = place.at, place.kept
         if isinstance(edit, Rescaling):
             new.mul_(edit.factor).add_(edit.offset * (edit.factor - 1))
             continue
@@ -164,7 +146,7 @@ def fill_values(
             continue
         axis = edit.axis
         if edit.keep:
-            _multiply(new, axis, kept[_ascending(edit.members)], edit.keep)
+            _multiply(new, axis, kept[ascending(edit.members)], edit.keep)
         if edit.fill == "zero" or edit.fade:
             _fill(new, axis, at, 0.0)
         elif edit.fill == "one":
@@ -185,7 +167,7 @@ def fill_values(
             _multiply(block, axis, np.arange(len(at)), factors)
             _put(new, axis, at, block)
         else:
-            _draw(new, edit, at, old, deviation, seed, inits)
+            _draw(new, edit, place, old, deviation, seed, inits)
         if edit.noise:
             block = new.index_select(axis, _index(at, new))
             noise = torch.empty(block.shape, dtype=new.dtype, device=new.device)
@@ -196,7 +178,7 @@ def fill_values(
 def _mean(new: Tensor, edit: Insertion, kept: Positions, others: Mapping[str, Tensor]) -> Tensor:
     """The mean of the old units, for each run of them and each position of a unit by itself."""
     axis = edit.axis
-    part = _part(new, axis, kept[_ascending(edit.members)])
+    part = _part(new, axis, kept[ascending(edit.members)])
     apart: Tensor = part.unflatten(axis, (edit.runs, -1, edit.length))
     if edit.weights:
         apart = apart * others[edit.weights].reshape(-1).to(new).view(_along(axis + 1, apart.ndim))
@@ -234,17 +216,16 @@ def _rotate(new: Tensor, edit: Rotation, power: int) -> None:
 
 
 def _draw(
-    new: Tensor, edit: Insertion, at: Positions, old: Tensor, deviation: float, seed: int, inits: Mapping[str, Init]
+    new: Tensor, edit: Insertion, place: Place, old: Tensor, deviation: float, seed: int, inits: Mapping[str, Init]
 ) -> None:
     """Draw free values, straight into their place where that is one slice, then lay out those that are drawn again."""
-    axis, count = edit.axis, max(edit.draws) + 1
+    axis, at, drawing = edit.axis, place.at, place.drawing
+    draws, signs, count = drawing.draws, drawing.signs, drawing.count
     shape = tuple(count if a == axis else size for a, size in enumerate(new.shape))
     init = inits.get(edit.init, edit.init.partition("*")[0])
     factor = float(edit.init.partition("*")[2] or 1.0)
     generator = _generator(new, edit, seed)
-    draws, signs = np.array(edit.draws), np.array(edit.signs)
-    plain = bool((draws[:count] == np.arange(count)).all() and (signs[:count] == 1.0).all())
-    in_place = plain and _is_range(at[:count]) and new.is_contiguous() and not callable(init)
+    in_place = drawing.direct > 0 and new.is_contiguous() and not callable(init)
     if callable(init):
         given = init(old, shape, generator)
         if not isinstance(given, Tensor) or tuple(given.shape) != shape:
@@ -260,8 +241,8 @@ def _draw(
         drawn.uniform_(-bound, bound, generator=generator)
     if factor != 1.0:
         drawn.mul_(factor)
-    done = count if in_place else 0
-    pieces = list(_pieces(at, draws, signs, done))
+    done = drawing.direct if in_place else 0
+    pieces = drawing.rest if done == drawing.direct else drawing.pieces(done)
     if len(pieces) > MANY:
         block = drawn.index_select(axis, _index(draws[done:], new))
         _multiply(block, axis, np.arange(len(at) - done), edit.signs[done:])
@@ -269,17 +250,10 @@ def _draw(
     for piece in pieces:
         source = _part(drawn, axis, draws[piece])
         sign = float(signs[piece.start])
-        if sign == 1.0 or not _is_range(at[piece]):
+        if sign == 1.0 or not is_range(at[piece]):
             _put(new, axis, at[piece], source if sign == 1.0 else source * sign)
         else:
             torch.mul(source, sign, out=_part(new, axis, at[piece]))
-
-
-def _pieces(at: Positions, draws: Positions, signs: NDArray[np.float64], start: int) -> Iterator[slice]:
-    """From `start` on, runs of new entries that neighbouring draws fill with one sign."""
-    jumps = (np.diff(at) != 1) | (np.diff(draws) != 1) | (np.diff(signs) != 0)
-    bounds = [start, *(b for b in (np.flatnonzero(jumps) + 1).tolist() if b > start), len(at)]
-    return (slice(a, b) for a, b in pairwise(bounds) if a < b)
 
 
 def _generator(new: Tensor, edit: Insertion, seed: int) -> torch.Generator:
@@ -288,17 +262,41 @@ def _generator(new: Tensor, edit: Insertion, seed: int) -> torch.Generator:
     return generator.manual_seed(zlib.crc32(f"{seed}/{edit.tensor}/{edit.axis}/{edit.size}".encode()))
 
 
-def _deviation(old: Tensor) -> float:
-    """The standard deviation. Of many numbers it is √(mean x² − mean² x), which is quicker, unless too much cancels there."""
-    if old.numel() < 2 or not old.is_floating_point():
-        return 0.0
-    old = old.detach() if old.dtype == torch.float64 else old.detach().float()
-    if old.numel() >= MILLION:
-        numbers = old.reshape(-1)
-        square, mean = float(numbers @ numbers) / old.numel(), float(old.mean())
+def needs_deviation(edits: Sequence[Edit]) -> bool:
+    return any(isinstance(edit, Insertion) and (edit.fill == "free" or edit.noise) for edit in edits)
+
+
+def deviations(tensors: Sequence[Tensor]) -> list[float]:
+    """Standard deviations. All are computed before one is read, so that a device is waited for once, not once per tensor.
+
+    Of many values it is √(mean x² − mean² x), which is quicker, unless too much cancels there.
+    """
+    result = [0.0] * len(tensors)
+    values = {n: _precise(t) for n, t in enumerate(tensors) if t.numel() > 1 and t.is_floating_point()}
+    large = {n: value for n, value in values.items() if value.numel() >= MILLION}
+    squares = _read({n: value.reshape(-1) @ value.reshape(-1) for n, value in large.items()})
+    means = _read({n: value.mean() for n, value in large.items()})
+    for n, value in large.items():
+        square, mean = squares[n] / value.numel(), means[n]
         if mean**2 < 0.1 * square < math.inf:
-            return math.sqrt(square - mean**2)
-    return float(old.std(correction=0))
+            result[n] = math.sqrt(square - mean**2)
+            del values[n]
+    for n, deviation in _read({n: value.std(correction=0) for n, value in values.items()}).items():
+        result[n] = deviation
+    return result
+
+
+def _precise(tensor: Tensor) -> Tensor:
+    return tensor.detach() if tensor.dtype == torch.float64 else tensor.detach().float()
+
+
+def _read(scalars: Mapping[int, Tensor]) -> dict[int, float]:
+    """Scalars as Python numbers, by one transfer per device."""
+    result: dict[int, float] = {}
+    for device in {scalar.device for scalar in scalars.values()}:
+        here = {n: scalar for n, scalar in scalars.items() if scalar.device == device}
+        result.update(zip(here, torch.stack([scalar.double() for scalar in here.values()]).tolist(), strict=True))
+    return result
 
 
 def fill_moment(new: Tensor, old: Tensor, edits: Sequence[Edit], power: int, fresh: str) -> None:
@@ -306,13 +304,15 @@ def fill_moment(new: Tensor, old: Tensor, edits: Sequence[Edit], power: int, fre
 
     fresh: what new entries that are not copies start at, "zero" or "mean" (of the entries that are there by then).
     """
-    start = 0.0
-    if fresh == "mean" and old.numel():
-        start = old.to(torch.promote_types(old.dtype, torch.float32)).mean().item()
-    for edit, (at, kept) in zip(edits, _places(edits), strict=True):
+    edits = edits_of(edits)
+    start: float | Tensor = 0.0
+    if fresh == "mean" and old.numel():  # it stays on its device, which is not waited for
+        start = old.to(torch.promote_types(old.dtype, torch.float32)).mean()
+    for edit, place in zip(edits, edits.places, strict=True):
+        at, kept = place.at, place.kept
         if isinstance(edit, Rescaling):
             new.mul_(edit.factor ** (-power))
-            start *= edit.factor ** (-power)
+            start = start * edit.factor ** (-power)
             continue
         if isinstance(edit, Rotation):
             _rotate(new, edit, power)
@@ -323,8 +323,8 @@ def fill_moment(new: Tensor, old: Tensor, edits: Sequence[Edit], power: int, fre
             block = new.index_select(axis, _index(kept[list(edit.sources)], new))
             _multiply(block, axis, np.arange(len(at)), shares)
             if keeps:
-                _multiply(new, axis, kept[_ascending(edit.members)], keeps)
+                _multiply(new, axis, kept[ascending(edit.members)], keeps)
             _put(new, axis, at, block)
-            start *= (sum(shares) + sum(keeps) + edit.size - len(keeps)) / edit.new_size
+            start = start * ((sum(shares) + sum(keeps) + edit.size - len(keeps)) / edit.new_size)
         else:
             _fill(new, axis, at, start)

@@ -29,6 +29,7 @@ from outgrow.flops import count_flops
 from outgrow.graft import apply_grafts
 from outgrow.methods.base import Init
 from outgrow.plan import Plan, joined, noted, renamed
+from outgrow.positions import prepare
 from outgrow.precision import own_precision
 from outgrow.predict import Prediction
 from outgrow.reach import check_reached
@@ -212,6 +213,8 @@ class Ready:
         plans = [plan for plan in work.plans if not plan.inserts]
         if work.built or any(plan.grafts for plan in plans):
             return None
+        for plan in plans:
+            prepare(plan)
         return Ready(shapes, plans, work.inits[: len(plans)], work.deepened, work.skipped, work.notes, growth.flops)
 
     def fits(self, model: nn.Module) -> bool:
