@@ -34,7 +34,7 @@ def why_stuck(walk: Carrier) -> str:
     """Why zeros at the writers would stay zero, or leap; empty if they can learn. The walk began with zeros, and is done."""
     dead: dict[int, str] = {}  # values through which nothing reaches the writers
     read: list[str] = []  # for each reader, why nothing passes it
-    for index in sorted(walk.anatomy.ops_of_family.get(walk.volume.family, [])):
+    for index in walk.anatomy.ops_of[walk.volume.name]:
         op, effect = walk.reading.trace.ops[index], walk.reading.effects[index]
         values = [ref.value for ref in refs_in((op.args, op.kwargs)) if not walk.reading.constant[ref.value]]
         zeros = [value for value in values if value in walk.known and walk.known[value].state is State.ZERO]

@@ -133,3 +133,15 @@ class Fused:
 
 
 Effect = Move | Map | Shift | Power | Scale | Sum | Contract | Reduce | Normalise | PerUnit | Mix | Folded | Ignore | Fused
+
+
+def operands_of(effect: Effect) -> tuple[Operand, ...]:
+    """Operands that an effect sees under a layout of its own."""
+    match effect:
+        case Sum() | Mix():
+            return effect.inputs
+        case Contract():
+            return effect.left, effect.right
+        case Normalise():
+            return tuple(side for side in (effect.input, effect.gamma, effect.beta) if side is not None)
+    return ()

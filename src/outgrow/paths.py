@@ -68,7 +68,7 @@ class Walk(Weights):
 
     def run(self) -> None:
         ops = self.reading.trace.ops
-        todo = set(self.anatomy.ops_of_family.get(self.volume.family, []))
+        todo = set(self.anatomy.ops_of[self.volume.name])
         consumers = self.anatomy.consumers
         order = sorted(todo)
         position = 0

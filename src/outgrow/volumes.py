@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from outgrow.effects import operands_of
 from outgrow.labels import Labels, Origin
 from outgrow.reading import Reading
 from outgrow.roles import READS, SCALES, SHIFTS, WRITES
@@ -169,22 +170,36 @@ class Anatomy:
         return family
 
     @cached_property
-    def ops_of_family(self) -> dict[int, list[int]]:
-        """Which operators touch a family, in order."""
-        families: dict[int, tuple[int, ...]] = {}
-        seen: dict[int, tuple[int, ...]] = {}
-        for index, layout in enumerate(self.reading.layouts):
-            found: tuple[int, ...] = ()
-            for block in layout:
-                key = id(block.labels)
-                if key not in seen:
-                    seen[key] = tuple(np.unique(self.family_of[self.root[block.labels]]).tolist())
-                found += seen[key]
-            families[index] = found
-        result: dict[int, list[int]] = defaultdict(list)
-        for op in self.reading.trace.ops:
-            touched = {f for ref in op.refs for f in families[ref.value]}
-            touched |= {f for output in op.outputs for f in families[output]}
-            for family in touched - {-1}:
-                result[family].append(op.index)
+    def ops_of(self) -> dict[str, list[int]]:
+        """For each volume, by name, the operators that touch any of its units, in order."""
+        bearers = _Bearers(self)
+        reading = self.reading
+        result: dict[str, list[int]] = {volume.name: [] for volume in self.volumes}
+        for op, effect in zip(reading.trace.ops, reading.effects, strict=True):
+            values = (*(ref.value for ref in op.refs), *op.outputs)
+            layouts = [*(reading.layouts[value] for value in values), *(side.layout for side in operands_of(effect))]
+            for number in {number for layout in layouts for block in layout for number in bearers.of(block.labels)}:
+                result[self.volumes[number].name].append(op.index)
         return result
+
+
+class _Bearers:
+    """Which volumes have units among some labels; a class on a grid belongs to one volume for each direction."""
+
+    def __init__(self, anatomy: Anatomy) -> None:
+        self.root = anatomy.root
+        classes = np.concatenate([np.zeros(0, dtype=np.int64), *(volume.classes for volume in anatomy.volumes)])
+        owners = np.repeat(np.arange(len(anatomy.volumes)), [len(volume.classes) for volume in anatomy.volumes])
+        order = np.argsort(classes, kind="stable")
+        self.owners = owners[order]
+        self.first = np.searchsorted(classes[order], np.arange(len(self.root) + 1))
+        self._known: dict[int, tuple[int, ...]] = {}
+
+    def of(self, labels: Labels) -> tuple[int, ...]:
+        key = id(labels)
+        if key not in self._known:
+            classes = self.root[labels].ravel()
+            start, end = self.first[classes], self.first[classes + 1]
+            found = [self.owners[(start + more)[start + more < end]] for more in range(int((end - start).max(initial=0)))]
+            self._known[key] = tuple(np.unique(np.concatenate(found)).tolist()) if found else ()
+        return self._known[key]
