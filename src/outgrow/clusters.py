@@ -116,56 +116,92 @@ def _directions(grids: list[Grid], family: int) -> Iterator[Cluster]:
         )
         for grid in grids
     ]
+    reach = _Reach(local, len(everything))
     tried: set[tuple[int, int]] = set()
     for seed, grid in enumerate(local):
         for axis in range(grid.classes.ndim):
             if (seed, axis) in tried:
                 continue
-            units, touched, chosen = _grow_from(local, len(everything), seed, axis)
+            units, touched, chosen = _grow_from(local, reach, seed, axis)
             tried |= set(chosen.items())
             reached = np.zeros(len(everything), dtype=np.bool_)
             reached[touched] = True
             torn = any(
                 reached[names].any() for index, along in chosen.items() for names, bound in local[index].bound if bound != along
             )
-            yield Cluster(everything[touched], everything[units[touched]], family, torn)
+            yield Cluster(everything[touched], everything[units], family, torn)
 
 
-def _grow_from(grids: list[Grid], count: int, seed: int, axis: int) -> tuple[Labels, Labels, dict[int, int]]:
-    """Slice the seed grid along `axis`, then every grid that this reaches, until nothing more is touched."""
-    touched = np.zeros(count, dtype=bool)
+class _Reach:
+    """For each class, the grids that it stands on or is bound to."""
+
+    def __init__(self, grids: list[Grid], count: int) -> None:
+        parts = [np.concatenate([grid.classes.ravel(), *(names for names, _ in grid.bound)]) for grid in grids]
+        classes = np.concatenate(parts)
+        order = np.argsort(classes, kind="stable")
+        self.count = count
+        self.grids = np.repeat(np.arange(len(grids)), [len(part) for part in parts])[order]
+        self.first = np.searchsorted(classes[order], np.arange(count + 1))
+
+    def of(self, classes: Labels) -> list[int]:
+        counts = self.first[classes + 1] - self.first[classes]
+        index = np.repeat(self.first[classes] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        return np.unique(self.grids[index]).tolist()
+
+
+def _grow_from(grids: list[Grid], reach: _Reach, seed: int, axis: int) -> tuple[Labels, Labels, dict[int, int]]:
+    """Slice the seed grid along `axis`, then every grid that this reaches, until nothing more is touched.
+
+    Returns the units of the classes that are touched, these classes, and along which axis each grid was sliced. Grids are
+    taken in rounds, in order; one that is reached from a later one waits for the next round.
+    """
+    touched = np.zeros(reach.count, dtype=bool)
     pairs: list[tuple[Labels, Labels]] = []
     chosen: dict[int, int] = {}
+    waiting: set[int] = set()
+
+    def touch(classes: Labels) -> None:
+        new = classes[~touched[classes]]
+        touched[new] = True
+        waiting.update(reach.of(np.unique(new)))
 
     def decide(index: int, along: int) -> None:
         chosen[index] = along
         rows = np.moveaxis(grids[index].classes, along, 0)
         rows = rows.reshape(len(rows), -1)
         pairs.append((np.repeat(rows[:, 0], rows.shape[1]), rows.ravel()))
-        touched[rows] = True
+        touch(rows.ravel())
         for names, bound_axis in grids[index].bound:
             if bound_axis == along:
                 pairs.append((names, rows[:, 0]))
-                touched[names] = True
+                touch(names)
 
     decide(seed, axis)
-    while True:
-        before = len(chosen)
-        for index, grid in enumerate(grids):
-            if index not in chosen:
-                forced = next((a for names, a in grid.bound if touched[names].any()), None)
-                if forced is not None:
-                    decide(index, forced)
-                elif touched[grid.classes].any():
-                    decide(index, _best_axis(grid, connected(count, pairs), touched))
-        if len(chosen) == before:
-            return connected(count, pairs), np.flatnonzero(touched), chosen
+    position = -1
+    while waiting := waiting - chosen.keys():
+        ahead = [index for index in waiting if index > position]
+        if not ahead:
+            position = -1
+            continue
+        position = min(ahead)
+        grid = grids[position]
+        forced = next((a for names, a in grid.bound if touched[names].any()), None)
+        decide(position, forced if forced is not None else _best_axis(grid, pairs, touched))
+    found = np.flatnonzero(touched)
+    return _tied(pairs, found), found, chosen
 
 
-def _best_axis(grid: Grid, units: Labels, touched: NDArray[np.bool_]) -> int:
+def _tied(pairs: list[tuple[Labels, Labels]], classes: Labels) -> Labels:
+    """For each of some classes, all of which occur in the pairs, the smallest that a chain of pairs leads to."""
+    there = np.unique(np.concatenate([side.ravel() for pair in pairs for side in pair]))
+    local = [(np.searchsorted(there, left), np.searchsorted(there, right)) for left, right in pairs]
+    return np.asarray(there[connected(len(there), local)[np.searchsorted(there, classes)]])
+
+
+def _best_axis(grid: Grid, pairs: list[tuple[Labels, Labels]], touched: NDArray[np.bool_]) -> int:
     """The axis along which slicing merges the fewest of the units that reach the grid."""
     cells = np.argwhere(touched[grid.classes])
-    ids = np.unique(units[grid.classes[tuple(cells.T)]], return_inverse=True)[1].reshape(-1)
+    ids = np.unique(_tied(pairs, grid.classes[tuple(cells.T)]), return_inverse=True)[1].reshape(-1)
     count = int(ids.max()) + 1
 
     def left_apart(axis: int) -> tuple[int, int]:

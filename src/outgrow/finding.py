@@ -106,9 +106,9 @@ class _Finder:
         self.births = Births(origins, owner, find_roles(reading), vectors)
         self.classes = root[: len(owner)]
         self.unit_of = np.full(len(root), -1, dtype=np.int64)  # by class, for the cluster in hand
-        order = np.argsort(self.classes, kind="stable")
-        self.by_class = order, self.classes[order]
+        self.births_of = _Index(self.classes)
         self.pinned, reasons, texts = _pinned(reading, root)
+        self.pins_of = _Index(self.pinned)
         self.texts = sorted(set(texts))
         self.reasons = np.array([self.texts.index(text) for text in texts], dtype=np.int64)[reasons]
         first_use = _first_use(reading)
@@ -125,15 +125,16 @@ class _Finder:
         self.part_output = np.array([output for output, _ in parts], dtype=np.int64)
         self.part_classes = np.concatenate([np.zeros(0, dtype=np.int64), *(classes for _, classes in parts)])
         self.part = np.repeat(np.arange(len(parts)), [len(classes) for _, classes in parts])
+        self.parts_of = _Index(self.part_classes)
 
     def volumes_of(self, cluster: Cluster, start: int) -> list[Volume]:
         if not len(cluster.classes) or not self.births.origins:
             return []
         names, numbers = np.unique(cluster.units, return_inverse=True)  # units are numbered within their cluster
         self.unit_of[cluster.classes] = numbers
-        positions = self._positions(cluster.classes)
+        positions = self.births_of.find(cluster.classes)
         units, owner = self.unit_of[self.classes[positions]], self.births.owner[positions]
-        groups = self._alike(len(names), units, owner)
+        groups = self._alike(cluster.classes, len(names), units, owner)
         self.unit_of[cluster.classes] = -1
         volume = np.full(len(names), -1, dtype=np.int64)  # by unit
         number = np.zeros(len(names), dtype=np.int64)  # by unit: its number in its volume
@@ -155,26 +156,17 @@ class _Finder:
             result.append(Volume("", len(members), positions[here], self.births, *own, family, reason))
         return result
 
-    def _positions(self, classes: Labels) -> Labels:
-        """Labels of parameters that are of one of the classes."""
-        first, end = (np.searchsorted(self.by_class[1], classes, side=side) for side in ("left", "right"))
-        counts = end - first
-        index = np.repeat(end - np.cumsum(counts), counts) + np.arange(counts.sum())
-        here = np.zeros(len(self.classes), dtype=np.bool_)
-        here[self.by_class[0][index]] = True
-        return np.flatnonzero(here)
-
-    def _alike(self, count: int, units: Labels, owner: Labels) -> list[tuple[Labels, str]]:
+    def _alike(self, classes: Labels, count: int, units: Labels, owner: Labels) -> list[tuple[Labels, str]]:
         """Two or more units with the same slots, taken apart and pinned in the same way; and why, if they are pinned."""
         bearers, owners, times = _counted(units, owner)
         there, slots = _kinds(bearers, owners * (len(units) + 1) + times)
         marks, reasons = (np.full(count, -1, dtype=np.int64) for _ in range(2))  # by unit
-        marked, parts, _ = _counted(self.unit_of[self.part_classes], self.part)
+        apart = self.parts_of.find(classes)
+        marked, parts, _ = _counted(self.unit_of[self.part_classes[apart]], self.part[apart])
         marked, kinds = _kinds(marked, self.part_output[parts])
         marks[marked] = kinds
-        pinned = self.unit_of[self.pinned]
-        here = np.flatnonzero(pinned >= 0)[::-1]  # the foremost reason is the last to be written
-        reasons[pinned[here]] = self.reasons[here]
+        here = self.pins_of.find(classes)[::-1]  # the foremost reason is the last to be written
+        reasons[self.unit_of[self.pinned[here]]] = self.reasons[here]
         which = numbered([slots, marks[there], reasons[there]])
         groups = [there[members] for members in _sorted_into(which, int(which.max()) + 1)] if len(there) else []
         groups.sort(key=lambda members: int(members[0]))
@@ -200,6 +192,21 @@ class _Finder:
             mine = last[self.classes[origin.start : origin.start + origin.size]]
             count += int(mine[0]) + int(np.count_nonzero(mine[1:] > mine[:-1]))
         return count / len(volume.labels)
+
+
+class _Index:
+    """Where classes occur in an array of classes."""
+
+    def __init__(self, classes: Labels) -> None:
+        self.order = np.argsort(classes, kind="stable")
+        self.sorted = classes[self.order]
+
+    def find(self, classes: Labels) -> Labels:
+        """The places, ascending, that hold one of some classes (which differ)."""
+        first, end = (np.searchsorted(self.sorted, classes, side=side) for side in ("left", "right"))
+        counts = end - first
+        index = np.repeat(end - np.cumsum(counts), counts) + np.arange(counts.sum())
+        return np.sort(self.order[index])
 
 
 def _sorted_into(boxes: Labels, count: int) -> list[Labels]:

@@ -25,6 +25,7 @@ from outgrow.plan import Plan, Setting
 from outgrow.predict import Prediction
 from outgrow.reading import refs_in
 from outgrow.sandbox import elementary, on_meta, substituted, tensors_of, untouched
+from outgrow.shapes import Shapes
 from outgrow.trace import FOLD, Example, Op, Trace, Watcher, call, tensors_in
 
 ROUNDS = 400
@@ -49,9 +50,9 @@ class Disagreement(Exception):
 class Checker(Watcher):
     """Compares a run with the trace, operator by operator."""
 
-    def __init__(self, trace: Trace, prediction: Prediction) -> None:
+    def __init__(self, trace: Trace, prediction: Prediction, shapes: Shapes) -> None:
         super().__init__()
-        self.trace, self.prediction, self.gradients = trace, prediction, trace.gradients
+        self.trace, self.prediction, self.shapes, self.gradients = trace, prediction, shapes, trace.gradients
         self.expected = [op for op in trace.ops if op.name != "outgrow.write_through_view"]
         self.count = 0
 
@@ -64,7 +65,7 @@ class Checker(Watcher):
             raise Disagreement("Invalid channel dimensions")  # without numbers, torch looks at those of other convolutions only
         if op.name.removesuffix("_") in INDEXED:
             self._check_index(op, args)
-        result = func(*args, **(kwargs or {}))
+        result = self.shapes.call(func, args, kwargs or {})
         self._check_shapes(op, result)
         return result
 
@@ -118,10 +119,11 @@ class Fitter:
 
     def __init__(self, model: nn.Module, example: Example, trace: Trace) -> None:
         self.model, self.example, self.trace = model, example, trace
+        self.shapes = Shapes()  # of all runs: they differ in a few attributes
 
     def run(self, plan: Plan, settings: Sequence[Setting], prediction: Prediction) -> Clash | None:
         """The first clash between what happens and what should, or none."""
-        checker = Checker(self.trace, prediction)
+        checker = Checker(self.trace, prediction, self.shapes)
         journal = Journal()
         try:
             for setting in settings:

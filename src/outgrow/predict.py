@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -18,17 +17,15 @@ class Prediction:
     def __init__(self, anatomy: Anatomy, choices: Sequence[Choice]) -> None:
         self.anatomy, self.choices = anatomy, choices
         self._gains: dict[int, tuple[int, ...]] = {}
-        self._by_family: dict[int, list[Choice]] = defaultdict(list)
-        for choice in choices:
-            self._by_family[choice.volume.family].append(choice)
+        chosen = {choice.volume.name: choice for choice in choices}
+        self._by_number = {number: chosen[v.name] for number, v in enumerate(anatomy.volumes) if v.name in chosen}
 
     def _gain(self, labels: Labels) -> tuple[int, ...]:
         """How much each axis of a block gains."""
         key = id(labels)
         if key not in self._gains:
             gains = [0] * labels.ndim
-            families = set(self.anatomy.family_of[self.anatomy.root[labels]].ravel().tolist())
-            for choice in (choice for family in families if family in self._by_family for choice in self._by_family[family]):
+            for choice in (self._by_number[n] for n in self.anatomy.bearers.of(labels) if n in self._by_number):
                 ids = self.anatomy.units(choice.volume, labels)
                 last = ids == choice.volume.count - 1
                 for position in range(ids.ndim):

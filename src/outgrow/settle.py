@@ -222,10 +222,5 @@ def _at(anatomy: Anatomy, choices: Sequence[Choice], index: int) -> list[str]:
     op = anatomy.reading.trace.ops[index]
     values = [*op.outputs, *(ref.value for ref in refs_in((op.args, op.kwargs)))]
     labels = [block.labels for value in values for block in anatomy.reading.layouts[value]]
-    families = {f for array in labels for f in np.unique(anatomy.family_of[anatomy.root[array]]).tolist()}
-    found = []
-    for choice in choices:
-        here = choice.volume.family in families
-        if here and any((anatomy.units(choice.volume, array) >= 0).any() for array in labels):
-            found.append(choice.volume.name)
-    return found
+    here = {anatomy.volumes[number].name for array in labels for number in anatomy.bearers.of(array)}
+    return [choice.volume.name for choice in choices if choice.volume.name in here]

@@ -170,20 +170,23 @@ class Anatomy:
         return family
 
     @cached_property
+    def bearers(self) -> Bearers:
+        return Bearers(self)
+
+    @cached_property
     def ops_of(self) -> dict[str, list[int]]:
         """For each volume, by name, the operators that touch any of its units, in order."""
-        bearers = _Bearers(self)
         reading = self.reading
         result: dict[str, list[int]] = {volume.name: [] for volume in self.volumes}
         for op, effect in zip(reading.trace.ops, reading.effects, strict=True):
             values = (*(ref.value for ref in op.refs), *op.outputs)
             layouts = [*(reading.layouts[value] for value in values), *(side.layout for side in operands_of(effect))]
-            for number in {number for layout in layouts for block in layout for number in bearers.of(block.labels)}:
+            for number in {number for layout in layouts for block in layout for number in self.bearers.of(block.labels)}:
                 result[self.volumes[number].name].append(op.index)
         return result
 
 
-class _Bearers:
+class Bearers:
     """Which volumes have units among some labels; a class on a grid belongs to one volume for each direction."""
 
     def __init__(self, anatomy: Anatomy) -> None:
@@ -193,7 +196,7 @@ class _Bearers:
         order = np.argsort(classes, kind="stable")
         self.owners = owners[order]
         self.first = np.searchsorted(classes[order], np.arange(len(self.root) + 1))
-        self._known: dict[int, tuple[int, ...]] = {}
+        self._known: dict[int, tuple[Labels, tuple[int, ...]]] = {}  # arrays are kept, so that no other gets the same id
 
     def of(self, labels: Labels) -> tuple[int, ...]:
         key = id(labels)
@@ -201,5 +204,5 @@ class _Bearers:
             classes = self.root[labels].ravel()
             start, end = self.first[classes], self.first[classes + 1]
             found = [self.owners[(start + more)[start + more < end]] for more in range(int((end - start).max(initial=0)))]
-            self._known[key] = tuple(np.unique(np.concatenate(found)).tolist()) if found else ()
-        return self._known[key]
+            self._known[key] = labels, tuple(np.unique(np.concatenate(found)).tolist()) if found else ()
+        return self._known[key][1]

@@ -132,9 +132,18 @@ def choose(
     skipped: list[Skip] = []
     problems: list[Problem] = []
     errors: list[SizeError] = []
-    used = [choice.volume for choice in taken]
+    used: list[Volume] = []
+    bearer = np.full(len(anatomy.root), -1, dtype=np.int64)  # by class: which of `used` has it
+
+    def use(volume: Volume) -> None:
+        bearer[volume.classes] = len(used)
+        used.append(volume)
+
+    for choice in taken:
+        use(choice.volume)
     for volume, exact in select(anatomy.volumes, request.patterns):
-        rival = next((other for other in used if _overlap(volume, other)), None)
+        rivals = bearer[volume.classes]
+        rival = used[int(rivals[rivals >= 0].min())] if rivals.max() >= 0 else None
         if volume.name in (barred or {}):
             reason = (barred or {})[volume.name]
         elif rival is not None:
@@ -143,13 +152,13 @@ def choose(
                 raise SelectionError(f"{volume.name} is selected by two transforms of one growth: name it once")
         else:
             try:
-                choice, reason = _choice(anatomy, volume, request, exact)
+                found, reason = _choice(anatomy, volume, request, exact)
             except SizeError as error:
                 errors.append(error)
                 continue
-            if choice is not None:
-                choices.append(choice)
-                used.append(volume)
+            if found is not None:
+                choices.append(found)
+                use(volume)
                 continue
         if exact:
             problems.append(Problem(volume.name, reason, "select others by a glob, which skips what can't grow"))
@@ -167,10 +176,6 @@ def choose(
 
 def _name(method: str | Method) -> str:
     return method if isinstance(method, str) else method.name
-
-
-def _overlap(one: Volume, other: Volume) -> bool:
-    return one.family == other.family and bool(np.intersect1d(one.classes, other.classes).size)
 
 
 def _choice(anatomy: Anatomy, volume: Volume, request: Widen, exact: bool) -> tuple[Choice | None, str]:
