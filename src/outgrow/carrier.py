@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fractions import Fraction
 
-import numpy as np
-
+from outgrow.kinds import Lookups
 from outgrow.labels import Labels, Layout
 from outgrow.roles import SCALES
 from outgrow.states import STRICTNESS, Carried, Ratio, Refused, State, Verdict, blended
@@ -24,29 +23,17 @@ class Carrier:
         self.paid: set[tuple[str, int]] = set()  # parameters that took up a debt, and at which operator
         self.passed: set[int] = set()  # operators that make readers' weights of tensors
         self.read_at: set[tuple[str, int]] = set()  # tensors, and the operators where they read
+        self.looked_up = Lookups()
         self.known: dict[int, Carried] = {}
         self.op: Op = self.reading.trace.ops[0]
-        self._ids: dict[int, Labels] = {}
-        self._along: dict[int, list[int]] = {}
+        self.sight = anatomy.sight(volume)
 
     def ids(self, labels: Labels) -> Labels:
-        key = id(labels)
-        if key not in self._ids:
-            self._ids[key] = self.anatomy.units(self.volume, labels)
-        return self._ids[key]
+        return self.sight.ids(labels)
 
     def axes(self, layout: Layout) -> set[int]:
         """Axes along which the volume's units lie."""
-        return {block.axes[position] for block in layout for position in self._varying(block.labels)}
-
-    def _varying(self, labels: Labels) -> list[int]:
-        """Axes of an array of labels along which the volume's units lie."""
-        key = id(labels)
-        if key not in self._along:
-            ids = self.ids(labels)
-            here = bool((ids >= 0).any())
-            self._along[key] = [a for a in range(ids.ndim) if here and (ids != ids.take([0], axis=a)).any()]
-        return self._along[key]
+        return {block.axes[position] for block in layout for position in self.sight.along(block.labels)}
 
     def carried(self, value: int, layout: Layout | None = None) -> Carried:
         """What is known of an operand; parameters are where the walk starts."""
@@ -65,21 +52,13 @@ class Carrier:
 
     def origins(self, layout: Layout) -> frozenset[str]:
         """Names of the tensors whose labels of this volume stand in a layout."""
-        names: set[str] = set()
-        for block in layout:
-            mine = np.unique(block.labels[self.ids(block.labels) >= 0])
-            names |= {tensor for tensor, _ in self.anatomy.born(mine)}
-        return frozenset(names)
+        return frozenset(tensor for tensor, _ in self.slots_in(layout))
 
     def unscaled(self, layout: Layout) -> frozenset[tuple[str, str]]:
         return frozenset((name, "") for name in self.origins(layout))
 
     def slots_in(self, layout: Layout) -> set[tuple[str, int]]:
-        found: set[tuple[str, int]] = set()
-        for block in layout:
-            mine = np.unique(block.labels[self.ids(block.labels) >= 0])
-            found |= set(self.anatomy.born(mine))
-        return found
+        return {key for block in layout for key in self.sight.born(block.labels)}
 
     def ratio(self, layout: Layout, axes: frozenset[int], whole: bool) -> Ratio:
         """How a count over `axes` changes with each new unit."""
@@ -137,3 +116,11 @@ class Carrier:
         for writer, scale in x.writers:
             if self.verdict.weights.setdefault(writer, scale) != scale:
                 raise Refused(f"{writer} reaches one statistic through {scale or 'no scale'} and another without it")
+
+    def maker(self, value: int) -> Op | None:
+        self.looked_up.makers.add(value)
+        return self.anatomy.maker.get(value)
+
+    def users(self, value: int) -> list[int]:
+        self.looked_up.users.add(value)
+        return self.anatomy.consumers.get(value, [])

@@ -146,7 +146,8 @@ class _Reach:
     def of(self, classes: Labels) -> list[int]:
         counts = self.first[classes + 1] - self.first[classes]
         index = np.repeat(self.first[classes] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-        return np.unique(self.grids[index]).tolist()
+        found: list[int] = np.unique(self.grids[index]).tolist()
+        return found
 
 
 def _grow_from(grids: list[Grid], reach: _Reach, seed: int, axis: int) -> tuple[Labels, Labels, dict[int, int]]:

@@ -40,6 +40,7 @@ from outgrow.effects import (
     Shift,
     Sum,
 )
+from outgrow.kinds import Lookups
 from outgrow.reading import refs_in
 from outgrow.roles import weight_of
 from outgrow.states import READER, Carried, MoveEps, Ratio, Refused, Rescale, State, Verdict, blended
@@ -51,16 +52,31 @@ def judge(anatomy: Anatomy, volume: Volume, state: State) -> Verdict:
     """Walk all operators that touch the volume, with its new units in the given state at the writers."""
     if volume.pinned:
         return Verdict(state, refusal=volume.pinned)
-    if (volume.name, state.name) not in anatomy.verdicts:
-        walk = Walk(anatomy, volume, state)
-        try:
-            walk.run()
-            walk.verdict.stuck = why_stuck(walk) if state in (State.ZERO, State.MEAN) else ""
-        except Refused as refused:
-            walk.verdict.refusal = str(refused)
-        anatomy.verdicts[volume.name, state.name] = walk.verdict
-    verdict: Verdict = anatomy.verdicts[volume.name, state.name]
-    return verdict
+    return _judged(anatomy, volume, state)[0]
+
+
+def _judged(anatomy: Anatomy, volume: Volume, state: State) -> tuple[Verdict, Lookups]:
+    """A verdict, and what was looked up for it; in a block like one that was walked before, it is that one's, renamed."""
+    key = volume.name, state.name
+    if key not in anatomy.verdicts:
+        like = anatomy.kinds.like(volume)
+        verdict, looked_up = (None, None) if like is None else _judged(anatomy, like.volume, state)
+        if like is not None and verdict is not None and looked_up is not None and like.holds(looked_up):
+            anatomy.verdicts[key] = like.verdict(verdict), looked_up
+        else:
+            anatomy.verdicts[key] = _walked(anatomy, volume, state)
+    found: tuple[Verdict, Lookups] = anatomy.verdicts[key]
+    return found
+
+
+def _walked(anatomy: Anatomy, volume: Volume, state: State) -> tuple[Verdict, Lookups]:
+    walk = Walk(anatomy, volume, state)
+    try:
+        walk.run()
+        walk.verdict.stuck = why_stuck(walk) if state in (State.ZERO, State.MEAN) else ""
+    except Refused as refused:
+        walk.verdict.refusal = str(refused)
+    return walk.verdict, walk.looked_up
 
 
 class Walk(Weights):
@@ -69,7 +85,6 @@ class Walk(Weights):
     def run(self) -> None:
         ops = self.reading.trace.ops
         todo = set(self.anatomy.ops_of[self.volume.name])
-        consumers = self.anatomy.consumers
         order = sorted(todo)
         position = 0
         while position < len(order):
@@ -91,7 +106,7 @@ class Walk(Weights):
                 if carries or known:
                     self.known[output] = result if carries else replace(result, state=None)
                 if known and not carries:
-                    late = [op for op in consumers.get(output, ()) if op not in todo]
+                    late = [op for op in self.users(output) if op not in todo]
                     todo.update(late)
                     order[position:] = sorted({*order[position:], *late})
         for output in self.reading.trace.outputs:
@@ -288,7 +303,7 @@ class Walk(Weights):
         for tensor in {tensor for tensor, _ in self.paid}:
             todo = [self.anatomy.held[tensor]]
             while todo:
-                for index in self.anatomy.consumers.get(todo.pop(), ()):
+                for index in self.users(todo.pop()):
                     if (tensor, index) in self.paid:
                         continue
                     op = self.reading.trace.ops[index]

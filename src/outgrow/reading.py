@@ -6,7 +6,7 @@ is pinned, with that as the reason, and everything else still grows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from outgrow.dots import fuse_dots
@@ -52,6 +52,11 @@ class Reading:
                 self.layouts[value.index] = tuple(
                     Block((axis,), self.ties.axis(value.name, axis, size)) for axis, size in axes if size > 1
                 )
+
+    def facts(self, value: int) -> Hashable:
+        """All that is known of a value beside its labels: what `kinds` compares."""
+        known = self.constant[value], self.foreign[value], self.uniform[value], self.zeros[value]
+        return *known, self.repeated.get(value), self.lost.get(value)
 
     def shape(self, ref: Ref) -> tuple[int, ...]:
         return self.trace.values[ref.value].shape

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from outgrow.effects import operands_of
+from outgrow.kinds import Kinds
 from outgrow.labels import Labels, Origin
 from outgrow.reading import Reading
 from outgrow.roles import READS, SCALES, SHIFTS, WRITES
@@ -112,6 +113,14 @@ class Anatomy:
     root: Labels
     volumes: tuple[Volume, ...]
     verdicts: dict[tuple[str, str], Any] = field(default_factory=dict)  # what `paths` has found so far
+    _sights: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def sight(self, volume: Volume) -> Sight:
+        """What is seen of a volume; of the last one that was looked at, it is kept."""
+        if self._sights.get("name") != volume.name:
+            self._sights.update(name=volume.name, sight=Sight(self, volume))
+        sight: Sight = self._sights["sight"]
+        return sight
 
     def units(self, volume: Volume, labels: Labels) -> Labels:
         """Unit numbers of an array of labels; −1 where the volume has none."""
@@ -170,6 +179,10 @@ class Anatomy:
         return family
 
     @cached_property
+    def kinds(self) -> Kinds:
+        return Kinds(self)
+
+    @cached_property
     def bearers(self) -> Bearers:
         return Bearers(self)
 
@@ -184,6 +197,39 @@ class Anatomy:
             for number in {number for layout in layouts for block in layout for number in self.bearers.of(block.labels)}:
                 result[self.volumes[number].name].append(op.index)
         return result
+
+
+class Sight:
+    """Where the units of one volume stand in arrays of labels. Arrays are kept, so that no other gets the same id."""
+
+    def __init__(self, anatomy: Anatomy, volume: Volume) -> None:
+        self.anatomy, self.volume = anatomy, volume
+        self._ids: dict[int, tuple[Labels, Labels]] = {}
+        self._along: dict[int, list[int]] = {}
+        self._born: dict[int, list[tuple[str, int]]] = {}
+
+    def ids(self, labels: Labels) -> Labels:
+        """Unit numbers; −1 where there is none."""
+        key = id(labels)
+        if key not in self._ids:
+            self._ids[key] = labels, self.anatomy.units(self.volume, labels)
+        return self._ids[key][1]
+
+    def along(self, labels: Labels) -> list[int]:
+        """Axes of the array along which units lie."""
+        key = id(labels)
+        if key not in self._along:
+            ids = self.ids(labels)
+            here = bool((ids >= 0).any())
+            self._along[key] = [a for a in range(ids.ndim) if here and (ids != ids.take([0], axis=a)).any()]
+        return self._along[key]
+
+    def born(self, labels: Labels) -> list[tuple[str, int]]:
+        """(tensor, axis) of the parameters on which labels of the volume's units were born."""
+        key = id(labels)
+        if key not in self._born:
+            self._born[key] = self.anatomy.born(labels[self.ids(labels) >= 0])
+        return self._born[key]
 
 
 class Bearers:

@@ -23,8 +23,7 @@ class Weights(Carrier):
             name = self.reading.trace.values[value].name
             if name:
                 names.add(name)
-            elif value in self.anatomy.maker:
-                op = self.anatomy.maker[value]
+            elif (op := self.maker(value)) is not None:
                 self.passed.add(op.index)
                 todo.extend(self._made_of(op.index, demand))
         return names
@@ -56,7 +55,7 @@ class Weights(Carrier):
         """The tensor of which a value is a multiple, and the number that is added to it first (1 + w); if any."""
         offset = 0.0
         while not self.reading.trace.values[value].name:
-            op = self.anatomy.maker.get(value)
+            op = self.maker(value)
             match None if op is None else self.reading.effects[op.index]:
                 case Move(inputs=(source,)):
                     value = source
@@ -73,7 +72,7 @@ class Weights(Carrier):
         for tensor in {tensor for tensor, _ in self.verdict.readers}:
             todo = [self.anatomy.held[tensor]]
             while todo:
-                for index in self.anatomy.consumers.get(todo.pop(), ()):
+                for index in self.users(todo.pop()):
                     op = self.reading.trace.ops[index]
                     if (tensor, index) in self.read_at or not all(self.reading.constant[output] for output in op.outputs):
                         continue
