@@ -47,9 +47,11 @@ class Journal:
 
 
 @torch.no_grad()
-def apply_plan(model: nn.Module, plan: Plan, inits: Mapping[str, Init], journal: Journal) -> None:
-    """Grow the model's tensors and gradients, and set its attributes."""
-    tensors = tensors_of(model)
+def apply_plan(
+    model: nn.Module, plan: Plan, inits: Mapping[str, Init], journal: Journal, tensors: Mapping[str, Tensor] | None = None
+) -> None:
+    """Grow the model's tensors and gradients, and set its attributes. tensors: the model's, if they are known."""
+    tensors = tensors_of(model) if tensors is None else tensors
     olds = {name: tensor.detach() for name, tensor in tensors.items()}
     by_tensor = edits_by_tensor(plan)
     drawn = [name for name, edits in by_tensor.items() if needs_deviation(edits) and not olds[name].is_meta]
@@ -64,9 +66,10 @@ def apply_plan(model: nn.Module, plan: Plan, inits: Mapping[str, Init], journal:
             gradient = grown(before, edits)
             fill_moment(gradient, before, edits, power=1, fresh="zero")
         _replace(tensor, new, gradient, journal)
+    modules = dict(model.named_modules(remove_duplicate=False))
     for setting in plan.settings:
-        apply_setting(model, setting, journal)
-    for module in model.modules():
+        _set(modules[setting.module], setting, journal)
+    for module in modules.values():
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()
 
@@ -86,7 +89,10 @@ def _replace(tensor: Tensor, new: Tensor, gradient: Tensor | None, journal: Jour
 
 def apply_setting(model: nn.Module, setting: Setting, journal: Journal) -> None:
     """Set one attribute (or one item of a tuple, list or dict that an attribute holds)."""
-    module = model.get_submodule(setting.module)
+    _set(model.get_submodule(setting.module), setting, journal)
+
+
+def _set(module: nn.Module, setting: Setting, journal: Journal) -> None:
     before = vars(module)[setting.name]
     after: Any = setting.new
     if setting.item is None:

@@ -23,6 +23,7 @@ from outgrow.anatomy import dissect, watch
 from outgrow.apply import Journal, apply_plan, apply_setting
 from outgrow.brief import Brief, part_of
 from outgrow.configuration import changed, follow
+from outgrow.device_memory import reserve
 from outgrow.draft import inits_of
 from outgrow.errors import GrowthError, TraceError
 from outgrow.flops import count_flops
@@ -287,12 +288,16 @@ class Work:
     def carry_out(self, plan: Plan, inits: Mapping[str, Init] | None = None) -> None:
         """Grow the tensors of the model, its optimizers and its averaged copies; grafts are in the model already."""
         inits = inits or {}
-        before = {id(tensor): tensor.detach() for tensor in tensors_of(self.model).values()}
+        reserve(self.model, plan, self.optimizers)
+        before: dict[int, Tensor] = {}
         for one in (self.model, *self.copies):
-            olds = {name: tensor.detach() for name, tensor in tensors_of(one).items()}
-            if one is not self.model:
+            tensors = tensors_of(one)
+            olds = {name: tensor.detach() for name, tensor in tensors.items()}
+            if one is self.model:
+                before = {id(tensor): olds[name] for name, tensor in tensors.items()}
+            else:
                 apply_grafts(one, plan, self.journal)
-            apply_plan(one, plan, inits, self.journal)
+            apply_plan(one, plan, inits, self.journal, None if plan.grafts else tensors)
             grow_drifts(one, plan, olds, inits, self.journal, start=one is self.model)
         grow_optimizers(self.optimizers, self.model, plan, before, self.journal)
         self.changed += shapes_before(self.model, plan)

@@ -106,6 +106,9 @@ def grow_drifts(
 
     olds: the tensors before the plan was carried out, by name. start: not for averaged copies, which follow the model.
     """
+    under_way = any(ATTRIBUTE in vars(module) for module in model.modules())
+    if not under_way and not any(isinstance(edit, Insertion) and edit.fade for edit in plan.edits):
+        return
     present = tensors_of(model)
     for name, edits in edits_by_tensor(plan).items():
         path, _, own = name.rpartition(".")
