@@ -11,28 +11,21 @@ Nothing here knows Transformers: a configuration is an attribute `config` of a m
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from outgrow.apply import Journal, apply_setting
 from outgrow.errors import TraceError
-from outgrow.graft import base_of
 from outgrow.plan import Plan, Setting, renamed
-from outgrow.sandbox import untouched
-from outgrow.structure import Call, calls_of
-from outgrow.trace import Example, call, outputs_in
+from outgrow.rebuilt import NAME, Unlike, rebuilt
+from outgrow.structure import calls_of
+from outgrow.trace import Example
 from outgrow.training.fade import gates_of
-from outgrow.verify import FLOOR, epsilon, error
 
-NAME = "config"
 WIDTHS = ("hidden", "intermediate", "inner", "ffn", "d_ff", "embd", "embed", "d_model", "dim", "proj", "pooler_output")
 NO_WIDTHS = ("layers", "head_dim")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
@@ -41,7 +34,7 @@ STREAMS = ("hidden_size", "n_embd", "d_model", "dim")
 FOURFOLD = ("n_inner", "intermediate_size", "ffn_dim")  # None stands for four times the stream
 HEAD = "head_dim"  # None, or nothing, stands for stream / heads
 TRIES = 16
-LEFT = "config: it does not describe the grown model; outgrow.save and outgrow.load bring it back, save_pretrained would not"
+LEFT = "config: it does not describe the grown model"
 
 Pairs = Sequence[tuple[float, float]]  # sizes before and after
 Guess = Mapping[tuple[str, str], tuple[Any, Any]]  # module that holds the configuration, name → value before and after
@@ -53,12 +46,13 @@ def follow(model: nn.Module, example: Example, plans: Sequence[Plan], journal: J
     plans: all growths so far, oldest first, those that have just been carried out among them.
     """
     settings: list[Setting] = []
-    told = ""
+    note = ""
     for path in (path for path in _described(model) if _grew(path, plans)):
-        found = _settled(model, path, example, plans, journal)
-        settings += found or ()
-        told = LEFT if found is None else told
-    return settings, told
+        try:
+            settings += _settled(model, path, example, plans, journal)
+        except Unlike as reason:
+            note = f"{LEFT} (built from it, {reason}); outgrow.save and outgrow.load bring it back, save_pretrained would not"
+    return settings, note
 
 
 def changed(settings: Sequence[Setting]) -> str:
@@ -92,84 +86,40 @@ def _within(name: str, path: str) -> bool:
     return not path or name == path or name.startswith(f"{path}.")
 
 
-def _settled(model: nn.Module, path: str, example: Example, plans: Sequence[Plan], journal: Journal) -> list[Setting] | None:
-    """The settings of the first guess that is right; None if there is none."""
+def _settled(model: nn.Module, path: str, example: Example, plans: Sequence[Plan], journal: Journal) -> list[Setting]:
+    """The settings of the first guess that is right; if there is none, raises what is wrong with the first."""
     part = model.get_submodule(path)
     try:
         runs = calls_of(model, example, [path])[path]
     except TraceError:  # it does not run any more: that is told where it is compared with what it was
         runs = []
-    sure = bool(runs) and not gates_of(part)  # what fades in is not all there yet: then only shapes can be compared
+    sure = bool(runs) and not gates_of(part)  # what fades in is not all there yet: then outputs can't be compared
+    wrong: Unlike | None = None
     for guess in itertools.islice(_guesses(model, path, plans), TRIES if sure else 1):
         trial = Journal()
+        journal.note(trial.undo)
         settings = [Setting(holder, NAME, old, new, name) for (holder, name), (old, new) in guess.items()]
-        for setting in settings:
-            apply_setting(model, setting, trial)
-        twin = _twin(part, _steady(part, path, plans), runs[0] if sure else None)
-        if twin is not None:
-            journal.note(trial.undo)
-            more = _copies(model, path, twin, guess)
-            for setting in more:
-                apply_setting(model, setting, journal)
-            return [*settings, *more]
-        trial.undo()
-    return None
+        try:
+            for setting in settings:
+                _set(model, setting, trial)
+            twin = rebuilt(part, _steady(part, path, plans), runs[0] if runs else None, outputs=sure)
+        except Unlike as reason:
+            wrong = wrong or reason
+            trial.undo()
+            continue
+        more = _copies(model, path, twin, guess)
+        for setting in more:
+            apply_setting(model, setting, journal)
+        return [*settings, *more]
+    raise wrong or Unlike("it would be as it was")
 
 
-class _Hollow(TorchFunctionMode):
-    """Gives weights, which modules make empty and fill later, no memory; tables that they compute are real."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **{**(kwargs or {}), **({"device": "meta"} if func is torch.empty else {})})
-
-
-def _twin(part: nn.Module, steady: Mapping[tuple[str, str], float], run: Call | None) -> nn.Module | None:
-    """What is built from a module's configuration, if it is the module all over."""
+def _set(model: nn.Module, setting: Setting, journal: Journal) -> None:
+    """Try a setting; a library may check values when they are set, and refuse."""
     try:
-        with warnings.catch_warnings(), _Hollow():
-            warnings.simplefilter("ignore")
-            twin = base_of(part)(_reloaded(vars(part)[NAME]))
-        if _shapes(twin) != _shapes(part):
-            return None
-        for path, module in twin.named_modules():
-            mine = part.get_submodule(path)
-            for name in module._parameters:
-                module._parameters[name] = mine._parameters[name]
-            for name, buffer in module._buffers.items():
-                own = name in module._non_persistent_buffers_set and buffer is not None
-                module._buffers[name] = buffer.to(mine._buffers[name]) if own and buffer is not None else mine._buffers[name]
-        for (path, name), value in steady.items():
-            if not math.isclose(vars(twin.get_submodule(path)).get(name, math.nan), value, rel_tol=1e-9):
-                return None
-        return twin if run is None or _agrees(twin, run) else None
-    except Exception:  # it is built otherwise, or from more than its configuration, or its library allows no such sizes
-        return None
-
-
-def _reloaded(config: Any) -> Any:
-    """A configuration as its library would read it from a file; but for what is not written, how attention is computed, say."""
-    read = getattr(type(config), "from_dict", None)
-    new = copy.deepcopy(config) if read is None else read(config.to_dict())
-    pairs = [(config, new)]
-    for old, other in pairs:
-        for name, value in vars(old).items():
-            if name.startswith("_"):
-                vars(other)[name] = copy.deepcopy(value)
-            elif hasattr(value, "to_dict") and hasattr(value, "__dict__"):
-                pairs.append((value, vars(other)[name]))
-    return new
-
-
-def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-
-
-def _agrees(twin: nn.Module, run: Call) -> bool:
-    with untouched(twin), torch.no_grad():
-        twin.eval()
-        there = [tensor for tensor in outputs_in(call(twin, run.example)) if tensor.is_floating_point()]
-    here = [tensor for tensor in outputs_in(run.output) if tensor.is_floating_point()]
-    return error(here, there) <= FLOOR * epsilon(here)
+        apply_setting(model, setting, journal)
+    except Exception as error:
+        raise Unlike(f"{setting.item} can't be {setting.new}: {(str(error).splitlines() or [''])[0]}") from error
 
 
 def _steady(part: nn.Module, path: str, plans: Sequence[Plan]) -> dict[tuple[str, str], float]:
@@ -238,7 +188,8 @@ def _options(config: Any, sizes: Pairs, numbers: Pairs) -> dict[str, tuple[Any, 
         if new:
             options[name] = value, list(dict.fromkeys([*new, value]))
     for name in (*FOURFOLD, HEAD):
-        usual = _meant(config, name) if said.get(name) is None and (name in said or name == HEAD) else None
+        unsaid = said.get(name) is None and (name in said or (name == HEAD and not hasattr(type(config), HEAD)))
+        usual = _meant(config, name) if unsaid else None
         if usual is not None:
             options[name] = None, [*(_reached(usual, sizes) if name in FOURFOLD else []), usual]
     return options

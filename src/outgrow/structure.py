@@ -29,7 +29,7 @@ from outgrow.training.history import ATTRIBUTE as HISTORY
 from outgrow.twin import twin_of
 
 CONTAINERS = (nn.Sequential, nn.ModuleList)
-DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth", "num_blocks", "encoder_layers", "decoder_layers")
+PLACES = ("layer_idx", "layer_id", "layer_index")  # names under which a block keeps its place in the stack
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,12 +181,17 @@ def _tells(name: str, value: Any) -> bool:
 
 
 def counters(container: nn.Module) -> list[tuple[str, str]]:
-    """Attributes in which the children keep their own place in the container: (path within the child, name)."""
-    children = list(container.children())
-    first: list[tuple[str, str]] = []
-    for path, module in children[0].named_modules():
-        first += [(path, name) for name, value in vars(module).items() if type(value) is int and value == 0]
-    return [(path, name) for path, name in first if all(_value(child, path, name) == i for i, child in enumerate(children))]
+    """Attributes in which the children keep their own place in the container: (path within the child, name).
+
+    Blocks of another kind may lack some (`attention.layer_idx` in a stack of attention and recurrent blocks).
+    """
+    holders: dict[tuple[str, str], list[bool]] = {}  # for each child that has the attribute, whether it is the child's place
+    for index, child in enumerate(container.children()):
+        for path, module in child.named_modules():
+            for name, value in vars(module).items():
+                if type(value) is int:
+                    holders.setdefault((path, name), []).append(value == index)
+    return [key for key, right in holders.items() if all(right) and (len(right) > 1 or key[1] in PLACES)]
 
 
 def _value(child: nn.Module, path: str, name: str) -> Any:
@@ -203,33 +208,9 @@ def renumbering(model: nn.Module, container_path: str, counted: Sequence[tuple[s
     for index, (key, child) in enumerate(model.get_submodule(container_path).named_children()):
         for path, name in counted:
             old = _value(child, path, name)
-            if old != index:
+            if old is not None and old != index:
                 settings.append(Setting(".".join(filter(None, (f"{prefix}{key}", path))), name, old, index))
     return settings
-
-
-def depths(model: nn.Module, container_path: str, at: int, source: int, old: int) -> list[Setting]:
-    """Where a configuration tells how many blocks there are, or lists something for each."""
-    settings: list[Setting] = []
-    seen: set[int] = set()
-    path = container_path
-    while True:
-        config = vars(model.get_submodule(path)).get("config")
-        if config is not None and hasattr(config, "__dict__") and id(config) not in seen:
-            seen.add(id(config))
-            side = next((side for side in ("decoder", "encoder") if side in container_path.removeprefix(path).split(".")), "")
-            own = [name for name in vars(config) if side and side in name and name.endswith("layers")]
-            for name, value in vars(config).items():
-                if type(value) is int and value == old and name in (own or DEPTHS):
-                    settings.append(Setting(path, "config", value, old + 1, name))
-                elif type(value) is list and len(value) == old and name.endswith(("layer_types", "attention_layers")):
-                    longer = [*value[:at], value[source], *value[at:]]
-                    settings.append(Setting(path, "config", list(value), longer, name))
-                    if name == "attention_layers" and "attention_types" in vars(config):  # GPT-Neo's short form of it
-                        settings.append(Setting(path, "config", config.attention_types, [[longer, 1]], "attention_types"))
-        if not path:
-            return settings
-        path = path.rpartition(".")[0]
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from outgrow.admit import check_fade
 from outgrow.apply import Journal, apply_setting
 from outgrow.blocks import Parallel
 from outgrow.errors import MethodError, Problem, SelectionError, SizeError, TraceError
+from outgrow.per_layer import contradiction, depth_settings, layer_lists
 from outgrow.plan import Change, Insert, Plan, joined
 from outgrow.residual import Identity, by_itself, check_bent, identity_of
 from outgrow.structure import (
@@ -27,7 +28,6 @@ from outgrow.structure import (
     apply_insert,
     calls_of,
     counters,
-    depths,
     draw_anew,
     numbering,
     renumbering,
@@ -207,12 +207,14 @@ def own_kind(
     plans: list[Plan] = []
     origins: list[tuple[str, str]] = []
     counted = counters(container)
+    lists, order = layer_lists(model, container_path), list(range(before))
     templates = known or [template_for(model, found, request, step, Kinds()) for step in range(request.count)]
     for step, template in enumerate(templates):
         at, source = first + step, template.index + (step if template.index >= first else 0)
         prefix, number = numbering(container) or (None, 0)
         insert = Insert(container_path, at, source, _key(container, at, key), prefix, number)
-        settings = depths(model, container_path, at, source, len(container._modules))
+        settings = depth_settings(model, insert, len(container._modules))
+        order.insert(at, order[source])
         blocks = [apply_insert(one, insert, journal) for one in models]
         for block in blocks:
             if request.method == "random":
@@ -228,6 +230,8 @@ def own_kind(
         plans.append(Plan((), (), tuple(settings), seed, inserts=(insert,)))
         origins = [(insert.renamed(new), insert.renamed(old)) for new, old in origins]
         origins.append((insert.path, join(container_path, list(container._modules)[source + (source >= at)])))
+    if wrong := contradiction(model, container_path, lists, order):
+        raise NotZero(wrong)
     change = Change(container_path or "the model", before, len(container._modules), request.named, request.exact)
     if found:
         _check_called(model, example, joined(plans), [path for path in paths if found[path]])
@@ -267,7 +271,8 @@ def template_for(model: nn.Module, found: dict[str, list[Call]], request: Deepen
         name = names[candidate]
         block, calls = list(children.values())[candidate], found[name]
         fits = len(calls) == 1 and _shapes(calls[0].output) == shape
-        if block is None or not fits or type(block) is not type(children[key]):
+        other = type(block) is not type(children[key]) and (period is None or off[candidate])
+        if block is None or not fits or other:
             continue
         if not request.exact and block._modules and _keeps(calls, shape):
             return Template(candidate, None)
