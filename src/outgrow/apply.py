@@ -48,10 +48,17 @@ class Journal:
 
 @torch.no_grad()
 def apply_plan(
-    model: nn.Module, plan: Plan, inits: Mapping[str, Init], journal: Journal, tensors: Mapping[str, Tensor] | None = None
+    model: nn.Module,
+    plan: Plan,
+    inits: Mapping[str, Init],
+    journal: Journal,
+    like: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Grow the model's tensors and gradients, and set its attributes. tensors: the model's, if they are known."""
-    tensors = tensors_of(model) if tensors is None else tensors
+    """Grow the model's tensors and gradients, and set its attributes.
+
+    like: the tensors of the model that this one is a copy of, perhaps on another device: the copy gets the values drawn there.
+    """
+    tensors = tensors_of(model)
     olds = {name: tensor.detach() for name, tensor in tensors.items()}
     by_tensor = edits_by_tensor(plan)
     drawn = [name for name, edits in by_tensor.items() if needs_deviation(edits) and not olds[name].is_meta]
@@ -59,7 +66,8 @@ def apply_plan(
     for name, edits in by_tensor.items():
         tensor = tensors[name]
         new = grown(olds[name], edits)
-        fill_values(new, olds[name], edits, olds, plan.seed, inits, spread.get(name, 0.0))
+        device = None if like is None else like[name].device
+        fill_values(new, olds[name], edits, olds, plan.seed, inits, spread.get(name, 0.0), device)
         gradient = None
         if tensor.grad is not None:
             before = tensor.grad.to_dense() if tensor.grad.is_sparse else tensor.grad

@@ -126,10 +126,12 @@ def fill_values(
     seed: int,
     inits: Mapping[str, Init],
     deviation: float | None = None,
+    draws_on: torch.device | None = None,
 ) -> None:
     """Write the values of all edits into a tensor made by `grown`, in order.
 
     others: old tensors by name. deviation: the standard deviation of the old values, if it is known and needed.
+    draws_on: the device whose random numbers are drawn, if it is not the tensor's own: each kind of device has others.
     """
     if new.is_meta:  # a rehearsal: shapes are all there is
         return
@@ -157,7 +159,7 @@ def fill_values(
             rows = _part(new, axis, kept).mean(dim=list(range(1, new.ndim)), keepdim=True)
             _put(new, axis, at, rows.expand([len(at) if a == axis else size for a, size in enumerate(new.shape)]))
         elif edit.fill == "spread":
-            _put(new, axis, at, _spread(new, edit, kept, seed))
+            _put(new, axis, at, _spread(new, edit, kept, seed, draws_on or new.device))
         elif edit.fill == "copy":
             block = new.index_select(axis, _index(kept[list(edit.sources)], new))
             factors = edit.signs
@@ -167,12 +169,12 @@ def fill_values(
             _multiply(block, axis, np.arange(len(at)), factors)
             _put(new, axis, at, block)
         else:
-            _draw(new, edit, place, old, deviation, seed, inits)
+            _draw(new, edit, place, old, deviation, seed, inits, draws_on or new.device)
         if edit.noise:
             block = new.index_select(axis, _index(at, new))
-            noise = torch.empty(block.shape, dtype=new.dtype, device=new.device)
-            noise.normal_(0.0, edit.noise * deviation, generator=_generator(new, edit, seed + 1))
-            _put(new, axis, at, block.add_(noise))
+            noise = torch.empty(block.shape, dtype=new.dtype, device=draws_on or new.device)
+            noise.normal_(0.0, edit.noise * deviation, generator=_generator(noise.device, edit, seed + 1))
+            _put(new, axis, at, block.add_(noise.to(new.device)))
 
 
 def _mean(new: Tensor, edit: Insertion, kept: Positions, others: Mapping[str, Tensor]) -> Tensor:
@@ -188,13 +190,14 @@ def _mean(new: Tensor, edit: Insertion, kept: Positions, others: Mapping[str, Te
     return spread.flatten(axis, axis + 2)
 
 
-def _spread(new: Tensor, edit: Insertion, kept: Positions, seed: int) -> Tensor:
+def _spread(new: Tensor, edit: Insertion, kept: Positions, seed: int, device: torch.device) -> Tensor:
     """Row mean ± draws, whose mean square in each row is the row's variance: mean and variance of the row stay as they are."""
     others = list(range(1, new.ndim))
     old = _part(new, edit.axis, kept)
     mean, variance = old.mean(dim=others, keepdim=True), old.var(dim=others, correction=0, keepdim=True)
     shape = [max(edit.draws) + 1 if a == edit.axis else size for a, size in enumerate(new.shape)]
-    drawn = torch.empty(shape, dtype=new.dtype, device=new.device).uniform_(-1.0, 1.0, generator=_generator(new, edit, seed))
+    drawn = torch.empty(shape, dtype=new.dtype, device=device).uniform_(-1.0, 1.0, generator=_generator(device, edit, seed))
+    drawn = drawn.to(new.device)
     drawn *= (variance / drawn.square().mean(dim=others, keepdim=True)).sqrt()
     block = drawn.index_select(edit.axis, _index(np.array(edit.draws), new))
     _multiply(block, edit.axis, np.arange(len(edit.draws)), edit.signs)
@@ -216,7 +219,14 @@ def _rotate(new: Tensor, edit: Rotation, power: int) -> None:
 
 
 def _draw(
-    new: Tensor, edit: Insertion, place: Place, old: Tensor, deviation: float, seed: int, inits: Mapping[str, Init]
+    new: Tensor,
+    edit: Insertion,
+    place: Place,
+    old: Tensor,
+    deviation: float,
+    seed: int,
+    inits: Mapping[str, Init],
+    device: torch.device,
 ) -> None:
     """Draw free values, straight into their place where that is one slice, then lay out those that are drawn again."""
     axis, at, drawing = edit.axis, place.at, place.drawing
@@ -224,8 +234,8 @@ def _draw(
     shape = tuple(count if a == axis else size for a, size in enumerate(new.shape))
     init = inits.get(edit.init, edit.init.partition("*")[0])
     factor = float(edit.init.partition("*")[2] or 1.0)
-    generator = _generator(new, edit, seed)
-    in_place = drawing.direct > 0 and new.is_contiguous() and not callable(init)
+    generator = _generator(device, edit, seed)
+    in_place = drawing.direct > 0 and new.is_contiguous() and not callable(init) and device == new.device
     if callable(init):
         given = init(old, shape, generator)
         if not isinstance(given, Tensor) or tuple(given.shape) != shape:
@@ -237,8 +247,8 @@ def _draw(
         fan_out = new.shape[0] * math.prod(new.shape[2:]) if new.ndim > 1 else new.shape[0]
         spread = {"he": math.sqrt(2 / fan_in), "xavier": math.sqrt(2 / (fan_in + fan_out))}.get(init, deviation)
         bound = spread * math.sqrt(3)
-        drawn = _part(new, axis, at[:count]) if in_place else torch.empty(shape, dtype=new.dtype, device=new.device)
-        drawn.uniform_(-bound, bound, generator=generator)
+        drawn = _part(new, axis, at[:count]) if in_place else torch.empty(shape, dtype=new.dtype, device=device)
+        drawn = drawn.uniform_(-bound, bound, generator=generator).to(new.device)
     if factor != 1.0:
         drawn.mul_(factor)
     done = drawing.direct if in_place else 0
@@ -256,9 +266,9 @@ def _draw(
             torch.mul(source, sign, out=_part(new, axis, at[piece]))
 
 
-def _generator(new: Tensor, edit: Insertion, seed: int) -> torch.Generator:
+def _generator(device: torch.device, edit: Insertion, seed: int) -> torch.Generator:
     """Depends on the tensor and the axis, not on the order in which tensors are visited."""
-    generator = torch.Generator(device=new.device)
+    generator = torch.Generator(device=device)
     return generator.manual_seed(zlib.crc32(f"{seed}/{edit.tensor}/{edit.axis}/{edit.size}".encode()))
 
 

@@ -289,15 +289,14 @@ class Work:
         """Grow the tensors of the model, its optimizers and its averaged copies; grafts are in the model already."""
         inits = inits or {}
         reserve(self.model, plan, self.optimizers)
-        before: dict[int, Tensor] = {}
+        tensors = tensors_of(self.model)
+        before = {id(tensor): tensor.detach() for tensor in tensors.values()}
         for one in (self.model, *self.copies):
-            tensors = tensors_of(one)
-            olds = {name: tensor.detach() for name, tensor in tensors.items()}
-            if one is self.model:
-                before = {id(tensor): olds[name] for name, tensor in tensors.items()}
-            else:
+            own = tensors if one is self.model else tensors_of(one)
+            olds = {name: tensor.detach() for name, tensor in own.items()}
+            if one is not self.model:
                 apply_grafts(one, plan, self.journal)
-            apply_plan(one, plan, inits, self.journal, None if plan.grafts else tensors)
+            apply_plan(one, plan, inits, self.journal, like=tensors)
             grow_drifts(one, plan, olds, inits, self.journal, start=one is self.model)
         grow_optimizers(self.optimizers, self.model, plan, before, self.journal)
         self.changed += shapes_before(self.model, plan)
