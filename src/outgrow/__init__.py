@@ -62,13 +62,9 @@ class Package(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name in __all__:
-            from outgrow import public
-
-            return getattr(public, name)
-        if f"outgrow.{name}" in sys.modules:
-            return sys.modules[f"outgrow.{name}"]
-        if name in INTEGRATIONS:
-            return importlib.import_module(f"outgrow.{name}")
+            return getattr(importlib.import_module("outgrow.public"), name)
+        if f"outgrow.{name}" in sys.modules or name in INTEGRATIONS:
+            return importlib.import_module(f"outgrow.{name}")  # waits for another thread that is importing it
         raise AttributeError(f"module 'outgrow' has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:

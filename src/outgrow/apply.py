@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outgrow.accumulators import hooks_kept
 from outgrow.fill import Init, deviations, fill_moment, fill_values, grown, needs_deviation
 from outgrow.plan import Edit, Plan, Setting
 from outgrow.positions import edits_by_tensor as edits_by_tensor
@@ -86,7 +87,7 @@ def _replace(tensor: Tensor, new: Tensor, gradient: Tensor | None, journal: Jour
     old, old_gradient = tensor.detach(), tensor.grad
 
     def put(value: Tensor, grad: Tensor | None) -> None:
-        with torch.no_grad():
+        with torch.no_grad(), hooks_kept(tensor):
             tensor.grad = None
             tensor.set_(value)  # type: ignore[call-overload]
             tensor.grad = grad

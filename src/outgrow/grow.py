@@ -68,8 +68,9 @@ def grow(
     """Carry out several transforms as one: all of them or none.
 
     Args:
-        model: any module that runs on the example; it is changed in place. `torch.compile` and DistributedDataParallel are
-            looked through: names are those of the module within, and the wrapper goes on (all ranks must make the call).
+        model: any module that runs on the example; it is changed in place, and must not run in another thread meanwhile.
+            `torch.compile` and DistributedDataParallel are looked through: names are those of the module within, and the
+            wrapper goes on (all ranks must make the call).
         example: a tensor, a tuple of arguments, or a dict of keyword arguments.
         transforms: what to grow, e.g. `outgrow.Widen("layer1.*", factor=1.5)`, `outgrow.Deepen(after="layer2.1")`,
             `outgrow.Kernel("conv1", 9)` or `outgrow.Branch(beside="layer3")`; all names are those of the model as it is.

@@ -7,6 +7,7 @@ import random
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from threading import RLock, get_ident
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map_only
 
 REGISTERED = ("_parameters", "_buffers", "_modules")
+_TURN = RLock()  # the random state and torch's choice of kernels are the process's: threads take turns, each puts them back
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
@@ -96,8 +98,8 @@ def forget_caches(model: nn.Module) -> None:
 def random_state() -> Iterator[None]:
     """Put the random state of torch, numpy and Python back afterwards."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=devices):
+    with _TURN, torch.random.fork_rng(devices=devices):
+        states = random.getstate(), np.random.get_state()
         try:
             yield
         finally:
@@ -108,8 +110,8 @@ def random_state() -> Iterator[None]:
 @contextlib.contextmanager
 def precise() -> Iterator[None]:
     """Compute without gradients, and without TF32, which would hide what is exact."""
-    matmul_tf32 = torch.backends.cuda.matmul.allow_tf32
-    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False):
+    with _TURN, torch.no_grad(), torch.backends.cudnn.flags(True, benchmark=False, deterministic=False, allow_tf32=False):
+        matmul_tf32 = torch.backends.cuda.matmul.allow_tf32
         torch.backends.cuda.matmul.allow_tf32 = False
         try:
             yield
@@ -120,9 +122,9 @@ def precise() -> Iterator[None]:
 @contextlib.contextmanager
 def elementary() -> Iterator[None]:
     """Make composite layers run as the elementary operators that the rules know."""
-    fastpath = torch.backends.mha.get_fastpath_enabled()
     without_cudnn = torch.backends.cudnn.flags(enabled=False)
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _without_onednn(), without_cudnn, _plain_weight_norm():
+    with _TURN, torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _without_onednn(), without_cudnn, _plain_weight_norm():
+        fastpath = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         try:
             yield
@@ -142,13 +144,17 @@ def _without_onednn() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _plain_weight_norm() -> Iterator[None]:
-    """Weight norm as the division it is, not as one kernel."""
-
-    def plain(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-        return v * (g / torch.norm_except_dim(v, 2, dim))
-
+    """Weight norm as the division it is, not as one kernel; in this thread only."""
     places = [torch, sys.modules["torch.nn.utils.weight_norm"]]
     fused = [getattr(place, "_weight_norm") for place in places]  # noqa: B009
+    thread = get_ident()
+
+    def plain(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+        if get_ident() != thread:
+            result: Tensor = fused[0](v, g, dim)
+            return result
+        return v * (g / torch.norm_except_dim(v, 2, dim))
+
     try:
         for place in places:
             setattr(place, "_weight_norm", plain)  # noqa: B010

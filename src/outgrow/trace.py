@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from threading import get_ident
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -162,20 +163,21 @@ def _searched(tree: Any, seen: set[int], caches: bool) -> list[Tensor]:
 @contextlib.contextmanager
 def module_paths(model: nn.Module) -> Iterator[Callable[[], str]]:
     """Yield a function that tells the path of the module whose `forward` is running."""
-    paths = {id(module): path for path, module in reversed(list(model.named_modules()))}
-    running: list[str] = [""]
+    running, thread = [""], get_ident()
 
-    def enter(module: nn.Module, args: Any) -> None:
-        running.append(paths.get(id(module), running[-1]))
+    def enter(path: str, module: nn.Module, args: Any) -> None:
+        if get_ident() == thread:
+            running.append(path)
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
-        running.pop()
+        if get_ident() == thread:
+            running.pop()
 
-    handles = [
-        nn.modules.module.register_module_forward_pre_hook(enter),
-        nn.modules.module.register_module_forward_hook(leave, always_call=True),
-    ]
+    handles: list[Any] = []
     try:
+        for path, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(partial(enter, path), prepend=True))
+            handles.append(module.register_forward_hook(leave, prepend=True, always_call=True))
         yield lambda: running[-1]
     finally:
         for handle in handles:
@@ -205,10 +207,14 @@ class Watcher(TorchDispatchMode):
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
+        thread = get_ident()
+
         def enter(module: nn.Module, args: Any) -> None:
-            self.inside = True
+            self.inside |= get_ident() == thread
 
         def leave(path: str, module: nn.Module, args: Any, result: Any) -> None:
+            if get_ident() != thread:
+                return
             self.inside = False
             assert isinstance(module, Fold)
             self.folded(path, module, args[0], result)
@@ -267,7 +273,11 @@ class Recorder(Watcher):
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
+        thread = get_ident()
+
         def leave(path: str, module: nn.Module, args: Any, result: Any) -> None:
+            if get_ident() != thread:
+                return
             number = self.index_of.get(result) if isinstance(result, Tensor) else None
             if number is not None:
                 self.trace.returned.setdefault(path, number)

@@ -10,10 +10,34 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import warnings
 from collections.abc import Iterator
+from threading import Lock
 
 import torch
+
+
+class _Eager:
+    """Torch's stance is the process's: the first of several threads changes it, the last puts it back."""
+
+    def __init__(self) -> None:
+        self.lock, self.users, self.stance = Lock(), 0, contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self.lock:
+            if not self.users:
+                self.stance.enter_context(torch.compiler.set_stance("force_eager"))
+            self.users += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.users -= 1
+                if not self.users:
+                    self.stance.close()
+
+
+_EAGER = _Eager()
 
 
 @contextlib.contextmanager
@@ -22,9 +46,7 @@ def uncompiled() -> Iterator[None]:
     if "torch._dynamo" not in sys.modules:  # torch.compile imports it: nothing is compiled
         yield
         return
-    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
-        # torch warns where a compiled part is watched by hooks that see all modules: they see the part and what it holds
-        warnings.filterwarnings("ignore", "Using `torch.compile")
+    with _EAGER():
         yield
 
 

@@ -172,7 +172,8 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if CLOCK.moving and _sets_state_up():
         return
     held = {id(parameter) for parameter in held_parameters(optimizer)} if CLOCK.moving else set()
-    for one in [one for one in CLOCK.moving if one.moves_with(held)]:
+    moving = [one for reference in CLOCK.moving.keyrefs() if (one := reference()) is not None]  # others may be added meanwhile
+    for one in [one for one in moving if one.moves_with(held)]:
         one.advance()
         if one.done >= one.steps:
             CLOCK.moving.pop(one, None)

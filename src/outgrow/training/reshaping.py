@@ -21,14 +21,16 @@ def reshaping(model: nn.Module, path: Path | None = None) -> Iterator[Journal]:
     path: of a file that is loaded; what fails otherwise than by a CheckpointError is told as one that names it.
     """
     check_renewable(wrappers_around([model]))
-    with Journal() as journal:
-        try:
-            yield journal
-        except CheckpointError:
-            raise
-        except Exception as error:
-            if path is None:
+    try:
+        with Journal() as journal:
+            try:
+                yield journal
+            except CheckpointError:
                 raise
-            raise CheckpointError(f"{path} can't be loaded into this model: {type(error).__name__}: {error}") from error
-    renew_around([model])
+            except Exception as error:
+                if path is None:
+                    raise
+                raise CheckpointError(f"{path} can't be loaded into this model: {type(error).__name__}: {error}") from error
+    finally:  # tensors that were put back have new gradient accumulators, too
+        renew_around([model])
     forget_compiled()

@@ -29,7 +29,7 @@ from outgrow.apply import edits_by_tensor
 from outgrow.errors import Problem, StaleOptimizerError
 from outgrow.plan import Insertion, Plan
 from outgrow.sandbox import tensors_of
-from outgrow.training.bystanders import WeakNotes, held_parameters, living_optimizers, state_of
+from outgrow.training.bystanders import WeakNotes, held_parameters, state_of, states_with
 from outgrow.training.optimizer import ANEW, state_shape
 
 Shape = tuple[int, ...]
@@ -212,11 +212,9 @@ def _states_left_behind(changed: Changed, passed: Sequence[Optimizer]) -> Iterat
     trained = {id(parameter) for optimizer in passed for parameter in held_parameters(optimizer)}
     if all(id(tensor) in trained or not tensor.requires_grad for tensor, _, _ in changed):
         return
-    followed = {id(optimizer) for optimizer in passed}
-    for optimizer in living_optimizers():
-        if id(optimizer) in followed:
-            continue
-        for parameter, _, former in changed:
-            for value in state_of(optimizer, parameter).values():
-                if isinstance(value, Tensor) and tuple(value.shape) == former:
-                    yield value, former
+    followed = {id(getattr(optimizer, "state", None)) for optimizer in passed}
+    formers = {id(tensor): former for tensor, _, former in reversed(changed)}
+    for parameter, holder, state in states_with([tensor for tensor, _, _ in changed]):
+        for value in state.values():
+            if id(holder) not in followed and isinstance(value, Tensor) and tuple(value.shape) == formers[id(parameter)]:
+                yield value, tuple(value.shape)

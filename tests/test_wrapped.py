@@ -1,0 +1,78 @@
+"""DistributedDataParallel in a group of one process: what does not need several ranks to be seen."""
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import outgrow
+from outgrow.errors import CheckpointError, VerifyError
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def _group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def reduced(wrapper: DistributedDataParallel, seen: list[int]) -> int:
+    """How many values of gradients the wrapper has sent in one pass."""
+    seen.clear()
+    wrapper.zero_grad()
+    wrapper(X).sum().backward()
+    return sum(seen)
+
+
+def watched(model: nn.Module) -> tuple[DistributedDataParallel, list[int]]:
+    seen: list[int] = []
+
+    def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        seen.append(bucket.buffer().numel())
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    wrapper = DistributedDataParallel(model)
+    wrapper.register_comm_hook(None, hook)
+    return wrapper, seen
+
+
+def test_gradients_are_still_averaged_after_a_growth_that_was_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapper, seen = watched(network())
+    size = sum(parameter.numel() for parameter in wrapper.parameters())
+    assert reduced(wrapper, seen) == size
+
+    def fail(*given: Any) -> None:
+        raise VerifyError("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.import_module("outgrow.verify"), "check", fail)
+        with pytest.raises(VerifyError):
+            outgrow.widen(wrapper, X, "*", factor=2)
+    assert [reduced(wrapper, seen) for _ in range(3)] == [size] * 3
+    outgrow.widen(wrapper, X, "*", factor=2)
+    assert reduced(wrapper, seen) == sum(parameter.numel() for parameter in wrapper.parameters()) > size
+
+
+def test_gradients_are_still_averaged_after_a_checkpoint_that_does_not_fit(tmp_path: Any) -> None:
+    grown = network()
+    outgrow.widen(grown, X, "*", factor=2)
+    outgrow.save(grown, tmp_path / "model.safetensors")
+    other = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    wrapper, seen = watched(other)
+    size = sum(parameter.numel() for parameter in wrapper.parameters())
+    with pytest.raises(CheckpointError):
+        outgrow.load(other, tmp_path / "model.safetensors")
+    assert [reduced(wrapper, seen) for _ in range(3)] == [size] * 3
