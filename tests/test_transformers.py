@@ -133,8 +133,8 @@ CASES = [
         | {"decoder_start_token_id": 0},
         {"encoder.block.0.layer.0.SelfAttention.q": 6, "decoder.block.1.layer.2.DenseReluDense.wi": 36},
         # The encoder's last state is one of the outputs, and with it the stream; by sdpa, heads of cross-attention are too.
-        {f"decoder.block.{n}.layer.1.EncDecAttention.q": "summed over it" for n in range(2)}
-        | {f"decoder.block.{n}.layer.1.EncDecAttention.v": "does not follow its size" for n in range(2)},
+        {f"decoder.block.{n}.layer.1.EncDecAttention.q#2": "summed over it" for n in range(2)}
+        | {f"decoder.block.{n}.layer.1.EncDecAttention.v#2": "does not follow its size" for n in range(2)},
     ),
 ]
 

@@ -98,7 +98,9 @@ def check_finite(model: nn.Module) -> None:
     A sum with an infinity or a NaN in it is none either; that is far quicker than a look at each number, and waits only once
     for the device. Sums that overflow are looked at closely.
     """
-    numbers = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.is_floating_point()}
+    numbers = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    numbers = {name: torch.view_as_real(tensor) if tensor.is_complex() else tensor for name, tensor in numbers.items()}
+    numbers = {name: tensor for name, tensor in numbers.items() if tensor.is_floating_point()}
     if all(isfinite(total) for total in _sums(list(numbers.values()))):
         return
     for name, tensor in numbers.items():

@@ -88,8 +88,10 @@ def _edits_of(anatomy: Anatomy, choice: Choice, seed: int, born: dict[tuple[str,
     rng = np.random.default_rng(zlib.crc32(f"{seed}/{volume.name}/{volume.count}".encode()))
     drafted = method.draft(volume, verdict, choice.new, rng)
     slots: dict[tuple[str, int], Slot] = {}
-    for slot in sorted(volume.slots, key=lambda slot: ("scales", "reads", "writes").index(slot.role)):
-        slots[slot.tensor, slot.axis] = slot  # a tied tensor is filled as a writer
+    for slot in sorted(volume.slots, key=lambda slot: slot.role == "writes"):
+        before = slots.get((slot.tensor, slot.axis))
+        if before is None or slot.role != "scales":  # a tied tensor is filled as a writer, else as a reader
+            slots[slot.tensor, slot.axis] = slot
     edits: list[Edit] = []
     for slot in slots.values():
         if slot.role == "reads" and (slot.tensor, slot.axis) not in verdict.readers:

@@ -173,7 +173,7 @@ def fill_values(
         if edit.noise:
             block = new.index_select(axis, _index(at, new))
             noise = torch.empty(block.shape, dtype=new.dtype, device=draws_on or new.device)
-            noise.normal_(0.0, edit.noise * deviation, generator=_generator(noise.device, edit, seed + 1))
+            _reals(noise).normal_(0.0, edit.noise * deviation, generator=_generator(noise.device, edit, seed + 1))
             _put(new, axis, at, block.add_(noise.to(new.device)))
 
 
@@ -246,9 +246,10 @@ def _draw(
         fan_in = math.prod(new.shape[1:]) if new.ndim > 1 else new.shape[0]
         fan_out = new.shape[0] * math.prod(new.shape[2:]) if new.ndim > 1 else new.shape[0]
         spread = {"he": math.sqrt(2 / fan_in), "xavier": math.sqrt(2 / (fan_in + fan_out))}.get(init, deviation)
-        bound = spread * math.sqrt(3)
+        bound = spread * math.sqrt(3) / (math.sqrt(2) if new.is_complex() and init in ("he", "xavier") else 1.0)
         drawn = _part(new, axis, at[:count]) if in_place else torch.empty(shape, dtype=new.dtype, device=device)
-        drawn = drawn.uniform_(-bound, bound, generator=generator).to(new.device)
+        _reals(drawn).uniform_(-bound, bound, generator=generator)
+        drawn = drawn.to(new.device)
     if factor != 1.0:
         drawn.mul_(factor)
     done = drawing.direct if in_place else 0
@@ -272,6 +273,11 @@ def _generator(device: torch.device, edit: Insertion, seed: int) -> torch.Genera
     return generator.manual_seed(zlib.crc32(f"{seed}/{edit.tensor}/{edit.axis}/{edit.size}".encode()))
 
 
+def _reals(tensor: Tensor) -> Tensor:
+    """A complex tensor as pairs of real numbers, which are drawn one by one."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
 def needs_deviation(edits: Sequence[Edit]) -> bool:
     return any(isinstance(edit, Insertion) and (edit.fill == "free" or edit.noise) for edit in edits)
 
@@ -282,7 +288,8 @@ def deviations(tensors: Sequence[Tensor]) -> list[float]:
     Of many values it is √(mean x² − mean² x), which is quicker, unless too much cancels there.
     """
     result = [0.0] * len(tensors)
-    values = {n: _precise(t) for n, t in enumerate(tensors) if t.numel() > 1 and t.is_floating_point()}
+    reals = [_reals(tensor.detach()) for tensor in tensors]
+    values = {n: _precise(t) for n, t in enumerate(reals) if t.numel() > 1 and t.is_floating_point()}
     large = {n: value for n, value in values.items() if value.numel() >= MILLION}
     squares = _read({n: value.reshape(-1) @ value.reshape(-1) for n, value in large.items()})
     means = _read({n: value.mean() for n, value in large.items()})

@@ -20,6 +20,8 @@ from outgrow.volumes import Anatomy, Births, Volume
 
 TAKES_APART = {"aten.slice", "aten.split", "aten.split_with_sizes", "aten.unsafe_split", "aten.select", "aten.unbind"}
 
+INDEXED = ("it is looked up", "the code picks out one of its indices", "the code takes its indices apart", "experts are chosen")
+
 
 def find_volumes(reading: Reading) -> Anatomy:
     """Resolve the labels of a reading and group its units into volumes."""
@@ -32,7 +34,7 @@ def find_volumes(reading: Reading) -> Anatomy:
     rivals = Counter(first.values())
     volumes.sort(key=lambda v: (first[id(v)], finder.cycles(v) if rivals[first[id(v)]] > 1 else 0.0))
     leads = {id(volume): finder.lead(volume) for volume in volumes}
-    _name(volumes, [finder.births.origins[leads[id(volume)]].tensor for volume in volumes])
+    _name(volumes, [(finder.births.origins[leads[id(v)]].tensor, int(finder.rank[leads[id(v)]])) for v in volumes])
     anatomy = Anatomy(reading, root, tuple(volumes))
     headed = _headed(anatomy)
     for volume in volumes:
@@ -114,7 +116,8 @@ class _Finder:
         first_use = _first_use(reading)
         rank = [_rank(self.births.roles.get((origin.tensor, origin.axis), {WRITES})) for origin in origins]
         self.uses = np.array([first_use[origin.tensor] for origin in origins], dtype=np.int64)
-        self.leading = np.array(rank, dtype=np.int64) * (len(reading.trace.ops) + 1) + self.uses
+        self.rank = np.array(rank, dtype=np.int64)  # by axis: 0 if it writes, 1 if it scales, 2 if it only reads
+        self.leading = self.rank * (len(reading.trace.ops) + 1) + self.uses
         parts = [
             (output, np.unique(root[block.labels]))
             for op in reading.trace.ops
@@ -152,6 +155,8 @@ class _Finder:
             family = cluster.family if cluster.family else -(start + len(result)) - 2
             if cluster.torn:
                 reason = reason or "the code ties its units along two axes at once"
+            if (self.rank[owner[here]] == 2).all():
+                reason = reason or "it reads a constant, such as padding, whose size the code sets"
             own = cluster.classes[mine], number[numbers[mine]]
             result.append(Volume("", len(members), positions[here], self.births, *own, family, reason))
         return result
@@ -247,10 +252,15 @@ def _rank(roles: set[str]) -> int:
     return 0 if WRITES in roles else 1 if roles & {SCALES, SHIFTS} else 2
 
 
-def _name(volumes: list[Volume], leads: list[str]) -> None:
-    """A volume is called after the module of its leading tensor; further ones of that name are numbered."""
+def _name(volumes: list[Volume], leads: list[tuple[str, int]]) -> None:
+    """A volume is called after the module of its leading tensor; further ones of that name are numbered.
+
+    Which of them has the plain name depends on what they are, not on whether they can grow: first what a module writes, then
+    what it scales, then what it reads, and last those that are looked up by index, as the words of an embedding are.
+    """
     taken: dict[str, int] = defaultdict(int)
-    for volume, tensor in sorted(zip(volumes, leads, strict=True), key=lambda pair: bool(pair[0].pinned)):
-        base = tensor.rpartition(".")[0] or tensor
+    pairs = zip(volumes, leads, strict=True)
+    for volume, (tensor, _) in sorted(pairs, key=lambda pair: (pair[0].pinned.startswith(INDEXED), pair[1][1])):
+        base = (tensor.rpartition(".")[0] or tensor).partition(".parametrizations.")[0]
         taken[base] += 1
         volume.name = base if taken[base] == 1 else f"{base}#{taken[base]}"

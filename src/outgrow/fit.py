@@ -98,7 +98,7 @@ class Checker(Watcher):
             want = self.prediction.shape(value)
             repeated = self.prediction.anatomy.reading.repeated.get(value, ())
             differ = [a != b for axis, (a, b) in enumerate(zip(tensor.shape, want, strict=False)) if axis not in repeated]
-            if (any(differ) or tensor.ndim != len(want)) and tensor.is_floating_point():
+            if (any(differ) or tensor.ndim != len(want)) and (tensor.is_floating_point() or tensor.is_complex()):
                 raise Disagreement(f"{op.name} gives {tuple(tensor.shape)} where {want} should be")
         self.count += 1
 

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from outgrow.boxes import box_of
 from outgrow.errors import Problem, TraceError
 from outgrow.folded import Fold
 from outgrow.gradients import GRADIENT, Gradients, inside_backward, needs_gradients, with_gradients
@@ -50,7 +51,7 @@ class Value:
 
     index: int
     shape: tuple[int, ...]
-    floating: bool
+    floating: bool  # real or complex numbers
     kind: str  # "parameter", "buffer", "input", "constant" or "result"
     name: str = ""
     boolean: bool = False  # a mask
@@ -261,7 +262,7 @@ class Recorder(Watcher):
         self.known: dict[Any, tuple[str, bool]] = {}  # operator → its name, and whether it writes in place
         self.index_of = Numbers()
         self.sharing: dict[int, list[weakref.ref[Tensor]]] = {}
-        self.stale = WeakIdKeyDictionary()  # tensor → values that were written over part of it through views
+        self.stale = WeakIdKeyDictionary()  # tensor → what was written over part of it through views: value and box
         known = {value.name: value.index for value in trace.values if value.name}
         for name, tensor in tensors.items():
             if name in known:
@@ -292,7 +293,7 @@ class Recorder(Watcher):
 
     def _new(self, tensor: Tensor, kind: str, name: str = "") -> int:
         index = len(self.trace.values)
-        floating, boolean = tensor.is_floating_point(), tensor.dtype is torch.bool
+        floating, boolean = tensor.is_floating_point() or tensor.is_complex(), tensor.dtype is torch.bool
         self.trace.values.append(Value(index, tuple(tensor.shape), floating, kind, name, boolean))
         self.index_of[tensor] = index
         self.sharing.setdefault(_storage(tensor), []).append(weakref.ref(tensor))
@@ -312,9 +313,9 @@ class Recorder(Watcher):
             return self._new(tensor, "constant")
         written = self.stale.pop(tensor, ()) if self.stale else ()
         if written:
-            parts = tuple(Ref(value) for value in (index, *written))
+            pieces, boxes = tuple(Ref(value) for value, _ in written), tuple(box for _, box in written)
             output = self._new(tensor, "result")
-            self._note("outgrow.write_through_view", parts, {}, (output,))
+            self._note("outgrow.write_through_view", (Ref(index), pieces, boxes), {}, (output,))
             return output
         return int(index)
 
@@ -360,7 +361,7 @@ class Recorder(Watcher):
                     self.index_of[other] = written
                     self.stale.pop(other, None)
                 elif not apart(other, tensor):
-                    self.stale[other] = (*self.stale.get(other, ()), written)
+                    self.stale[other] = (*self.stale.get(other, ()), (written, box_of(tensor, other)))
 
 
 def _storage(tensor: Tensor) -> int:

@@ -157,7 +157,7 @@ def _numbers(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 def sensitivity(model: nn.Module, example: Example, base: Outputs, seed: int = 0) -> tuple[float, float]:
     """How far outputs move, relative to their largest, when every weight moves by one unit in the last place."""
     generator = torch.Generator().manual_seed(seed)
-    tensors = [tensor for tensor in tensors_of(model).values() if tensor.is_floating_point() and tensor.numel()]
+    tensors = [tensor for tensor in real_numbers([t.detach() for t in tensors_of(model).values()]) if tensor.numel()]
     saved = [tensor.detach().clone() for tensor in tensors]  # all of them first: some may share their memory
     try:
         with torch.no_grad():

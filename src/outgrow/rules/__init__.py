@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from outgrow.reading import Rule
-from outgrow.rules import elementwise, experts, fold, gradient, graph, norm, product, reduce, shape, sparse
+from outgrow.rules import (
+    elementwise,
+    experts,
+    fold,
+    fourier,
+    gradient,
+    graph,
+    norm,
+    product,
+    recurrent,
+    reduce,
+    shape,
+    sparse,
+    written,
+)
 
-FAMILIES = (elementwise, shape, product, reduce, norm, fold, graph, sparse, experts, gradient)
+FAMILIES = (elementwise, shape, product, reduce, norm, fold, graph, sparse, experts, gradient, fourier, written, recurrent)
 RULES: Mapping[str, Rule] = {name: rule for family in FAMILIES for name, rule in family.RULES.items()}

@@ -20,14 +20,17 @@ UNARY = """
     relu gelu silu sigmoid tanh hardswish hardsigmoid hardtanh leaky_relu elu celu selu softplus mish erf erfc erfinv exp exp2
     expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh asinh acosh atanh abs neg sqrt rsqrt square reciprocal clamp
     clamp_min clamp_max sign sgn floor ceil round trunc frac threshold hardshrink softshrink logit log_sigmoid_forward
-    relu6 rrelu_with_noise isnan isinf isfinite logical_not bitwise_not nan_to_num positive digamma lgamma
+    relu6 rrelu_with_noise isnan isinf isfinite logical_not bitwise_not nan_to_num positive digamma lgamma angle
 """.split()
 HOMOGENEOUS = {"relu", "leaky_relu", "abs", "neg", "positive"}
 BINARY = """
     maximum minimum fmax fmin atan2 remainder fmod where masked_fill eq ne lt le gt ge logical_and logical_or logical_xor
     bitwise_and bitwise_or bitwise_xor addcmul addcdiv lerp hypot xlogy floor_divide
 """.split()
-SAME = "clone alias detach _to_copy lift_fresh lift_fresh_copy contiguous _conj _neg_view bernoulli native_dropout".split()
+SAME = """
+    clone alias detach _to_copy lift_fresh lift_fresh_copy contiguous _conj _conj_physical conj_physical _neg_view bernoulli
+    native_dropout
+""".split()
 LIKE = "zeros_like ones_like full_like empty_like fill zero".split()
 NOISE = "rand_like randn_like randint_like normal uniform exponential random".split()
 FACTORY = "zeros ones full new_zeros new_ones new_full new_empty empty scalar_tensor new_empty_strided empty_strided".split()

@@ -6,7 +6,7 @@ by integers common to both operands; a grouped convolution, for instance, is x[b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from outgrow.effects import Contract, Operand
@@ -27,7 +27,7 @@ def contract(
     size_of: dict[int, int] = {}
     for ref, layout, names, sizes in (left, right):
         order = dict(enumerate(names))
-        named = _rename(layout, order)
+        named = rename(layout, order)
         size_of.update({name: max(size, size_of.get(name, 1)) for name, size in zip(names, sizes, strict=True)})
         sides.append((ref, named, dict(zip(names, sizes, strict=True))))
     shared = {name for name in sides[0][2] if name in sides[1][2]}
@@ -38,12 +38,13 @@ def contract(
     tie_all(reading.ties, free)
     kept = [reduce(reading.ties, layout, contracted, keepdim=True) for layout in free]
     joint = meet(reading.ties, kept, shape)
-    result = _rename(joint, {name: axis for axis, name in enumerate(out)})
+    result = rename(joint, {name: axis for axis, name in enumerate(out)})
     effect = Contract(Operand(sides[0][0].value, sides[0][1]), Operand(sides[1][0].value, sides[1][1]), frozenset(contracted))
     return result, effect
 
 
-def _rename(layout: Layout, names: dict[int, int]) -> Layout:
+def rename(layout: Layout, names: Mapping[int, int]) -> Layout:
+    """The same labels under other axis numbers, in any order."""
     pieces: Layout = ()
     for block in layout:
         renamed = [names[axis] for axis in block.axes]

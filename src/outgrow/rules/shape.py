@@ -314,12 +314,6 @@ def as_strided(reading: Reading, op: Op) -> Outcome:
     return Outcome(((),), Move((ref.value,)))
 
 
-def write_through_view(reading: Reading, op: Op) -> Outcome:
-    """Part of a tensor was overwritten through a view of it."""
-    reading.pin_all(refs_in(op.args), "part of it is written in place through a view", op)
-    return Outcome(((),), Move(tuple(ref.value for ref in refs_in(op.args))))
-
-
 RULES = {
     **{f"aten.{name}": view for name in "view _unsafe_view reshape _reshape_alias squeeze flatten unflatten".split()},
     **{f"aten.{name}": transpose for name in ("t", "transpose")},
@@ -347,5 +341,4 @@ RULES = {
     "aten.pixel_unshuffle": pixel_unshuffle,
     "aten.channel_shuffle": channel_shuffle,
     "aten.native_channel_shuffle": channel_shuffle,
-    "outgrow.write_through_view": write_through_view,
 }

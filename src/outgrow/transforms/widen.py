@@ -15,8 +15,10 @@ from outgrow.errors import MethodError, Problem, SelectionError, SizeError
 from outgrow.methods import Method, candidates
 from outgrow.methods.net2net import Net2Net
 from outgrow.paths import judge
+from outgrow.roles import WRITES
 from outgrow.volumes import Anatomy, Volume
 
+MENTIONED = 4  # modules that an error mentions
 MOST = 2**20  # units that a volume can gain at once: a slip of the finger, rather than memory, is what a larger number meets
 
 
@@ -107,15 +109,32 @@ def select(volumes: Sequence[Volume], patterns: Sequence[str]) -> list[tuple[Vol
         named = [volume for volume in volumes if volume.name == pattern]
         found = named or [volume for volume in volumes if matches(volume, pattern)]
         if not found:
-            near = ", ".join(_nearest(pattern, [volume.name for volume in volumes]))
             raise SelectionError(
-                f"no volume is called {pattern!r} or written only by modules of that name",
-                [Problem("", f"names that come near: {near}", "outgrow.volumes(model, example) lists them all")],
+                f"no volume is called {pattern!r} or written only by modules of that name", _belonging(pattern, volumes)
             )
         for volume in found:
             exact = not is_glob(pattern)
             chosen[volume.name] = (volume, exact or chosen.get(volume.name, (volume, False))[1])
     return list(chosen.values())
+
+
+def _belonging(pattern: str, volumes: Sequence[Volume]) -> list[Problem]:
+    """To which volumes the modules that a pattern names belong; names that come near if it names none."""
+    found: dict[str, dict[str, str]] = {}  # module → volume → what the module does to it
+    for volume in volumes:
+        for slot in volume.slots:
+            path = slot.tensor.rpartition(".")[0]
+            if fnmatchcase(path, pattern):
+                found.setdefault(path, {}).setdefault(volume.name, slot.role)
+    if not found:
+        near = ", ".join(_nearest(pattern, [volume.name for volume in volumes]))
+        return [Problem("", f"names that come near: {near}", "outgrow.volumes(model, example) lists them all")]
+    problems = []
+    for path, roles in list(found.items())[:MENTIONED]:
+        written = [name for name, role in roles.items() if role == WRITES] or list(roles)
+        parts = ", ".join(f"{role} {name}" for name, role in roles.items())
+        problems.append(Problem(path, f"no volume is called after it: it {parts}", f"write {written[0]!r}"))
+    return problems
 
 
 def _nearest(pattern: str, names: Sequence[str]) -> list[str]:
@@ -161,7 +180,7 @@ def choose(
                 use(volume)
                 continue
         if exact:
-            problems.append(Problem(volume.name, reason, "select others by a glob, which skips what can't grow"))
+            problems.append(Problem(volume.name, reason, _instead(volume, anatomy.volumes)))
         else:
             skipped.append(Skip(volume.name, volume.size, reason))
     if errors:
@@ -172,6 +191,15 @@ def choose(
         reasons = [Problem(skip.volume, skip.reason) for skip in skipped]
         raise MethodError(f"nothing that {request.where!r} selects can grow by method {_name(request.method)}", reasons[:20])
     return choices, skipped
+
+
+def _instead(volume: Volume, volumes: Sequence[Volume]) -> str:
+    """What to name in the place of a volume that can't grow."""
+    module = volume.name.partition("#")[0]
+    others = [v.name for v in volumes if v is not volume and v.name.partition("#")[0] == module and not v.pinned]
+    if others:
+        return f"{module} has other volumes: {', '.join(others)}"
+    return "select others by a glob, which skips what can't grow"
 
 
 def _name(method: str | Method) -> str:
