@@ -24,13 +24,17 @@ from outgrow.errors import GrowthError, MissingError
 from outgrow.training.beside import NAME, fit, read_beside, write_beside
 from outgrow.training.parallel import check_renewable, renew_around, wrappers_around
 from outgrow.training.run import Run
+from outgrow.usage import usage
 
 try:
     import accelerate  # type: ignore[import-untyped]
 except ImportError as error:
     raise MissingError(f"outgrow.accelerate needs the Accelerate library: pip install outgrow[accelerate] ({error})") from error
 
+ATTACH = "outgrow.accelerate.attach(run, accelerator)"
 
+
+@usage("outgrow.accelerate.attach(run, accelerator)")
 def attach(run: Run, accelerator: accelerate.Accelerator) -> None:
     """Let an accelerator's `save_state` and `load_state` carry the growths of a run, and where it is.
 
@@ -61,7 +65,12 @@ def attach(run: Run, accelerator: accelerate.Accelerator) -> None:
         >>> run.model[0].out_features, run.steps
         (12, 1)
     """
+    if not isinstance(run, Run) or not isinstance(accelerator, accelerate.Accelerator):
+        given = f"{type(run).__name__} and {type(accelerator).__name__}"
+        raise GrowthError(f"attach takes an outgrow.Run and an Accelerator, not {given}: write {ATTACH}")
     _place(run, accelerator._models)
+    if any(isinstance(one, _Carrier) and one.run is run for one in accelerator._custom_objects):
+        raise GrowthError("this run is attached to the accelerator already: call outgrow.accelerate.attach once")
     carrier = _Carrier(run, accelerator)
     accelerator.register_save_state_pre_hook(carrier.begin)
     accelerator.register_load_state_pre_hook(carrier.load)

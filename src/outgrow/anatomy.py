@@ -14,6 +14,7 @@ from outgrow.reading import read
 from outgrow.rules import RULES
 from outgrow.trace import Example, Trace, record
 from outgrow.training.compiled import uncompiled
+from outgrow.usage import usage
 from outgrow.volumes import Anatomy, Volume
 
 
@@ -47,6 +48,7 @@ def _touched(trace: Trace) -> set[str]:
     return {trace.values[ref.value].name for op in trace.ops for ref in op.refs if trace.values[ref.value].name}
 
 
+@usage("outgrow.volumes(model, example)")
 @uncompiled()
 def volumes(model: nn.Module, example: Example) -> list[Volume]:
     """All volumes of a model: name, size, slots, whether and by which methods each can grow, and if not, why.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from outgrow.training.fade import PActivation
+from outgrow.usage import usage
 
 LINEAR = 0
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -27,6 +28,7 @@ def make_layer(dims: int, before: int, after: int, kernel: int) -> nn.Module:
     return CONVOLUTIONS[dims](before, after, kernel, padding=kernel // 2 if kernel % 2 else "same")
 
 
+@usage("outgrow.ResidualBlock(16)")
 class ResidualBlock(nn.Module):
     """x + f(x), with f two or more layers.
 

@@ -15,8 +15,10 @@ from outgrow.transforms.branch import Branch
 from outgrow.transforms.deepen import Deepen
 from outgrow.transforms.kernel import Kernel
 from outgrow.transforms.widen import Widen
+from outgrow.usage import usage
 
 
+@usage("outgrow.widen(model, example, '*', factor=1.5)")
 def widen(
     model: nn.Module,
     example: Example,
@@ -55,6 +57,7 @@ def widen(
     return grow(model, example, request, optimizer=optimizer, average=average, seed=seed, check=check)
 
 
+@usage("outgrow.deepen(model, example, 'layer3.1')")
 def deepen(
     model: nn.Module,
     example: Example,
@@ -98,6 +101,7 @@ def deepen(
     return grow(model, example, request, optimizer=optimizer, average=average, seed=seed, check=check)
 
 
+@usage("outgrow.kernel(model, example, 'conv1', 5)")
 def kernel(
     model: nn.Module,
     example: Example,
@@ -128,6 +132,7 @@ def kernel(
     return grow(model, example, request, optimizer=optimizer, average=average, seed=seed, check=check)
 
 
+@usage("outgrow.branch(model, example, 'layer2')")
 def branch(
     model: nn.Module,
     example: Example,

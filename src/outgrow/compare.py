@@ -29,6 +29,7 @@ from outgrow.tables import plain_table
 from outgrow.trace import Example
 from outgrow.training.compiled import uncompiled
 from outgrow.transforms.widen import matches
+from outgrow.usage import usage
 from outgrow.volumes import Anatomy, Volume
 
 WIDTH = 118
@@ -76,6 +77,7 @@ class Comparison:
         return data
 
 
+@usage("outgrow.compare(model, example, 'layer1.0.conv1')")
 @uncompiled()
 def compare(model: nn.Module, example: Example, where: str) -> Comparison:
     """Tell what R2R, Net2Net and NetMorph need and do at one place of a model: the paper's table 1, found by trying.

@@ -40,6 +40,10 @@ class GrowthError(Exception):
         super().__init__("\n  - ".join([message, *(str(problem) for problem in self.problems)]))
 
 
+class CallError(GrowthError, TypeError):
+    """A call without an argument that it needs, or with one that it does not have."""
+
+
 class TraceError(GrowthError):
     """The model does not run on the example, so there is nothing to watch."""
 

@@ -12,7 +12,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from outgrow.usage import usage
 
+
+@usage("outgrow.Fold(16)")
 class Fold(nn.Module):
     """r: takes what x̄ keeps of x to its old channels, and adds x_L − x_R. It has no parameters.
 

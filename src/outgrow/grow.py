@@ -50,12 +50,14 @@ from outgrow.transforms.deepen import Deepen, Templates, deepen_step
 from outgrow.transforms.fold import fold_residuals
 from outgrow.transforms.kernel import Kernel, kernel_plan
 from outgrow.transforms.widen import Skip, Widen
+from outgrow.usage import usage
 from outgrow.volumes import Anatomy
 
 Transform = Widen | Deepen | Kernel | Branch
 THAWED = "what is new there learns, though what it is a copy of is frozen"
 
 
+@usage("outgrow.grow(model, example, outgrow.Widen('*', factor=1.5))")
 def grow(
     model: nn.Module,
     example: Example,

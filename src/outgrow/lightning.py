@@ -42,16 +42,22 @@ from outgrow.apply import Journal
 from outgrow.errors import CheckpointError, GrowthError, MissingError, Problem
 from outgrow.trace import Example
 from outgrow.training.agree import of_all
+from outgrow.training.checksum import check_seal, sealed
+from outgrow.training.compiled import as_written
 from outgrow.training.feed import Feed
 from outgrow.training.groups import names_in, regroup
+from outgrow.training.litfile import read_checkpoint
 from outgrow.training.missed import after, is_missed, validate
 from outgrow.training.precheck import check_check
 from outgrow.training.resume import load_weights
-from outgrow.training.run import Run
+from outgrow.training.run import Run, schedule_of
 from outgrow.training.schedule import At, Schedule, When
 from outgrow.training.travel import expect, luggage
+from outgrow.usage import usage
 
 KEY = "outgrow"  # of a checkpoint
+NEEDED = {"position", "groups", "metrics", "feeds"}  # in there
+LOAD = "outgrow.lightning.load(LitModel(width=8), 'last.ckpt')"
 
 
 def _installed() -> Any:
@@ -68,6 +74,7 @@ _LIGHTNING = _installed()
 Callback: Any = _LIGHTNING.Callback
 
 
+@usage("outgrow.lightning.Grow(schedule, example)")
 class Grow(Callback):  # type: ignore[misc]
     """A callback that grows the model by a schedule, and resumes from checkpoints that were written on the way.
 
@@ -97,7 +104,7 @@ class Grow(Callback):  # type: ignore[misc]
         quiet: bool = False,
     ) -> None:
         check_check(check)
-        self.schedule, self.example, self.module = schedule, example, module
+        self.schedule, self.example, self.module = schedule_of(schedule), example, module
         self.seed, self.check, self.quiet = seed, check, quiet
         self.run: Run | None = None
         self._feed = Feed()
@@ -126,16 +133,22 @@ class Grow(Callback):  # type: ignore[misc]
         if self._saved is not None:  # nothing was left to train
             checkpoint[KEY] = self._saved
         elif self.run is not None:
-            checkpoint[KEY] = {
+            saved = {
                 "position": self.run.position(),
                 "groups": [names_in(optimizer, pl_module) for optimizer in trainer.optimizers],
                 "metrics": self._metrics(trainer),
                 "open": _open(trainer) if self._feed.seen else [],
                 "feeds": of_all(_group(trainer), self._feed.state(trainer)),  # each rank has its own
             }
+            checkpoint[KEY] = sealed(saved)
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        self._saved = checkpoint.get(KEY)
+        saved = checkpoint.get(KEY)
+        if saved is not None and not (isinstance(saved, Mapping) and set(saved) >= NEEDED):
+            raise CheckpointError(f"the checkpoint is damaged: {KEY!r} does not say where the run was: use an earlier one")
+        if saved is not None:
+            check_seal(saved, f"{KEY!r} in the checkpoint")
+        self._saved = saved
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """The optimizers are made, their state is not yet restored: check everything, by a dry run of what is to come."""
@@ -148,19 +161,20 @@ class Grow(Callback):  # type: ignore[misc]
         place = next(path for path, module in pl_module.named_modules() if module is part)
         quiet = self.quiet or not trainer.is_global_zero
         bar = None if quiet else trainer.progress_bar_callback
-        self.run = Run(
-            part,
-            self._on_device(trainer, pl_module),
-            optimizers,
-            self.schedule,
-            [scheduler for scheduler in schedulers if any(scheduler.optimizer is one for one in optimizers)],
-            [average.get_submodule(place) for average in _averages(trainer)],
-            seed=self.seed,
-            check=self.check,
-            log=[*trainer.loggers, *([] if bar is None else [lambda record: bar.print(str(record))])],
-            quiet=quiet or bar is not None,
-            position=self._position,
-        )
+        with as_written(pl_module):
+            self.run = Run(
+                part,
+                self._on_device(trainer, pl_module),
+                optimizers,
+                self.schedule,
+                [scheduler for scheduler in schedulers if any(scheduler.optimizer is one for one in optimizers)],
+                [average.get_submodule(place) for average in _averages(trainer)],
+                seed=self.seed,
+                check=self.check,
+                log=[*trainer.loggers, *([] if bar is None else [lambda record: bar.print(str(record))])],
+                quiet=quiet or bar is not None,
+                position=self._position,
+            )
         self._feed = Feed(first=trainer.current_epoch == 0)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -189,7 +203,8 @@ class Grow(Callback):  # type: ignore[misc]
             self._feed.stand_at(feed, trainer)
             validate(trainer)
             feed = self._feed.state(trainer)
-        self._running().epoch(self._metrics(trainer), resumed=True)
+        with as_written(trainer.lightning_module):
+            self._running().epoch(self._metrics(trainer), resumed=True)
         self._feed.go_to(feed, trainer, ended=True)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -202,13 +217,15 @@ class Grow(Callback):  # type: ignore[misc]
         run, loss = self._running(), outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         self._feed.seen = batch_idx + 1
         while run.steps < trainer.global_step:  # not in batches that only gather gradients
-            run.step(loss if isinstance(loss, Tensor) else None)
+            with as_written(pl_module):
+                run.step(loss if isinstance(loss, Tensor) else None)
             loss = None
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         run = self._running()
         if run.epochs <= trainer.current_epoch:  # a resumed run may go through the end of an epoch once more
-            run.epoch(self._metrics(trainer), resumed=self._within)
+            with as_written(pl_module):
+                run.epoch(self._metrics(trainer), resumed=self._within)
         self._within = False
         self._feed.epoch_ends()
 
@@ -261,6 +278,7 @@ class Packing:
                 checkpoint[name].update(luggage(self.module))
 
 
+@usage("outgrow.lightning.load(LitModel(width=8), 'last.ckpt')")
 def load(module: Any, path: str | os.PathLike[str], weights_only: bool = True) -> Any:
     """Give a LightningModule, as it was first built, the shapes and weights of a checkpoint. Returns the module.
 
@@ -271,15 +289,19 @@ def load(module: Any, path: str | os.PathLike[str], weights_only: bool = True) -
     Example:
         >>> model = load(LitModel(width=8), "last.ckpt")  # doctest: +SKIP
     """
-    if not os.path.isfile(path):
-        raise CheckpointError(f"{path}: there is no such file")
-    checkpoint = torch.load(path, map_location="cpu", weights_only=weights_only)
-    if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
-        raise CheckpointError(f"{path} is no checkpoint of Lightning's: it has no state_dict")
+    if not isinstance(module, _LIGHTNING.LightningModule):
+        swapped = isinstance(path, nn.Module)
+        found = "the path comes second" if swapped else "it is made first" if isinstance(module, type) else "pass one"
+        raise CheckpointError(f"the module is no LightningModule ({_kind(module)}): {found}, e.g. {LOAD}")
+    checkpoint = read_checkpoint(path, weights_only, LOAD)
     module.on_load_checkpoint(checkpoint)
     with Journal() as journal:
         load_weights(module, dict(checkpoint["state_dict"]), journal)
     return module
+
+
+def _kind(thing: Any) -> str:
+    return f"the class {thing.__name__}" if isinstance(thing, type) else f"of type {type(thing).__name__}"
 
 
 def _refuse(trainer: Any) -> None:

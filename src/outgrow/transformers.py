@@ -33,11 +33,13 @@ from outgrow.trace import Example
 from outgrow.training.atomic import Path
 from outgrow.training.beside import fit, read_beside, write_beside
 from outgrow.training.groups import names_in
+from outgrow.training.log import check_sinks
 from outgrow.training.optimizer import unwrapped as bare_optimizers
 from outgrow.training.precheck import check_check
 from outgrow.training.run import Run, schedule_of
 from outgrow.training.schedule import At, Schedule, When
 from outgrow.training.sharded import is_sharded
+from outgrow.usage import usage
 
 try:
     import transformers
@@ -48,6 +50,7 @@ except ImportError as error:
     ) from error
 
 
+@usage("outgrow.transformers.Grow(schedule, example)")
 class Grow(transformers.TrainerCallback):
     """Grow the model of a `transformers.Trainer` on the way, by a schedule.
 
@@ -82,6 +85,7 @@ class Grow(transformers.TrainerCallback):
         check_check(check)
         self.schedule = schedule_of(schedule)
         self.example, self.seed, self.check, self.log = example, seed, check, several(log)
+        check_sinks(self.log)
         self.run: Run | None = None
         self._trainer: Any = None
         self._saved: dict[str, Any] | None = None  # of the checkpoint that training goes on from

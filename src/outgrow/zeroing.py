@@ -31,6 +31,7 @@ from outgrow.labels import Labels
 from outgrow.roles import READS, weight_of
 from outgrow.sandbox import random_state, tensors_of
 from outgrow.trace import Example
+from outgrow.usage import usage
 from outgrow.verify import run
 from outgrow.volumes import Anatomy, Volume
 
@@ -265,6 +266,7 @@ def magnitude(module: nn.Module, example: Example) -> Iterator[float]:
         yield max((float(t.abs().max()) for t in tensors or () if t.numel()), default=0.0)
 
 
+@usage("outgrow.zero_init(module, example)")
 def zero_init(module: nn.Module, example: Example, *, literal: bool = False) -> nn.Module:
     """Give a module weights with which it outputs zero, up to rounding, while they stay dense and learn. Returns the module.
 

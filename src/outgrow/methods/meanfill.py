@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 from outgrow.methods.base import Draft, Method, Recipe, forced, free, typical, zeros
 from outgrow.states import State, Verdict
+from outgrow.usage import usage
 from outgrow.volumes import Slot, Volume
 
 
+@usage("outgrow.MeanFill()")
 @dataclass(frozen=True, kw_only=True)
 class MeanFill(Method):
     """The mean of the old features, under norms that take statistics over them.

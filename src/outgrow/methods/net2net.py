@@ -15,9 +15,11 @@ import numpy as np
 from outgrow.errors import MethodError
 from outgrow.methods.base import Draft, Method, Recipe, forced
 from outgrow.states import State, Verdict
+from outgrow.usage import usage
 from outgrow.volumes import Slot, Volume
 
 
+@usage("outgrow.Net2Net(split='random')")
 @dataclass(frozen=True, kw_only=True)
 class Net2Net(Method):
     """Copies that share.

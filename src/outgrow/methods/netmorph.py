@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from outgrow.errors import MethodError
 from outgrow.methods.base import Draft, Method, Recipe, forced, free, typical, zeros
 from outgrow.states import State, Verdict
+from outgrow.usage import usage
 from outgrow.volumes import Slot, Volume
 
 
+@usage("outgrow.NetMorph(zero='readers')")
 @dataclass(frozen=True, kw_only=True)
 class NetMorph(Method):
     """One side zero: "readers" or "writers".
@@ -54,6 +56,7 @@ class NetMorph(Method):
         return free(draft)
 
 
+@usage("outgrow.RandomPad(init='he')")
 @dataclass(frozen=True, kw_only=True)
 class RandomPad(Method):
     """The paper's baseline: all new values drawn. It does not preserve the function.

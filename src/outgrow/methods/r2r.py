@@ -17,9 +17,11 @@ import numpy as np
 
 from outgrow.methods.base import Draft, Method, Recipe, forced, free, typical
 from outgrow.states import State, Verdict
+from outgrow.usage import usage
 from outgrow.volumes import Slot, Volume
 
 
+@usage("outgrow.R2R(init='he')")
 @dataclass(frozen=True, kw_only=True)
 class R2R(Method):
     """Pairs that cancel.

@@ -11,22 +11,61 @@ import glob
 import os
 import secrets
 from collections.abc import Callable
+from typing import Any
 
-from outgrow.errors import CheckpointError
+from outgrow.errors import CheckpointError, GrowthError
 
 Path = str | os.PathLike[str]
 
 
-def place_for(path: Path, usual: str) -> str:
-    """Where a file is to be written; CheckpointError if it can't be."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise CheckpointError(f"path is {path!r}: name a file, e.g. {usual!r}")
+def check_path(path: Any, call: str, kind: type[GrowthError] = CheckpointError) -> None:
+    """Raise if what should name a file does not.
+
+    Example:
+        >>> check_path(3, "f('x.pt')")
+        Traceback (most recent call last):
+        ...
+        outgrow.errors.CheckpointError: the path of a file is text or a pathlib.Path, and not of type int: write e.g. f('x.pt')
+    """
+    if isinstance(path, (str, os.PathLike)) and isinstance(os.fspath(path), str):
+        text = os.fspath(path)
+        if not text or "\0" in text:
+            raise kind(f"{path!r} can't be the name of a file: write e.g. {call}")
+        if text.startswith("~") and not os.path.exists(text.replace(os.sep, "/").partition("/")[0]):
+            raise kind(f"{path}: '~' stands for no folder in Python: write os.path.expanduser({text!r})")
+        return
+    if hasattr(path, "read") or hasattr(path, "write"):
+        raise kind(f"instead of the path of a file, an open file was given ({type(path).__name__}): write e.g. {call}")
+    raise kind(f"the path of a file is text or a pathlib.Path, and not {_named(path)}: write e.g. {call}")
+
+
+def _named(thing: Any) -> str:
+    return "None" if thing is None else f"of type {type(thing).__name__}"
+
+
+def place_for(path: Path, call: str) -> str:
+    """Where a file is to be written; CheckpointError if it can't be. call: an example of the call, with a usual name."""
+    check_path(path, call)
     target = os.path.realpath(path)
     if os.path.isdir(target):
-        raise CheckpointError(f"{path} is a folder: name a file in it, e.g. {os.path.join(path, usual)}")
+        raise CheckpointError(f"{path} is a folder: name a file in it, e.g. {call}")
     if not os.path.isdir(os.path.dirname(target)):
         raise CheckpointError(f"{path}: there is no folder {os.path.dirname(target)}: create it first")
     return target
+
+
+def write_plain(path: Path, data: bytes, kind: type[GrowthError] = GrowthError) -> None:
+    """Write a small file that is made again easily; an error that says what to do if it can't be."""
+    folder = os.path.dirname(os.path.abspath(path))
+    try:
+        with open(path, "wb") as file:
+            file.write(data)
+    except OSError as error:
+        if os.path.isdir(path):
+            raise kind(f"{path} is a folder: name a file in it") from error
+        if not os.path.isdir(folder):
+            raise kind(f"{path}: there is no folder {folder}: create it first") from error
+        raise kind(f"{path} can't be written: {error.strerror or error}") from error
 
 
 def write_whole(target: str, write: Callable[[str], None]) -> None:

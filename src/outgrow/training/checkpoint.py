@@ -31,7 +31,7 @@ from outgrow.errors import CheckpointError, Problem
 from outgrow.plan import Plan
 from outgrow.training import checksum
 from outgrow.training.agree import by_first
-from outgrow.training.atomic import Path, place_for, write_whole
+from outgrow.training.atomic import Path, check_path, place_for, write_whole
 from outgrow.training.chronicle import Histories, histories_of
 from outgrow.training.contents import contents_of, not_finite, unique
 from outgrow.training.drift import STORED, pack_drifts, restore_drifts
@@ -41,9 +41,11 @@ from outgrow.training.fade import gates_of, restore_gates
 from outgrow.training.replay import BUFFER, FRESH, refuse, replay
 from outgrow.training.reshaping import reshaping
 from outgrow.training.sharded import gathered, group_of, whole
+from outgrow.usage import usage
 
 VERSION = 1
 SEAL = f"outgrow.{checksum.SEAL}"  # of the metadata, beside "outgrow"
+SAVE, LOAD = "outgrow.save(model, 'model.safetensors')", "outgrow.load(model, 'model.safetensors')"
 EARLIER = "use an earlier copy of the file"
 NOT_FINITE = "go back to weights from before training diverged; Run.save(path, finite=False) writes a diverged run as it is"
 
@@ -63,6 +65,7 @@ class Description:
     checksums: Mapping[str, str] | None = None  # by name of tensor; None in files without
 
 
+@usage("outgrow.save(model, 'model.safetensors')")
 def save(model: nn.Module, path: Path) -> None:
     """Write a model's weights and the history of its growths to a safetensors file, whole or not at all.
 
@@ -83,9 +86,8 @@ def save(model: nn.Module, path: Path) -> None:
         >>> describe(path).tensors["0.weight"]
         ('F32', (12, 4))
     """
-    target = place_for(path, "model.safetensors")
-    if not isinstance(model, nn.Module):
-        raise CheckpointError(f"the model is of type {type(model).__name__}: pass a torch.nn.Module")
+    _check_module(model, path, SAVE)
+    target = place_for(path, SAVE)
     model = unwrapped(model)
     histories = histories_of(model)
     contents, group = whole(contents_of(model, histories)), group_of(model)
@@ -113,6 +115,7 @@ def _write(model: nn.Module, histories: Histories, contents: Mapping[str, Tensor
     write_whole(target, write)
 
 
+@usage("outgrow.load(model, 'model.safetensors')")
 def load(model: nn.Module, path: Path, *, checksums: bool = True) -> nn.Module:
     """Grow a freshly built small model to the shapes in a file that `save` wrote, and load its weights. Returns the model.
 
@@ -136,6 +139,8 @@ def load(model: nn.Module, path: Path, *, checksums: bool = True) -> nn.Module:
         >>> again[0], bool((again[0].weight == model[0].weight).all())
         (Linear(in_features=4, out_features=12, bias=True), True)
     """
+    _check_module(model, path, LOAD)
+    check_path(path, LOAD)
     if _of_a_run(path):
         from outgrow.training.runfile import load_model
 
@@ -175,6 +180,7 @@ def describe(path: Path) -> Description:
         >>> describe(path).model, describe(path).tensors["bias"]
         ('Linear', ('F32', (3,)))
     """
+    check_path(path, "describe('model.safetensors')")
     if _of_a_run(path):
         from outgrow.training.runfile import describe_run
 
@@ -183,12 +189,27 @@ def describe(path: Path) -> Description:
         return _describe(path, file)
 
 
+def _check_module(model: Any, path: Any, call: str) -> None:
+    """Raise if what should be a model is none, and say so if it was exchanged with the path."""
+    if isinstance(path, nn.Module) and not isinstance(model, nn.Module):
+        raise CheckpointError(f"the model comes first, and the path after it: write e.g. {call}")
+    if not isinstance(model, nn.Module):
+        found = f"the class {model.__name__}" if isinstance(model, type) else f"of type {type(model).__name__}"
+        raise CheckpointError(f"the model is {found}: pass an instance of torch.nn.Module, e.g. {call}")
+    lazy = [place for place, module in model.named_modules() if getattr(module, "has_uninitialized_params", bool)()]
+    if lazy:
+        raise CheckpointError(f"{lazy[0] or 'the model'} is a lazy module without shapes yet: run the model once before")
+
+
 def _of_a_run(path: Path) -> bool:
     """Whether it is a zip file, as `Run.save` and `torch.save` write them."""
     if not os.path.isfile(path):
         return False
-    with open(path, "rb") as file:
-        start = file.read(9)
+    try:
+        with open(path, "rb") as file:
+            start = file.read(9)
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror or error}") from error
     return start[:4] == b"PK\x03\x04" and start[8:] != b"{"  # safetensors begins with a length, of any bytes, and JSON
 
 

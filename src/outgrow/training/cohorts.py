@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from outgrow.errors import GrowthError
 from outgrow.plan import Insertion, Plan, table
 from outgrow.training.chronicle import Step, chronicle_of, histories_of, undone
+from outgrow.usage import usage
 
 Positions = NDArray[np.int64]
 SHOWN = 3  # volumes named for one growth
@@ -146,6 +147,7 @@ class Cohorts:
         return table(("cohort", "entries", *header, "came with"), rows)
 
 
+@usage("outgrow.cohorts(model)")
 def cohorts(model: nn.Module) -> Cohorts:
     """Which entries of a model's parameters came with which of its growths.
 
@@ -164,6 +166,8 @@ def cohorts(model: nn.Module) -> Cohorts:
         0       58       there from the start
         1       28       0 8 → 12
     """
+    if not isinstance(model, nn.Module):
+        raise GrowthError(f"the model is of type {type(model).__name__}: pass a torch.nn.Module")
     named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     tensors = dict(named)
     past = _Past({name: id(tensor) for name, tensor in tensors.items()}, {id(t): tuple(t.shape) for t in tensors.values()})

@@ -12,8 +12,11 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from threading import Lock
+from typing import Any
 
 import torch
+
+COMPILED = ("forward", "training_step", "validation_step", "test_step", "predict_step")  # of a LightningModule
 
 
 class _Eager:
@@ -59,3 +62,26 @@ def forget_compiled() -> None:
     codes = [getattr(convert, name, None) for name in ("input_codes", "output_codes")]
     if any(getattr(seen, "seen", True) for seen in codes):
         dynamo.reset()
+
+
+@contextlib.contextmanager
+def as_written(module: Any) -> Iterator[None]:
+    """A LightningModule without what Lightning has put on it for `torch.compile`, for a while.
+
+    `trainer.fit(torch.compile(module))` replaces the module's `forward` and its steps by compiled functions, which call the
+    module that they were made from, also in a copy of it. A rehearsal on a copy would see nothing of that copy run.
+    """
+    context = vars(module).get("_compiler_ctx")
+    if context is None:
+        yield
+        return
+    names = [name for name in COMPILED if name in vars(module)]
+    kept = {name: vars(module).pop(name) for name in ("_compiler_ctx", *names)}
+    calls = {name: context[f"original_{name}"] for name in names}
+    kind = type(module)
+    own = {name: call for name, call in calls.items() if getattr(call, "__func__", None) is not getattr(kind, name)}
+    vars(module).update({**own, "_compiler_ctx": None})
+    try:
+        yield
+    finally:
+        vars(module).update(kept)

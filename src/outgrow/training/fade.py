@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from outgrow.errors import MethodError, SizeError
 from outgrow.training.bystanders import held_parameters
+from outgrow.usage import usage
 
 
 class Gate:
@@ -73,6 +74,7 @@ class Gate:
                 del module._forward_hooks[key]
 
 
+@usage("outgrow.PActivation(torch.nn.Tanh(), steps=100)")
 class PActivation(nn.Module):
     """(1 − λ)·x + λ·ψ(x), with λ going from 0 to 1 in training; then it is the plain activation.
 

@@ -128,6 +128,12 @@ def check_sinks(sinks: Any) -> None:
     """Refuse what no record can be given to, before a run starts."""
     for sink in sinks if isinstance(sinks, (list, tuple)) else [] if sinks is None else [sinks]:
         _writer(sink)
+        if isinstance(sink, (str, os.PathLike)):
+            folder = os.path.dirname(os.path.abspath(sink))
+            if not os.path.isdir(folder):
+                raise ScheduleError(f"the log {_name(sink)}: there is no folder {folder}: create it first")
+            if os.path.isdir(sink):
+                raise ScheduleError(f"the log {_name(sink)} is a folder: name a .csv or .jsonl file in it")
 
 
 def _writer(sink: Any) -> Callable[[Record, Any], None]:

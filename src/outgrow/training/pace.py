@@ -26,6 +26,7 @@ from outgrow.training.cohorts import Cohorts, cohorts
 from outgrow.training.history import history
 from outgrow.training.optimizer import held_by, unwrapped
 from outgrow.training.rein import Rein, Share
+from outgrow.usage import usage
 
 Made = Sequence[tuple[int, int]]  # by optimizer: steps since a hold, and since a warm-up, began
 
@@ -45,6 +46,7 @@ class Settings:
         return 0.0 if holding and cohort < (self.held_before or 0) else self.factors.get(cohort, 1.0)
 
 
+@usage("outgrow.Pace(model, optimizer)")
 class Pace:
     """Scales the updates of some optimizers by cohort, and warms their learning rates up again after a growth.
 

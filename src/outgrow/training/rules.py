@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import isnan
 
 from outgrow.errors import ScheduleError
+from outgrow.usage import usage
 
 Metrics = Mapping[str, float]
 Rule = Callable[[Sequence[Metrics]], bool]
@@ -50,6 +51,7 @@ class Plateau:
         return f"{self.metric} has not improved for {self.patience} {'epoch' if self.patience == 1 else 'epochs'}"
 
 
+@usage("outgrow.plateau('val_loss', patience=3)")
 def plateau(metric: str, patience: int = 3, least: float = 0.0, mode: str = "min") -> Plateau:
     """Grow when a metric has not improved by more than `least` for `patience` epochs in a row.
 
@@ -88,6 +90,7 @@ class Reached:
         return f"{self.metric} is {'at least' if self.mode == 'max' else 'at most'} {self.value:g}"
 
 
+@usage("outgrow.reached('accuracy', 0.9)")
 def reached(metric: str, value: float, mode: str = "max") -> Reached:
     """Grow when a metric is at least (or, with mode="min", at most) a value.
 

@@ -32,7 +32,7 @@ from outgrow.plan import Plan
 from outgrow.report import Growth
 from outgrow.trace import Example
 from outgrow.training.agree import by_first, team
-from outgrow.training.atomic import Path, place_for, write_whole
+from outgrow.training.atomic import Path, check_path, place_for, write_whole
 from outgrow.training.checksum import sealed
 from outgrow.training.cohorts import Cohorts, cohorts
 from outgrow.training.fade import share_gates
@@ -54,11 +54,14 @@ from outgrow.training.sharded import is_sharded, seen_whole
 from outgrow.training.steps import Steps
 from outgrow.training.terminal import line, track
 from outgrow.training.timeline import Timeline, timeline
+from outgrow.usage import usage
 
 T = TypeVar("T")
+SAVE = "run.save('run.pt')"
 NOTHING = Plan((), (), (), 0)
 
 
+@usage("outgrow.Run(model, example, optimizer, schedule)")
 class Run:
     """A model in training, with all that follows its growths.
 
@@ -211,6 +214,8 @@ class Run:
 
     def track(self, batches: Iterable[T]) -> Iterator[T]:
         """A progress bar over an epoch's batches, which tells the step, the size and what is next."""
+        if not isinstance(batches, Iterable):
+            raise GrowthError(f"batches are of type {type(batches).__name__}: pass what the loop goes over, run.track(loader)")
         return track(batches, self._told) if not self.quiet else iter(batches)
 
     def state_dict(self) -> dict[str, Any]:
@@ -224,6 +229,10 @@ class Run:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another run was; this one is made from the small model, or is that run itself."""
+        if not isinstance(state, Mapping) or "outgrow" not in state:
+            raise CheckpointError(
+                f"this {type(state).__name__} is no state of a run, as run.state_dict() returns it; run.load(path) reads a file"
+            )
         with reshaping(bare(self.model)) as journal:
             try:
                 self._check_position(state["outgrow"])
@@ -235,6 +244,7 @@ class Run:
                 reason = f"{type(error).__name__}: {error}"
                 raise CheckpointError(f"the checkpoint can't be loaded into this run: {reason}") from error
 
+    @usage("run.save('run.pt')")
     def save(self, path: Path, extra: Any = None, *, finite: bool = True) -> None:
         """Write the whole run to a file, whole or not at all: a process that dies meanwhile leaves the old file as it was.
 
@@ -242,16 +252,21 @@ class Run:
         finite: raise CheckpointError, and keep the old file, if the model holds NaN or infinity: a run that has diverged must
             not take the place of one that can go on. False writes it all the same, e.g. to look into it.
         """
+        check_path(path, SAVE)
         if os.fspath(path).endswith(".safetensors"):
             raise CheckpointError(
                 f"{path}: a run is saved as torch.save does, and torch reads files by that name otherwise: run.pt"
             )
-        target = place_for(path, "run.pt")
+        target = place_for(path, SAVE)
         if finite:
             refuse_not_finite([self.model, *self.averages], path)
-        state = plain({**self.state_dict(), "extra": extra})
+        try:
+            state = plain({**self.state_dict(), "extra": extra})
+        except RecursionError:
+            raise CheckpointError(f"{path} was not written: a list or dict in extra= holds itself") from None
         write_whole(target, lambda draft: save_safely(sealed(state), draft))
 
+    @usage("run.load('run.pt')")
     def load(self, path: Path, *, checksums: bool = True) -> Any:
         """Go on where the run that wrote a file was. Returns the extra that was saved with it.
 
@@ -305,6 +320,8 @@ class Run:
 
     def _matched(self, position: Mapping[str, Any]) -> list[int]:
         """Events of this schedule that have happened in a saved run, in that order."""
+        if not isinstance(position, Mapping) or "done" not in position:
+            raise ScheduleError(f"the position of a run is what run.position() returns, not {position!r:.60}")
         result: list[int] = []
         for happened in position["done"]:
             same = (number for number, event in enumerate(self.schedule) if _mark(event) == happened and number not in result)

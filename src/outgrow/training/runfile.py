@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from outgrow.errors import CheckpointError
 from outgrow.plan import Plan
-from outgrow.training.atomic import Path
+from outgrow.training.atomic import Path, check_path
 from outgrow.training.checkpoint import EARLIER, Description, opened, unwrapped
 from outgrow.training.checksum import check_seal
 from outgrow.training.contents import not_finite, unique
@@ -40,9 +40,15 @@ OTHERS = {  # a key that tells whose file it is, and what that is for
 
 def read_run(path: Path, checksums: bool = True) -> dict[str, Any]:
     """All that `Run.save` wrote. checksums: compare it with the checksums in the file, where it has some."""
+    check_path(path, "run.load('run.pt')")
+    if os.path.isdir(path):
+        raise CheckpointError(f"{path} is a folder: name the file in it that Run.save wrote")
     if not os.path.isfile(path):
         raise CheckpointError(f"{path}: there is no such file")
-    _refuse_weights(path)
+    try:
+        _refuse_weights(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror or error}") from error
     try:
         state = load_safely(path)
     except Exception as error:

@@ -19,6 +19,7 @@ from outgrow.transforms.branch import Branch
 from outgrow.transforms.deepen import Deepen
 from outgrow.transforms.kernel import Kernel
 from outgrow.transforms.widen import Widen
+from outgrow.usage import usage
 
 Transform = Widen | Deepen | Kernel | Branch
 TRANSFORMS = (Widen, Deepen, Kernel, Branch)
@@ -67,6 +68,7 @@ class Event:
             raise ScheduleError(f"state={self.state!r}: write 'carry' (the optimizer remembers) or 'fresh' (it starts anew)")
 
 
+@usage("outgrow.At(epoch=25, grow=[outgrow.Widen('*', factor=1.5)])")
 @dataclass(frozen=True, kw_only=True)
 class At(Event):
     """A growth once so many optimizer steps, or epochs, are done.
@@ -96,6 +98,7 @@ class At(Event):
         return f"At({self.time}: {told(self)})"
 
 
+@usage("outgrow.When(outgrow.plateau('val_loss'), grow=[outgrow.Widen('*', factor=1.5)])")
 @dataclass(frozen=True, kw_only=True, init=False)
 class When(Event):
     """A growth once a rule on the metrics says so; at most once.
@@ -162,6 +165,7 @@ def described(transform: Transform) -> str:
             return f"Branch beside {transform.beside!r}"
 
 
+@usage("outgrow.Schedule([outgrow.At(epoch=25, grow=[outgrow.Widen('*', factor=1.5)])])")
 @dataclass(frozen=True)
 class Schedule:
     """Events, in the order in which they are meant to come.
@@ -207,12 +211,14 @@ class Schedule:
         return "\n".join(f"{event.time}: {told(event)}" for event in self.events)
 
     @classmethod
+    @usage("outgrow.Schedule.from_file('schedule.toml')")
     def from_file(cls, path: str | os.PathLike[str]) -> Schedule:
         """The schedule in a .toml or .json file; see `outgrow.training.text` for what is written there."""
         from outgrow.training import text
 
         return text.read(path)
 
+    @usage("schedule.to_file('schedule.toml')")
     def to_file(self, path: str | os.PathLike[str]) -> None:
         """Write it to a .toml or .json file."""
         from outgrow.training import text

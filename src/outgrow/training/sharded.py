@@ -30,6 +30,7 @@ from outgrow.errors import ParallelError, Problem
 from outgrow.training.fade import gates_of
 from outgrow.training.optimizer import unwrapped
 from outgrow.training.stale import watch_for_gone
+from outgrow.usage import usage
 
 HOW = "_outgrow_shard"
 MANAGED = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
@@ -39,6 +40,7 @@ STEP_FIRST = "make the optimizer's step first, or drop the gradients: optimizer.
 How = Callable[[Any], object]
 
 
+@usage("outgrow.shard(model, function)")
 def shard(model: nn.Module, how: How) -> nn.Module:
     """Shard a model by a function of yours, which is remembered: growths shard the model again by it. Returns the model.
 
@@ -60,6 +62,8 @@ def shard(model: nn.Module, how: How) -> nn.Module:
         >>> sharded
         ['Linear']
     """
+    if not isinstance(model, nn.Module):
+        raise ParallelError(f"the model is of type {type(model).__name__}: write outgrow.shard(model, function)")
     if not callable(how):
         raise ParallelError(f"how={how!r}: pass a function that calls fully_shard on the model and its parts")
     if not is_sharded(model):

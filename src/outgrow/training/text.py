@@ -24,6 +24,7 @@ from typing import Any
 
 from outgrow.errors import GrowthError, ScheduleError
 from outgrow.methods import R2R, MeanFill, Method, Net2Net, NetMorph, RandomPad
+from outgrow.training.atomic import check_path, write_plain
 from outgrow.training.rules import Plateau, Reached
 from outgrow.training.schedule import At, Event, Schedule, Transform, When
 from outgrow.transforms.branch import Branch
@@ -227,6 +228,7 @@ def _listed(names: Collection[str]) -> str:
 
 def read(path: str | os.PathLike[str]) -> Schedule:
     """The schedule in a .toml or .json file."""
+    check_path(path, "outgrow.Schedule.from_file('schedule.toml')", ScheduleError)
     path = Path(path)
     kind = _kind(path)
     try:
@@ -243,6 +245,7 @@ def read(path: str | os.PathLike[str]) -> Schedule:
 
 def write(schedule: Schedule, path: str | os.PathLike[str]) -> None:
     """Write a schedule to a .toml or .json file."""
+    check_path(path, "schedule.to_file('schedule.toml')", ScheduleError)
     path, data = Path(path), to_dict(schedule)
     try:
         text = (
@@ -251,7 +254,7 @@ def write(schedule: Schedule, path: str | os.PathLike[str]) -> None:
         letters = text.encode()
     except ValueError as error:
         raise ScheduleError(f"{path}: the schedule can't be written as {_kind(path)}: {error}") from error
-    path.write_bytes(letters)
+    write_plain(path, letters, ScheduleError)
 
 
 def _kind(path: Path) -> str:

@@ -14,7 +14,6 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -28,9 +27,11 @@ from outgrow.plan import Change
 from outgrow.sandbox import on_meta, random_state, tensors_of
 from outgrow.tables import plain_table
 from outgrow.trace import Example
+from outgrow.training.atomic import check_path, write_plain
 from outgrow.training.drift import without_drifts
 from outgrow.training.fade import gates_of
 from outgrow.training.schedule import At, Schedule, When, described
+from outgrow.usage import usage
 
 WIDTH = 132
 SHOWN = 4  # kinds of changes that a table names; the rest it counts
@@ -115,13 +116,15 @@ class Timeline:
 
     def svg(self, path: str | os.PathLike[str]) -> None:
         """Write the picture to a file."""
-        Path(path).write_text(self.to_svg(), encoding="utf-8")
+        check_path(path, "timeline.svg('timeline.svg')", GrowthError)
+        write_plain(path, self.to_svg().encode())
 
 
 def _times(before: int, after: int, number: int) -> str:
     return f" (× {after / before:.2f})" if number and before else ""
 
 
+@usage("outgrow.timeline(model, example, schedule)")
 def timeline(
     model: nn.Module, example: Example, schedule: Schedule | Sequence[At | When], seeds: Sequence[int] | None = None
 ) -> Timeline:

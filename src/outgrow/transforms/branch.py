@@ -25,11 +25,13 @@ from outgrow.structure import Call, apply_insert, calls_of, draw_anew
 from outgrow.trace import Example
 from outgrow.training.fade import close_gates
 from outgrow.transforms.plain import LEAST, surroundings
+from outgrow.usage import usage
 from outgrow.zeroing import NotZero, Search, Zeroing, carry_out
 
 METHODS = ("auto", "r2r", "netmorph", "copy", "random")
 
 
+@usage("outgrow.Branch('layer2')")
 @dataclass(frozen=True)
 class Branch:
     """A request to put a branch beside the module `beside`.

@@ -36,6 +36,7 @@ from outgrow.structure import (
 from outgrow.trace import Example, outputs_in
 from outgrow.training.fade import close_gates
 from outgrow.transforms.plain import plain_step
+from outgrow.usage import usage
 from outgrow.volumes import Anatomy
 from outgrow.zeroing import NotZero, carry_out
 
@@ -43,6 +44,7 @@ OWN = ("r2r", "r2r-paper")
 METHODS = ("auto", "r2r", "r2r-paper", "residual", "net2net", "netmorph", "copy", "random")
 
 
+@usage("outgrow.Deepen('layer3.1')")
 @dataclass(frozen=True)
 class Deepen:
     """A request to put `count` new blocks behind the module `after`.

@@ -17,9 +17,11 @@ from torch import nn
 from outgrow.admit import check_fade
 from outgrow.errors import MethodError, Problem, SelectionError, SizeError
 from outgrow.plan import Change, Insertion, Plan, Setting
+from outgrow.usage import usage
 from outgrow.volumes import Anatomy
 
 
+@usage("outgrow.Kernel('conv1', 5)")
 @dataclass(frozen=True)
 class Kernel:
     """A request to enlarge the kernel of the convolution `where` to `size`, one number or one an axis.

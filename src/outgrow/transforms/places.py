@@ -16,6 +16,7 @@ from outgrow.trace import Example, outputs_in
 from outgrow.training.compiled import uncompiled
 from outgrow.transforms.deepen import OWN, Deepen, Kinds, containers, join, own_kind, template_for
 from outgrow.transforms.plain import LAYERS, is_activation, legal, unwrappable
+from outgrow.usage import usage
 from outgrow.zeroing import NotZero
 
 
@@ -37,6 +38,7 @@ class Place:
         return bool(self.methods)
 
 
+@usage("outgrow.places(model, example)")
 @uncompiled()
 def places(model: nn.Module, example: Example) -> list[Place]:
     """All children of the model's containers, and whether a block can be put behind each.

@@ -16,12 +16,14 @@ from outgrow.methods import Method, candidates
 from outgrow.methods.net2net import Net2Net
 from outgrow.paths import judge
 from outgrow.roles import WRITES
+from outgrow.usage import usage
 from outgrow.volumes import Anatomy, Volume
 
 MENTIONED = 4  # modules that an error mentions
 MOST = 2**20  # units that a volume can gain at once: a slip of the finger, rather than memory, is what a larger number meets
 
 
+@usage("outgrow.Widen('*', factor=1.5)")
 @dataclass(frozen=True)
 class Widen:
     """More units for the volumes that `where` selects; exactly one of `factor`, `by` and `to` says how many.
