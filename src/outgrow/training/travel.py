@@ -9,7 +9,7 @@ you, need not know of growth.
 from __future__ import annotations
 
 import json
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -20,15 +20,21 @@ from outgrow.errors import CheckpointError
 from outgrow.plan import Plan
 from outgrow.training.checkpoint import about_growths
 from outgrow.training.checksum import TABLE, check_text, compare, of_tensors, seal_text
-from outgrow.training.chronicle import histories_of
+from outgrow.training.chronicle import Histories, histories_of
 from outgrow.training.contents import contents_of
 from outgrow.training.drift import STORED, drifts_of, pack_drifts, restore_drifts
 from outgrow.training.fade import gates_of, restore_gates
+from outgrow.training.history import growths
 from outgrow.training.replay import BUFFER, replay
 
 PREFIX = "outgrow."
 KEY = f"{PREFIX}history"
 VERSION = 1
+TEST = "trainer.test(outgrow.lightning.load(LitModel(…), path), …), where path may be checkpoint_callback.best_model_path"
+
+
+class Outgrown(CheckpointError):
+    """A checkpoint from before the model's last growth."""
 
 
 def luggage(model: nn.Module) -> dict[str, Tensor]:
@@ -85,6 +91,7 @@ def unpack(
     check_text(text, "the growth history in the checkpoint")
     if TABLE in about:
         compare(of_tensors({name: value for name, value in extras.items() if name != KEY}), about[TABLE], "the checkpoint")
+    refuse_earlier(model, histories)
     misfit = f"the checkpoint does not fit this model ({type(model).__qualname__}; it was written for {written_for})"
     replay(model, histories, final, misfit, journal)
     contents = contents_of(model, histories)
@@ -98,6 +105,26 @@ def unpack(
     return True
 
 
+def refuse_earlier(model: nn.Module, histories: Histories) -> None:
+    """Raise if a model has been through all growths of a checkpoint, and through further ones: it can't go back."""
+    now = histories_of(model)
+    further = sum(len(growths(plans)) - len(growths(histories.get(place, ()))) for place, plans in now.items())
+    before = all(now.get(place, ())[: len(plans)] == tuple(plans) for place, plans in histories.items())
+    if before and further > 0:
+        times = "once" if further == 1 else f"{further} times"
+        raise Outgrown(
+            f"the model has grown {times} since the checkpoint was written, and a grown model does not load a smaller one: "
+            "build it as at first and load into that"
+        )
+
+
+def _refuse_smaller(model: nn.Module, state: Mapping[str, Any], prefix: str) -> None:
+    """Raise if a state dict without a history is of another size than a model that has grown."""
+    own = {f"{prefix}{name}": value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    if any(name not in state or getattr(state[name], "shape", None) != value.shape for name, value in own.items()):
+        refuse_earlier(model, {})
+
+
 def expect(model: nn.Module, drifting: bool = True) -> torch.utils.hooks.RemovableHandle:
     """Let a model take luggage whenever it loads a state dict, from whatever code.
 
@@ -105,8 +132,12 @@ def expect(model: nn.Module, drifting: bool = True) -> torch.utils.hooks.Removab
     """
 
     def hook(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        with Journal() as journal:
-            unpack(module, state, journal, prefix, drifting and module is model)
+        try:
+            with Journal() as journal:
+                if not unpack(module, state, journal, prefix, drifting and module is model):
+                    _refuse_smaller(module, state, prefix)
+        except Outgrown as error:
+            raise Outgrown(f"{error}. With Lightning: {TEST}") from error
 
     handle: torch.utils.hooks.RemovableHandle = model.register_load_state_dict_pre_hook(hook)
     return handle
