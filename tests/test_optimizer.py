@@ -11,6 +11,7 @@ import gc
 import importlib
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -307,11 +308,27 @@ class Odd(torch.optim.Optimizer):
             self.state[parameter].setdefault("curvature", self.make(parameter))
 
 
+class Described(Odd):
+    """One whose state is described, but not the key under which it keeps something."""
+
+
+class Square(Odd):
+    """One whose state is described wrongly."""
+
+
+outgrow.register_optimizer(Described, {"exp_avg": "first moment"})
+outgrow.register_optimizer(Square, {"curvature": "second moment"})
 REFUSED: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], str]] = {
-    "unknown": (Odd, "Odd's state 'curvature' of shape"),
-    "matrices": (lambda model: Odd(model, lambda p: torch.eye(7)), "Odd's state 'curvature' of shape"),
-    "nested": (lambda model: Odd(model, lambda p: {"left": [torch.eye(2)]}), "inside a container"),
-    "LBFGS": (lambda model: torch.optim.LBFGS(model.parameters(), max_iter=2), r"torch.optim.LBFGS\(model.parameters"),
+    "unknown": (Odd, r"Odd is none of the classes(.|\n)*outgrow.register_optimizer\(Odd"),
+    "unknown key": (Described, "Described's state 'curvature' is none that outgrow has a rule for: a tensor of shape"),
+    "matrices": (lambda model: Square(model, lambda p: torch.eye(7)), r"has shape \(7, 7\) where"),
+    "nested": (lambda model: Described(model, lambda p: {"left": [torch.eye(2)]}), "of type dict, with tensors inside"),
+    "in an object": (
+        lambda model: Described(model, lambda p: SimpleNamespace(left=torch.eye(2))),
+        "SimpleNamespace, with tensors inside",
+    ),
+    "in a queue": (lambda model: Described(model, lambda p: deque([torch.ones_like(p)])), "of type deque, with tensors inside"),
+    "LBFGS": (lambda model: torch.optim.LBFGS(model.parameters(), max_iter=2), "flat vectors(.|\n)*make a new optimizer"),
     "foreign": (lambda model: torch.optim.Adam(network().parameters()), "belongs to another model"),
     "no optimizer": (lambda model: SimpleNamespace(step=lambda closure: None), "SimpleNamespace is no optimizer"),
     "too late": (lambda model: torch.optim.Adam(model.parameters(), amsgrad=True), "as if it were wrong"),
@@ -338,7 +355,7 @@ def test_a_refusal_leaves_everything_as_it_was(name: str, monkeypatch: pytest.Mo
 
 
 def test_all_problems_are_told_before_anything_changes() -> None:
-    odd = Odd(model := network())
+    odd = Described(model := network())
     odd.step()
     plan = outgrow.widen(copy.deepcopy(model), batches("", 1)[0][0], ["5", "7"], by=2).plan
     with pytest.raises(OptimizerError) as caught:

@@ -46,6 +46,7 @@ __all__ = [
     "places",
     "plateau",
     "reached",
+    "register_optimizer",
     "save",
     "shard",
     "timeline",

@@ -17,6 +17,7 @@ from outgrow.methods import MeanFill as MeanFill
 from outgrow.methods import Net2Net as Net2Net
 from outgrow.methods import NetMorph as NetMorph
 from outgrow.methods import RandomPad as RandomPad
+from outgrow.optimizers.register import register_optimizer as register_optimizer
 from outgrow.report import Growth as Growth
 from outgrow.training.checkpoint import load as load
 from outgrow.training.checkpoint import save as save

@@ -1,46 +1,15 @@
-"""Tables of known optimizer classes: package and class → state key → word of `rules.py`. No library is imported for this."""
+"""Tables of known optimizer classes: package and class → state key → word of `rules.py`. No library is imported for this.
+
+A key may be a pattern. Classes that are known but can't follow a growth, or not every growth, are listed with the reason.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from outgrow.optimizers.known_others import OTHERS, OTHERS_NO_COPIES, OTHERS_REFUSED
+from outgrow.optimizers.known_pytorch_optimizer import PYTORCH_OPTIMIZER, PYTORCH_OPTIMIZER_NO_COPIES, PYTORCH_OPTIMIZER_REFUSED
+from outgrow.optimizers.known_torch import TORCH, TORCH_REFUSED, Words
 
-Words = Mapping[str, str]
-
-MOMENTS = {"exp_avg": "first moment", "exp_avg_sq": "second moment"}
-COUNTED = {"step": "step count", **MOMENTS}
-ADAM = {**COUNTED, "max_exp_avg_sq": "second moment"}
-MOMENTUM = {"momentum_buffer": "first moment"}
-FACTORS = {"exp_avg_sq_row": "row means", "exp_avg_sq_col": "column means"}
-
-TORCH: dict[str, Words] = {
-    "torch.SGD": MOMENTUM,
-    "torch.Adam": ADAM,
-    "torch.NAdam": {**COUNTED, "mu_product": "scalar"},
-    "torch.RAdam": COUNTED,
-    "torch.SparseAdam": COUNTED,
-    "torch.Adamax": {"step": "step count", "exp_avg": "first moment", "exp_inf": "magnitude"},
-    "torch.Adagrad": {"step": "step count", "sum": "second moment"},
-    "torch.Adadelta": {"step": "step count", "square_avg": "second moment", "acc_delta": "step length"},
-    "torch.RMSprop": {
-        "step": "step count",
-        "square_avg": "second moment",
-        "grad_avg": "first moment",
-        "momentum_buffer": "update",
-    },
-    "torch.Rprop": {"step": "step count", "prev": "first moment", "step_size": "step length"},
-    "torch.ASGD": {"step": "step count", "eta": "scalar", "mu": "scalar", "ax": "weights"},
-    "torch.Muon": MOMENTUM,
-    "torch.Adafactor": {
-        "step": "step count",
-        "row_var": "row means",
-        "col_var": "column means",
-        "variance": "second moment",
-    },
-    "transformers.Adafactor": {**COUNTED, **FACTORS, "RMS": "scalar"},
-}
-
-KNOWN: dict[str, Words] = {**TORCH}
-
-REFUSED: dict[str, str] = {
-    "torch.LBFGS": "LBFGS remembers past steps as flat vectors over all parameters, which can't be grown",
-}
+KNOWN: dict[str, Words] = {**TORCH, **OTHERS, **PYTORCH_OPTIMIZER}
+REFUSED: dict[str, str] = {**TORCH_REFUSED, **OTHERS_REFUSED, **PYTORCH_OPTIMIZER_REFUSED}
+NO_COPIES: dict[str, str] = {**OTHERS_NO_COPIES, **PYTORCH_OPTIMIZER_NO_COPIES}
+WRAPPED: dict[str, str] = {"lookahead_slow_buff": "weights", "old_p": "weights"}  # that wrappers put into any state

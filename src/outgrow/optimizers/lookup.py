@@ -7,7 +7,7 @@ A subclass is known like its base as long as it overrides none of the functions 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -15,11 +15,12 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from outgrow.optimizers.known import KNOWN, REFUSED
+from outgrow.optimizers.factored import axes_of
+from outgrow.optimizers.known import KNOWN, NO_COPIES, REFUSED, WRAPPED
 from outgrow.optimizers.register import registered
 from outgrow.optimizers.rules import WORDS, Rule, Shape, shape_of
+from outgrow.optimizers.wrappers import NEW_ONE
 
-REGISTER = "describe its state with outgrow.register_optimizer({name}, {{…}})"
 HARMLESS = frozenset({"__init__", "__repr__", "__setstate__", "__getstate__", "zero_grad", "state_dict", "load_state_dict"})
 
 
@@ -27,14 +28,29 @@ HARMLESS = frozenset({"__init__", "__repr__", "__setstate__", "__getstate__", "z
 class Known:
     """What is known of a class: a rule for each key (or pattern of keys), or why it can't follow a growth."""
 
+    name: str = ""  # package and class
     rules: Mapping[str, Rule] = field(default_factory=dict)
     refusal: str = ""
+    no_copies: str = ""  # why it can't follow methods that copy or rescale units
 
-    def rule(self, key: Any) -> Rule | None:
-        """The rule of a key of the state; None if there is none."""
+    def rule(self, key: Any, beside: Iterable[Any] = ()) -> Rule | None:
+        """The rule of a key of the state, in a state that has those other keys beside it; None if there is none."""
+        special = next((self.rules[name] for other in beside if (name := f"{key} beside {other}") in self.rules), None)
+        if special is not None:
+            return special
         if key in self.rules:
             return self.rules[key]
+        if key in WRAPPED:
+            return WORDS[WRAPPED[key]]
         return next((rule for pattern, rule in self.rules.items() if isinstance(key, str) and fnmatchcase(key, pattern)), None)
+
+    @property
+    def factors(self) -> list[tuple[str, str]]:
+        """Keys of the row and column means that belong together."""
+        rows, columns = (
+            [key for key, rule in self.rules.items() if rule.word == word] for word in ("row means", "column means")
+        )
+        return list(zip(rows, columns, strict=True))
 
     @property
     def counts_apart(self) -> bool:
@@ -58,7 +74,7 @@ def known(optimizer: Optimizer) -> Known:
         if changed:
             reason = f"it overrides {base.__name__}.{changed}, so what it keeps in its state is not known"
             return Known(refusal=reason)
-        return Known(rules) if rules is not None else Known(refusal=REFUSED[name])
+        return Known(name, refusal=REFUSED[name]) if rules is None else Known(name, rules, no_copies=NO_COPIES.get(name, ""))
     return Known(refusal=f"{cls.__module__}.{cls.__qualname__} is none of the classes whose state outgrow knows")
 
 
@@ -72,13 +88,22 @@ def unfollowable(optimizer: Any) -> str:
     return known(optimizer).refusal
 
 
+def way_out(optimizer: Any) -> str:
+    """What to do about an optimizer that can't follow."""
+    name = name_of(type(optimizer))
+    register = f"describe its state: outgrow.register_optimizer({type(optimizer).__name__}, {{'exp_avg': 'first moment', …}})"
+    return NEW_ONE if name in REFUSED else f"{register}; or {NEW_ONE}"
+
+
 def state_shape(optimizer: Any, key: Any, value: Any, shape: Shape) -> Shape | None:
     """The shape that the tensor `value` under `key` has for a parameter of that shape; None where nothing is known.
 
     Only a shape that is known can be judged: unknown classes and keys, scalars, preconditioners and quantised tensors are None.
     """
     rule = known(optimizer).rule(key)
-    return shape_of(rule, value, shape) if rule is not None and isinstance(value, Tensor) else None
+    if rule is None or not isinstance(value, Tensor) or (rule.kind == "weights" and value.ndim == 0):
+        return None
+    return shape_of(rule, value, shape, axes_of(optimizer, known(optimizer).name, None, shape))
 
 
 def _overridden(cls: type, base: type) -> str:

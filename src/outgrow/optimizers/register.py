@@ -27,6 +27,7 @@ def register_optimizer(cls: type[Any], rules: Mapping[str, str]) -> None:
             "fresh"; docs/optimizers.md explains them. An empty dict describes an optimizer that keeps no state.
 
     Example:
+        >>> import outgrow, torch
         >>> class Signum(torch.optim.Optimizer):
         ...     def __init__(self, params, lr=0.01):
         ...         super().__init__(params, {"lr": lr})

@@ -15,14 +15,19 @@ all past steps too. A piece of state that scales like the p-th power of the grad
 A second moment does not start at zero: the step count of its tensor is large already, so that Adam's first update would be
 (1 − β₁)/√(1 − β₂) ≈ 3 learning rates long, however small the gradient.
 
-The other words: "row means" and "column means" are the two factors of a factored second moment (averaged over the last axis,
-and over the last but one); "per row" has one second moment for each index of the first axis; "matrices" is a preconditioner
-over each axis; "scalar" is one value for the whole parameter, kept as it is; "step count" is a scalar too, and says that steps
-are counted for each parameter apart; "fresh" is dropped, for the optimizer to make it again.
+Tensors of other shapes: "row means" and "column means" are the two factors of a factored second moment (averaged over the last
+axis, and over the last but one). "per row" has one second moment for each index of the first axis. "covariance", "basis" and
+"inverse root" are square matrices over an axis, as a list with one for each axis or under keys that end in the number of the
+axis; new rows and columns are those of the identity, times the mean of the diagonal (covariance), one (basis) or the least
+entry of the diagonal (inverse root).
+
+"scalar" is one value for the whole parameter, or something that is no tensor; it is kept. "step count" is a scalar too, and
+says that steps are counted for each parameter apart. "fresh" is dropped, for the optimizer to make it again.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,17 +40,17 @@ Shape = tuple[int, ...]
 class Rule:
     """How one piece of state follows.
 
-    kind: "entries" (of the parameter's shape), "weights", "factor", "row", "matrices", "scalar" or "fresh".
-    power: of the gradient, for entries and rows.
-    start: of entries that are not copies, "zero" or "mean".
-    axis: for a factor, the axis that it is averaged over, counted from the end.
+    kind: "entries" (of the parameter's shape, or flattened), "weights", "factor", "row", "matrices", "scalar" or "fresh".
+    power: of the gradient.
+    start: of entries that are not copies: "zero", "mean"; of the diagonal of matrices: "mean", "one", "least".
+    side: 0 for the row means of a factored moment, 1 for the column means.
     """
 
     word: str
     kind: str
     power: int = 0
     start: str = "zero"
-    axis: int = 0
+    side: int = 0
 
 
 WORDS: dict[str, Rule] = {
@@ -58,26 +63,30 @@ WORDS: dict[str, Rule] = {
         Rule("update", "entries", 0, "zero"),
         Rule("step length", "entries", 0, "mean"),
         Rule("rate", "entries", -1, "mean"),
-        Rule("row means", "factor", 2, "mean", -1),
-        Rule("column means", "factor", 2, "mean", -2),
+        Rule("row means", "factor", 2, "mean", 0),
+        Rule("column means", "factor", 2, "mean", 1),
         Rule("per row", "row", 2, "mean"),
-        Rule("matrices", "matrices"),
+        Rule("covariance", "matrices", 2, "mean"),
+        Rule("basis", "matrices", 0, "one"),
+        Rule("inverse root", "matrices", 0, "least"),
         Rule("scalar", "scalar"),
         Rule("step count", "scalar"),
         Rule("fresh", "fresh"),
     )
 }
+PLAIN = frozenset({"row", "matrices"})  # kinds that can't follow copies with shares
 
 
-def shape_of(rule: Rule, value: Tensor, shape: Sequence[int]) -> Shape | None:
+def shape_of(rule: Rule, value: Tensor, shape: Sequence[int], axes: tuple[int, int] | None) -> Shape | None:
     """The shape that a tensor of this rule has for a parameter of that shape; None where the rule does not say.
 
-    value: the tensor that is there, for optimizers that keep an averaged axis with size one and those that drop it.
+    value: the tensor that is there, for optimizers that flatten, and that keep an averaged axis with size one or drop it.
+    axes: that row means and column means are averaged over.
     """
     if rule.kind in ("entries", "weights"):
-        return tuple(shape)
-    if rule.kind == "factor" and len(shape) > 1:
-        axis = len(shape) + rule.axis
+        return (math.prod(shape),) if value.ndim == 1 != len(shape) else tuple(shape)
+    if rule.kind == "factor" and axes is not None:
+        axis = axes[rule.side]
         middle = (1,) if value.ndim == len(shape) else ()
         return (*shape[:axis], *middle, *shape[axis + 1 :])
     if rule.kind == "row" and len(shape) > 0:

@@ -1,0 +1,344 @@
+"""Which optimizers follow a growth: each one is trained, grown and compared with a twin that was not grown.
+
+Two runs of the same training are made, bit for bit alike; one is grown, and both make the next step on the same batch. The
+gradients of existing entries are then the same in both (R2R, NetMorph, a new block that is the identity), so that
+
+    old    existing entries must make the update that they make in the twin: their largest difference, in largest updates
+    new    new entries must not leap: the size (root mean square) of their first update, in sizes of the largest update that
+           the existing entries of the same tensor (of the block that was copied) have made so far
+
+A copy of a unit (Net2Net) gets a known share of its source's gradient at every past step. For
+
+    copies the state after such a growth is compared with one that is gathered by brute force: the network of every past step is
+           grown by the same plan, and an optimizer of the same class sees its gradients.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import outgrow
+from outgrow.apply import Journal, apply_plan
+from outgrow.optimizers.lookup import known
+from outgrow.optimizers.state import tensors_in
+from outgrow.optimizers.wrappers import held_by, unwrapped
+from outgrow.plan import Insertion, Plan
+
+Make = Callable[[nn.Module], Any]
+LONG, SHORT = 200, 5  # steps before a growth
+
+
+@dataclass
+class Result:
+    """What was found out about one optimizer."""
+
+    library: str
+    name: str
+    kind: str = ""
+    refused: str = ""  # widening by R2R, which every known optimizer can follow
+    no_copies: str = ""
+    old: float = 0.0
+    new: float = 0.0
+    copies: float = 0.0
+    block_old: float = 0.0
+    block_new: float = 0.0
+    cosine: float = 1.0  # of old updates
+    ratio: float = 1.0  # of their sizes, whichever is above one
+    remarks: list[str] = field(default_factory=list)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(width, 8), nn.Linear(8, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.fc2(torch.relu(self.fc1(x)))
+
+
+class Net(nn.Module):
+    """A convolution, a batch norm, residual blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.stem = nn.Conv2d(2, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Linear(4, 6)
+        self.blocks, self.head = nn.Sequential(Block(6), Block(6)), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(self.stem(torch.relu(self.norm(self.conv(x))).flatten(1))))
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(5, 6, bias=False), nn.Tanh(), nn.Linear(6, 4, bias=False), nn.ReLU(), nn.Linear(4, 3, bias=False)
+    )
+
+
+class Training:
+    """A model, its optimizer, and batches; twice the same if made twice."""
+
+    def __init__(self, make: Make, build: Callable[[], nn.Module], steps: int, dtype: torch.dtype) -> None:
+        torch.manual_seed(0)
+        self.model = build().to(dtype)
+        shape = (2, 3, 3) if isinstance(self.model, Net) else (5,)
+        generator = torch.Generator().manual_seed(1)
+        count = steps + 4
+        self.inputs = torch.randn(count, 16, *shape, generator=generator).to(dtype)
+        self.targets = torch.randn(count, 16, 3, generator=generator).to(dtype)
+        self.optimizer = make(self.model)
+        if hasattr(self.optimizer, "train") and hasattr(self.optimizer, "eval"):
+            self.optimizer.train()
+        self.now = 0
+        self.past: list[dict[str, Tensor]] = []
+        self.largest: dict[str, float] = {}  # size of the largest update of each parameter so far
+        torch.manual_seed(2)
+        for _ in range(steps):
+            self.past.append({name: tensor.clone() for name, tensor in self.model.state_dict().items()})
+            self.step()
+
+    def loss(self) -> Tensor:
+        return (self.model(self.inputs[self.now]) - self.targets[self.now]).pow(2).mean() * 10
+
+    def step(self) -> None:
+        hessian = any(
+            "hess" in type(one).__name__.lower() or "sophia" in type(one).__name__.lower() for one in [self.optimizer]
+        )
+
+        def closure() -> Tensor:
+            self.model.zero_grad()
+            loss = self.loss()
+            loss.backward(create_graph=hessian)
+            return loss
+
+        before = {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
+        closure()
+        name = type(self.optimizer).__name__
+        if "SAM" in name or name in ("AliG", "LBFGS") or "Closure" in name:
+            self.optimizer.step(closure)
+        else:
+            self.optimizer.step()
+        self.now += 1
+        for name, parameter in self.model.named_parameters():
+            parameter.grad = None
+            self.largest[name] = max(self.largest.get(name, 0.0), size(parameter.detach() - before[name]))
+
+    def next_updates(self) -> dict[str, Tensor]:
+        """What the next step adds to each parameter."""
+        before = {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
+        torch.manual_seed(3)
+        self.step()
+        return {name: parameter.detach() - before[name] for name, parameter in self.model.named_parameters()}
+
+
+def positions(plan: Plan, name: str, shape: tuple[int, ...]) -> Tensor:
+    """True where a tensor has new entries; each axis grows once at most."""
+    new = torch.zeros(shape, dtype=torch.bool)
+    for edit in plan.edits:
+        if isinstance(edit, Insertion) and edit.tensor == name:
+            new.index_fill_(edit.axis, torch.tensor(edit.at), True)
+    return new
+
+
+def size(values: Tensor) -> float:
+    return float(values.double().pow(2).mean().sqrt()) if values.numel() else 0.0
+
+
+def compared(
+    result: Result, twin: Training, updates: dict[str, Tensor], grown: Training, plan: Plan, added: set[str]
+) -> tuple[float, float]:
+    """The next step of both: the difference of old updates, and the size of new ones."""
+    old = new = 0.0
+    former = {plan.renamed(name): name for name in updates}
+    for name, update in grown.next_updates().items():
+        if not update.isfinite().all():
+            raise FloatingPointError(f"the update of {name} is not finite")
+        if name in added:
+            new = max(new, size(update) / max(twin.largest["blocks.0." + name.split(".", 2)[2]], 1e-30))
+            continue
+        true, fresh = updates[former[name]].flatten(), positions(plan, name, tuple(update.shape))
+        mine, sizes = update[~fresh], (size(update[~fresh]), size(true))
+        if fresh.any():
+            new = max(new, size(update[fresh]) / max(twin.largest[former[name]], 1e-30))
+        if sizes != (0.0, 0.0):
+            old = max(old, float((mine - true).abs().max()) / max(float(true.abs().max()), 1e-30))
+        if min(sizes) > 0:
+            result.ratio = max(result.ratio, sizes[0] / sizes[1], sizes[1] / sizes[0])
+            result.cosine = min(result.cosine, float(torch.cosine_similarity(mine.double(), true.double(), dim=0)))
+    return old, new
+
+
+def replayed(result: Result, make: Make, dtype: torch.dtype) -> float:
+    """How far the state of copies is from one that is gathered on the grown networks of all past steps."""
+    training = Training(make, perceptron, SHORT, dtype)
+    growth = outgrow.widen(
+        training.model,
+        training.inputs[0],
+        "*",
+        factor=1.6,
+        method=outgrow.Net2Net(split="random", mapping="random"),
+        optimizer=training.optimizer,
+    )
+    plan = growth.plan
+    model = perceptron().to(dtype)
+    replay: Any = None
+    for number, weights in enumerate(training.past):
+        small = perceptron().to(dtype)
+        small.load_state_dict(weights)
+        apply_plan(small, plan, {}, Journal())
+        ((small(training.inputs[number]) - training.targets[number]).pow(2).mean() * 10).backward()
+        if replay is None:
+            model = small
+            torch.manual_seed(0)
+            replay = make(model)
+            if hasattr(replay, "train"):
+                replay.train()
+            torch.manual_seed(2)
+        else:
+            for mine, theirs in zip(model.parameters(), small.parameters(), strict=True):
+                mine.data.copy_(theirs.data)
+                mine.grad = theirs.grad
+        replay.step()
+    worst = 0.0
+    for one, true in zip(unwrapped([training.optimizer]), unwrapped([replay]), strict=True):
+        about = known(one)
+        for mine, theirs in zip(held_by(one), held_by(true), strict=True):
+            for key, value in one.state.get(mine, {}).items():
+                rule = about.rule(key)
+                if rule is None or rule.kind not in ("entries", "factor"):
+                    continue
+                for found, wanted in zip(tensors_in(value), tensors_in(true.state[theirs][key]), strict=True):
+                    scale = max(float(wanted.double().abs().max()), 1e-30)
+                    error = float((found.double() - wanted.double()).abs().max()) / scale
+                    if error > 1e-4:
+                        result.remarks.append(f"{key} differs by {error:.2g}")
+                    worst = max(worst, error)
+    return worst
+
+
+def examine(library: str, name: str, make: Make, dtype: torch.dtype = torch.float64) -> Result:
+    """Everything about one optimizer."""
+    result = Result(library, name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        twin, wider, deeper = (Training(make, Net, LONG, dtype) for _ in range(3))
+        result.kind = type(twin.optimizer).__name__
+        before = {name: tensor.clone() for name, tensor in twin.model.state_dict().items()}
+        if any(not torch.equal(tensor, wider.model.state_dict()[name]) for name, tensor in before.items()):
+            result.remarks.append("two equal runs differ")
+        try:
+            growth = outgrow.widen(wider.model, wider.inputs[0], "*", factor=2, method="r2r", optimizer=wider.optimizer)
+        except outgrow.GrowthError as error:
+            result.refused = error.problems[0].reason if error.problems else str(error)
+            return result
+        updates = twin.next_updates()
+        result.old, result.new = compared(result, twin, updates, wider, growth.plan, set())
+        try:
+            result.copies = replayed(result, make, dtype)
+        except outgrow.GrowthError as error:
+            result.no_copies = error.problems[0].reason if error.problems else str(error)
+        growth = outgrow.deepen(deeper.model, deeper.inputs[0], "blocks.0", optimizer=deeper.optimizer)
+        added = {name for name, _ in deeper.model.named_parameters() if name.startswith("blocks.1.")}
+        result.block_old, result.block_new = compared(result, twin, updates, deeper, growth.plan, added)
+        for _ in range(2):
+            wider.step()
+            deeper.step()
+    return result
+
+
+def setups() -> Iterator[tuple[str, str, Make]]:
+    """Every optimizer of the libraries that are installed, with its default settings."""
+    for name in (
+        "SGD",
+        "Adam",
+        "AdamW",
+        "NAdam",
+        "RAdam",
+        "Adamax",
+        "Adagrad",
+        "Adadelta",
+        "RMSprop",
+        "Rprop",
+        "ASGD",
+        "Adafactor",
+    ):
+        yield "torch", name, lambda m, n=name: getattr(torch.optim, n)(m.parameters(), lr=1e-3)
+    yield "torch", "SGD(momentum)", lambda m: torch.optim.SGD(m.parameters(), lr=1e-3, momentum=0.9)
+    yield "torch", "SGD(momentum, fused)", lambda m: torch.optim.SGD(m.parameters(), lr=1e-3, momentum=0.9, fused=True)
+    yield "torch", "LBFGS", lambda m: torch.optim.LBFGS(m.parameters(), lr=1e-3, max_iter=2)
+    import timm.optim
+
+    for name in timm.optim.list_optimizers():
+        yield "timm", name, lambda m, n=name: timm.optim.create_optimizer_v2(m, n, lr=1e-3, weight_decay=0.0)
+    import pytorch_optimizer
+
+    for name in pytorch_optimizer.get_supported_optimizers():
+        yield "pytorch_optimizer", name, lambda m, n=name: _of_pytorch_optimizer(m, n)
+    import schedulefree
+
+    for name in ("AdamWScheduleFree", "SGDScheduleFree", "RAdamScheduleFree"):
+        yield "schedulefree", name, lambda m, n=name: getattr(schedulefree, n)(m.parameters(), lr=1e-3)
+    import prodigyopt
+
+    yield "prodigyopt", "Prodigy", lambda m: prodigyopt.Prodigy(m.parameters(), lr=1.0)
+    import transformers.optimization
+
+    yield "transformers", "Adafactor", lambda m: transformers.optimization.Adafactor(m.parameters())
+
+
+def _of_pytorch_optimizer(model: nn.Module, name: str) -> Any:
+    import pytorch_optimizer
+
+    kind = pytorch_optimizer.load_optimizer(name)
+    if "muon" in name or name in ("adago",):
+        matrices = [p for p in model.parameters() if p.ndim >= 2]
+        others = [p for p in model.parameters() if p.ndim < 2]
+        return kind([{"params": matrices, "use_muon": True}, {"params": others, "use_muon": False}])
+    if name in ("lomo", "adalomo", "adammini"):
+        return kind(model)
+    if name == "bsam":
+        return kind(model.parameters(), num_data=100)
+    if name == "ranger21":
+        return kind(model.parameters(), num_iterations=1000, lr=1e-3)
+    if name == "spectralsphere":
+        return kind([p for p in model.parameters() if p.ndim == 2])
+    if name == "demo":
+        raise RuntimeError("needs einops")
+    return kind(model.parameters())
+
+
+def main() -> None:
+    import sys
+
+    torch.set_num_threads(1)
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        library.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    for lib, name, make in setups():
+        if sys.argv[1:] and lib not in sys.argv[1:] and name not in sys.argv[1:]:
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                result = examine(lib, name, make)
+        except BaseException as error:
+            print(f"{lib:18} {name:22} ERROR {type(error).__name__}: {str(error)[:150]!r}", flush=True)
+            continue
+        if result.refused:
+            print(f"{lib:18} {name:22} refused: {result.refused}", flush=True)
+            continue
+        print(
+            f"{lib:18} {name:22} old {result.old:8.1e} new {result.new:6.2f} copies {result.copies:8.1e} block "
+            f"{result.block_old:8.1e} {result.block_new:6.2f} cos {result.cosine:6.3f} ratio {result.ratio:5.2f} "
+            f"{result.no_copies[:60]} {'; '.join(sorted(set(result.remarks)))}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Quantised state: decoded to plain tensors, grown, and encoded again by the library's own code.
+
+The error of the encoding is the limit of what can be carried: it is that of one step of the optimizer.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+BLOCK = 256  # bitsandbytes: so many values share a scale
+
+
+def decoded(optimizer: Optimizer, parameter: Tensor, state: Mapping[Any, Any]) -> dict[Any, Any]:
+    """A parameter's state with plain tensors in place of quantised ones."""
+    if _by_blocks(state):
+        functional = sys.modules["bitsandbytes.functional"]
+        plain = {key: value for key, value in state.items() if not str(key).startswith(("qmap", "absmax"))}
+        for number in ("1", "2"):
+            if f"absmax{number}" in state:
+                codes, scales, code = (state[f"{part}{number}"] for part in ("state", "absmax", "qmap"))
+                plain[f"state{number}"] = functional.dequantize_blockwise(codes, absmax=scales, code=code, blocksize=BLOCK)
+        return plain
+    return {key: value.dequantize() if _is_low_bit(value) else value for key, value in state.items()}
+
+
+def encoded(optimizer: Any, parameter: Tensor, state: Mapping[Any, Any], new: Mapping[Any, Any]) -> dict[Any, Any]:
+    """New tensors for what was quantised before, in the form in which the optimizer itself would make them."""
+    if _by_blocks(state):
+        return _encoded_by_blocks(state, new)
+    result = dict(new)
+    for key, value in new.items():
+        if _is_low_bit(state[key]):
+            buffer = optimizer._new_buffer(parameter, getattr(state[key], "signed", True))
+            result[key] = buffer.copy_(value)
+    return result
+
+
+def _is_low_bit(value: Any) -> bool:
+    """Whether a tensor is one of torchao's (8 bit, 4 bit or float8)."""
+    return isinstance(value, Tensor) and type(value).__module__.startswith("torchao.") and hasattr(value, "dequantize")
+
+
+def _by_blocks(state: Mapping[Any, Any]) -> bool:
+    """Whether a state is one of bitsandbytes', in eight bits."""
+    value = state.get("state1")
+    return isinstance(value, Tensor) and value.dtype == torch.uint8 and "absmax1" in state
+
+
+def _encoded_by_blocks(state: Mapping[Any, Any], new: Mapping[Any, Any]) -> dict[Any, Any]:
+    functional = sys.modules["bitsandbytes.functional"]
+    result: dict[Any, Any] = {}
+    for key, value in new.items():
+        number = str(key).removeprefix("state")
+        codes, quantised = functional.quantize_blockwise(value.contiguous(), code=state[f"qmap{number}"], blocksize=BLOCK)
+        result[key], result[f"absmax{number}"] = codes, quantised.absmax
+    return result
