@@ -92,6 +92,7 @@ class Training:
         self.inputs = torch.randn(count, 16, *shape, generator=generator).to(dtype)
         self.targets = torch.randn(count, 16, 3, generator=generator).to(dtype)
         self.optimizer = make(self.model)
+        self.hessian = any(word in type(self.optimizer).__name__.lower() for word in ("hess", "sophia"))
         if hasattr(self.optimizer, "train") and hasattr(self.optimizer, "eval"):
             self.optimizer.train()
         self.now = 0
@@ -106,14 +107,10 @@ class Training:
         return (self.model(self.inputs[self.now]) - self.targets[self.now]).pow(2).mean() * 10
 
     def step(self) -> None:
-        hessian = any(
-            "hess" in type(one).__name__.lower() or "sophia" in type(one).__name__.lower() for one in [self.optimizer]
-        )
-
         def closure() -> Tensor:
             self.model.zero_grad()
             loss = self.loss()
-            loss.backward(create_graph=hessian)
+            loss.backward(create_graph=self.hessian)
             return loss
 
         before = {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
@@ -191,7 +188,8 @@ def replayed(result: Result, make: Make, dtype: torch.dtype) -> float:
         small = perceptron().to(dtype)
         small.load_state_dict(weights)
         apply_plan(small, plan, {}, Journal())
-        ((small(training.inputs[number]) - training.targets[number]).pow(2).mean() * 10).backward()
+        loss = (small(training.inputs[number]) - training.targets[number]).pow(2).mean() * 10
+        loss.backward(create_graph=training.hessian)
         if replay is None:
             model = small
             torch.manual_seed(0)

@@ -10,6 +10,9 @@ FACTORS = {"exp_avg_sq_row": "row means", "exp_avg_sq_col": "column means"}
 UPDATES = {**ADAMS, "exp_avg": "update"}
 ANCHORED = "it recomputes the weights from where they started and the sum of all gradients, which copies do not share"
 NORM = "its second moment is the norm of the whole gradient"
+UNEVEN = "what it keeps does not scale by a power of the gradient"
+ANGLE = "it keeps the angle between whole gradients"
+HESSIAN = "what it keeps is made of the Hessian, which scales otherwise than gradients"
 PROJECTED = "it projects gradients to a basis of its own, for which there is no rule"
 
 _ADAMS = (
@@ -66,7 +69,6 @@ PYTORCH_OPTIMIZER: dict[str, Words] = {
         "exp_avg_sq_hat": "second moment",
         "RMS": "scalar",
     },
-    "pytorch_optimizer.DAdaptAdaGrad": {"alpha_k": "second moment", "sk": "first moment", "x0": "weights"},
     "pytorch_optimizer.DAdaptAdam": {**MOMENTS, "s": "first moment"},
     "pytorch_optimizer.DAdaptAdan": {
         **MOMENTS,
@@ -148,15 +150,31 @@ PYTORCH_OPTIMIZER: dict[str, Words] = {
 
 PYTORCH_OPTIMIZER_NO_COPIES: dict[str, str] = {
     "pytorch_optimizer.MADGRAD": ANCHORED,
-    "pytorch_optimizer.DAdaptAdaGrad": ANCHORED,
     "pytorch_optimizer.DAdaptSGD": ANCHORED,
     "pytorch_optimizer.NovoGrad": NORM,
     "pytorch_optimizer.Amos": NORM,
+    "pytorch_optimizer.AdamG": UNEVEN,
+    "pytorch_optimizer.ApolloDQN": UNEVEN,
+    "pytorch_optimizer.Gravity": UNEVEN,
+    "pytorch_optimizer.AdaMuon": "its second moment is that of orthogonalised matrices",
+    "pytorch_optimizer.AdaSmooth": "it sums up how far each weight has moved",
+    "pytorch_optimizer.AdaTAM": ANGLE,
+    "pytorch_optimizer.TAM": ANGLE,
+    "pytorch_optimizer.AdaHessian": HESSIAN,
+    "pytorch_optimizer.SophiaH": HESSIAN,
 }
 
 PYTORCH_OPTIMIZER_REFUSED: dict[str, str] = {
     "pytorch_optimizer.Conda": PROJECTED,
     "pytorch_optimizer.FTRL": "it computes the weights from the sum of all gradients, of which new entries have none",
+    "pytorch_optimizer.Adalite": "it keeps its second moment as factors of a form of its own",
+    "pytorch_optimizer.AdamMini": "it keeps one second moment for each block, by names and sizes from when it was made",
+    "pytorch_optimizer.Alice": PROJECTED,
+    "pytorch_optimizer.DASH": "it cuts parameters into blocks of a fixed size",
+    "pytorch_optimizer.DAdaptAdaGrad": "new entries would leap, by up to 12 of the largest updates so far",
+    "pytorch_optimizer.DeMo": "it keeps the part of each gradient that was not sent yet",
+    "pytorch_optimizer.EmoFact": "it keeps its second moment as factors of a form of its own",
+    "pytorch_optimizer.FOCUS": "it keeps an average of the weights that starts at zero",
     "pytorch_optimizer.SPAM": "it keeps moments of a random part of each parameter",
     "pytorch_optimizer.SaRA": "it keeps moments of the smallest entries of each parameter alone",
     "pytorch_optimizer.FlashAdamW": "it keeps quantised moments, whose form is its own",

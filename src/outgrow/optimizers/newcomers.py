@@ -133,6 +133,8 @@ def _made(rule: Rule, key: Any, value: Any, like: Tensor, new: Tensor, axes: Axe
             return own if tensor.shape == like.shape else own.flatten()
         shape = shape_of(rule, tensor, tuple(new.shape), axes)
         level = tensor.float().mean().item() if rule.start == "mean" else 0.0
+        if shape == tuple(new.shape):
+            return torch.full_like(new, level, dtype=tensor.dtype, requires_grad=False)  # of the same memory format
         return torch.full(shape or (), level, dtype=tensor.dtype, device=tensor.device)
 
     return mapped(value, make)
