@@ -17,10 +17,10 @@ from outgrow.apply import Journal, edits_by_tensor
 from outgrow.errors import OptimizerError, Problem
 from outgrow.optimizers.factored import axes_of, refactored
 from outgrow.optimizers.known import KNOWN
-from outgrow.optimizers.lookup import Known, known, way_out
+from outgrow.optimizers.lookup import Known, known, name_of, way_out
 from outgrow.optimizers.quantised import decoded, encoded
 from outgrow.optimizers.state import grown_state, has_tensors, obstacle, plain, tensors_in
-from outgrow.optimizers.wrappers import NEW_ONE, held_by, unwrapped
+from outgrow.optimizers.wrappers import NEW_ONE, TRANSPARENT, held_by, layers_of, unwrapped
 from outgrow.plan import Edit, Plan
 from outgrow.sandbox import tensors_of
 
@@ -33,7 +33,7 @@ def check_optimizers(optimizers: Sequence[Any], model: nn.Module, plan: Plan, ol
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     edits = edits_by_tensor(plan)
-    problems: list[Problem] = []
+    problems = _unknown_wrappers(optimizers)
     for optimizer in unwrapped(optimizers):
         held = [parameter for parameter in held_by(optimizer) if id(parameter) in names]
         if not held:
@@ -51,6 +51,14 @@ def check_optimizers(optimizers: Sequence[Any], model: nn.Module, plan: Plan, ol
             problems += _problems(optimizer, about, parameter, name, tuple(shape), edits[name])
     if problems:
         raise OptimizerError("an optimizer can't follow the growth", problems)
+
+
+def _unknown_wrappers(optimizers: Sequence[Any]) -> list[Problem]:
+    """Wrappers that share the state of what they wrap, and may keep more elsewhere."""
+    seen = {id(optimizer) for optimizer in unwrapped(optimizers)}
+    layers = [layer for given in optimizers for layer in layers_of(given)[:-1] if isinstance(layer, Optimizer)]
+    others = [layer for layer in layers if id(layer) not in seen and name_of(type(layer)) not in TRANSPARENT]
+    return [Problem(type(one).__name__, about.refusal, way_out(one)) for one in others if (about := known(one)).refusal]
 
 
 def refusal(optimizer: Optimizer) -> Problem | None:

@@ -19,9 +19,11 @@ from outgrow.optimizers.factored import axes_of
 from outgrow.optimizers.known import KNOWN, NO_COPIES, REFUSED, WRAPPED
 from outgrow.optimizers.register import registered
 from outgrow.optimizers.rules import WORDS, Rule, Shape, shape_of
-from outgrow.optimizers.wrappers import NEW_ONE
+from outgrow.optimizers.wrappers import NEW_ONE, TRANSPARENT, layers_of
 
-HARMLESS = frozenset({"__init__", "__repr__", "__setstate__", "__getstate__", "zero_grad", "state_dict", "load_state_dict"})
+HARMLESS = frozenset(
+    {"__init__", "__repr__", "__str__", "__setstate__", "__getstate__", "zero_grad", "state_dict", "load_state_dict"}
+)
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,14 @@ def name_of(cls: type) -> str:
 
 
 def unfollowable(optimizer: Any) -> str:
-    """Why an optimizer's state can't follow a growth, judged by its class alone, before there is any state; "" if it can."""
-    return known(optimizer).refusal
+    """Why an optimizer's state can't follow a growth, judged by its class alone, before there is any state; "" if it can.
+
+    Wrappers count with what they wrap; those of trainers add nothing.
+    """
+    layers = [
+        layer for layer in layers_of(optimizer) if isinstance(layer, Optimizer) and name_of(type(layer)) not in TRANSPARENT
+    ]
+    return next((about.refusal for layer in layers if (about := known(layer)).refusal), "")
 
 
 def way_out(optimizer: Any) -> str:

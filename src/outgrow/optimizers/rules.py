@@ -90,5 +90,5 @@ def shape_of(rule: Rule, value: Tensor, shape: Sequence[int], axes: tuple[int, i
         middle = (1,) if value.ndim == len(shape) else ()
         return (*shape[:axis], *middle, *shape[axis + 1 :])
     if rule.kind == "row" and len(shape) > 0:
-        return (shape[0], *(1,) * (len(shape) - 1)) if value.ndim == len(shape) else (shape[0],)
+        return (shape[0], *(1,) * (value.ndim - 1))
     return None

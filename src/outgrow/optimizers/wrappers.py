@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from outgrow.errors import OptimizerError, Problem
 
 NEW_ONE = "leave it out and make a new optimizer after the growth"
+TRANSPARENT = frozenset({"accelerate.AcceleratedOptimizer"})  # wrappers of trainers, which keep nothing of their own
 INSIDE = ("optimizer", "base_optimizer", "_base_optimizer")  # attributes under which wrappers hold another optimizer
 
 
