@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from outgrow.admit import bare, check_module
+from outgrow.doubtful import pin_doubtful
 from outgrow.draft import irregular
 from outgrow.errors import TraceError
 from outgrow.finding import find_volumes
@@ -14,19 +15,25 @@ from outgrow.reading import read
 from outgrow.rules import RULES
 from outgrow.trace import Example, Trace, record
 from outgrow.training.compiled import uncompiled
+from outgrow.unrun import Understudies, understudies
 from outgrow.usage import usage
 from outgrow.volumes import Anatomy, Volume
 
 
 def dissect(model: nn.Module, example: Example, both_modes: bool = False) -> Anatomy:
     """The volumes of a model, found in a forward pass on the example."""
-    return find_volumes(read(watch(model, example, both_modes), RULES))
+    anatomy = find_volumes(read(watch(model, example, both_modes), RULES))
+    pin_doubtful(anatomy)
+    return anatomy
 
 
 def watch(model: nn.Module, example: Example, both_modes: bool = False) -> Trace:
-    """Watch the model run on the example, in eval mode and, if asked or if that leaves parameters unused, in train mode too."""
+    """Watch the model run on the example, in eval mode and, if asked or if that leaves parameters unused, in train mode too.
+
+    Modules that do not run in either are watched in the place of others like them that do (see `unrun`).
+    """
     try:
-        trace = record(model, example)
+        trace = _watched(model, example, both_modes, {})
     except TraceError:
         raise
     except Exception as error:
@@ -34,7 +41,18 @@ def watch(model: nn.Module, example: Example, both_modes: bool = False) -> Trace
             f"the model does not run on the example: {type(error).__name__}: {error}. "
             "Pass example= a tensor, a tuple of positional arguments, or a dict of keyword arguments"
         ) from error
-    if both_modes or {value.name for value in trace.values if value.kind == "parameter"} - _touched(trace):
+    beside = understudies(model, trace.unused) if trace.unused else {}
+    if beside:
+        try:
+            return _watched(model, example, both_modes, beside)
+        except Exception:  # they do not run on what the others are given
+            return trace
+    return trace
+
+
+def _watched(model: nn.Module, example: Example, both_modes: bool, beside: Understudies) -> Trace:
+    trace = record(model, example, understudies=beside)
+    if both_modes or trace.unused:
         eval_only = len(trace.ops), len(trace.values), dict(trace.outputs)
         try:
             trace = record(model, example, training=True, trace=trace)
@@ -42,10 +60,6 @@ def watch(model: nn.Module, example: Example, both_modes: bool = False) -> Trace
             del trace.ops[eval_only[0] :], trace.values[eval_only[1] :]
             trace.outputs = eval_only[2]
     return trace
-
-
-def _touched(trace: Trace) -> set[str]:
-    return {trace.values[ref.value].name for op in trace.ops for ref in op.refs if trace.values[ref.value].name}
 
 
 @usage("outgrow.volumes(model, example)")

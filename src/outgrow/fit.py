@@ -53,6 +53,7 @@ class Checker(Watcher):
     def __init__(self, trace: Trace, prediction: Prediction, shapes: Shapes) -> None:
         super().__init__()
         self.trace, self.prediction, self.shapes, self.gradients = trace, prediction, shapes, trace.gradients
+        self.understudies = trace.understudies
         self.expected = [op for op in trace.ops if op.name != "outgrow.write_through_view"]
         self.count = 0
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outgrow import verify
+from outgrow import unrun, verify
 from outgrow.admit import bare, check_averages, check_finite, check_model, check_seed
 from outgrow.anatomy import dissect, watch
 from outgrow.apply import Journal, apply_plan, apply_setting
@@ -37,6 +37,7 @@ from outgrow.reach import check_reached
 from outgrow.report import Growth
 from outgrow.sandbox import random_state, tensors_of
 from outgrow.settle import settle
+from outgrow.takeover import Turn, check_turns, turns_of
 from outgrow.trace import Example
 from outgrow.training.compiled import forget_compiled, uncompiled
 from outgrow.training.drift import drifts_of, grow_drifts
@@ -144,16 +145,21 @@ def carry_through(
             sample, base, limits = _look(model, example, short)
         before = _parameters(model)
         work = Work(model, copies, optimizers, example, seed)
+        turns, pairs = list[Turn](), unrun.NOBODY  # of modules that the example does not run
         try:
             if ready is not None and known:
                 flops = work.follow(ready, sample)
             else:
                 draws = base.draws if base is not None else rehearsal and verify.draws(model, example)
-                flops = work.find_and_do(transforms, dissect(model, example, both_modes=draws))
+                anatomy = dissect(model, example, both_modes=draws)
+                pairs = anatomy.reading.trace.understudies
+                turns = turns_of(model, example, pairs) if check else []
+                flops = work.find_and_do(transforms, anatomy)
             preserving = all(change.exact for plan in work.plans for change in plan.changes)
             worst, allowed = float("nan"), 0.0
             if base is not None:
                 worst, allowed = verify.check(model, sample, base, limits, preserving)
+                check_turns(model, example, turns, pairs, work.plans, preserving)
                 if brief is not None and work.added:
                     brief.look(model, example)  # what is widened runs the same operators
             ranks.conclude(work.plans)
@@ -250,6 +256,7 @@ class Work:
 
     def find_and_do(self, transforms: Sequence[Transform], anatomy: Anatomy) -> tuple[int, int]:
         """All transforms, one after the other; the FLOPs before and after."""
+        self.notes += unrun.note(self.model, anatomy.reading.trace.unused, anatomy.reading.trace.understudies)
         for kernel in (transform for transform in transforms if isinstance(transform, Kernel)):
             self.carry_out(kernel_plan(self.model, self.anatomy(anatomy), kernel, self.seed))
         widenings = [transform for transform in transforms if isinstance(transform, Widen)]
@@ -259,8 +266,9 @@ class Work:
             self.deepen(replace(deepening, after=renamed(deepening.after, self.plans)))
         for branch in (transform for transform in transforms if isinstance(transform, Branch)):
             self.branch(replace(branch, beside=renamed(branch.beside, self.plans)))
-        shape = [value.shape for value in anatomy.reading.trace.values]
-        flops = count_flops(anatomy.reading.trace, shape.__getitem__), self.flops(anatomy)
+        trace = anatomy.reading.trace
+        shape = [value.shape for value in trace.values]
+        flops = count_flops(trace, shape.__getitem__), self.flops(anatomy)
         self.describe(self.example)
         return flops
 
@@ -271,6 +279,7 @@ class Work:
         for deepening, templates in ready.deepenings:
             self.deepen(deepening, templates)
         if ready.deepenings:
+            self.notes = [note for note in ready.notes if note.startswith(unrun.NOTE)]
             self.describe(sample)
         else:
             self.notes = list(ready.notes)

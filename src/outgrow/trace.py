@@ -33,6 +33,7 @@ from outgrow.folded import Fold
 from outgrow.gradients import GRADIENT, Gradients, inside_backward, needs_gradients, with_gradients
 from outgrow.sandbox import elementary, on_meta, substituted, tensors_of, untouched
 from outgrow.shapes import Shapes
+from outgrow.unrun import Understudies, standing_in
 
 FOLD = "outgrow.fold"  # how a folded residual, which runs as several operators, is written down
 Example = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
@@ -97,6 +98,13 @@ class Trace:
     passes: list[bool] = field(default_factory=list)  # for each pass, whether the model was in train mode
     ends: list[int] = field(default_factory=list)  # and how many operators there were when it was over
     returned: dict[str, int] = field(default_factory=dict)  # for each module that put out a tensor, the value of the first
+    understudies: Understudies = field(default_factory=dict)  # which modules ran beside others, to no effect (see `unrun`)
+
+    @property
+    def unused(self) -> list[str]:
+        """Names of the parameters that no operator has used."""
+        used = {ref.value for op in self.ops for ref in op.refs}
+        return [value.name for value in self.values if value.kind == "parameter" and value.index not in used]
 
 
 def call(model: nn.Module, example: Example) -> Any:
@@ -194,6 +202,7 @@ class Watcher(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.saved: set[int] = set()  # ids of tensors that autograd keeps
+        self.understudies: Understudies = {}  # which modules run beside others (see `unrun`)
 
     @abc.abstractmethod
     def folded(self, path: str, fold: Fold, x: Tensor, result: Tensor) -> None:
@@ -227,7 +236,7 @@ class Watcher(TorchDispatchMode):
                 handles.append(module.register_forward_hook(partial(leave, path)))
         mode = with_gradients(Gradients(self.differentiated, self.hide), self.saved) if self.gradients else nullcontext()
         try:
-            with self, mode:
+            with self, mode, standing_in(model, self.understudies):
                 yield
         finally:
             for handle in handles:
@@ -255,7 +264,7 @@ class Recorder(Watcher):
         self, tensors: Mapping[str, Tensor], buffers: set[str], inputs: list[Tensor], trace: Trace, here: Callable[[], str]
     ) -> None:
         super().__init__()
-        self.trace, self.gradients = trace, trace.gradients
+        self.trace, self.gradients, self.understudies = trace, trace.gradients, trace.understudies
         self.differentiates = False  # seen in this pass, operator by operator
         self.here = here
         self.shapes = Shapes()
@@ -410,7 +419,13 @@ def _left(model: nn.Module, recorder: Recorder, output: Any) -> list[Tensor]:
     return [*shown, *(tensor for key, tensor in found.items() if key not in kept)]
 
 
-def record(model: nn.Module, example: Example, training: bool = False, trace: Trace | None = None) -> Trace:
+def record(
+    model: nn.Module,
+    example: Example,
+    training: bool = False,
+    trace: Trace | None = None,
+    understudies: Understudies | None = None,
+) -> Trace:
     """Run the model once and write down what happened (appended to `trace` if one is given).
 
     The first try is on meta tensors, which cost neither time nor memory; a model that looks at numbers (or keeps tensors
@@ -418,16 +433,17 @@ def record(model: nn.Module, example: Example, training: bool = False, trace: Tr
     """
     if trace is not None:
         return _record(model, example, training, trace)
+    beside = understudies or {}
     try:
-        return _record(model, example, training, Trace(meta=True))
+        return _record(model, example, training, Trace(meta=True, understudies=beside))
     except Exception as error:
         if needs_gradients(error) or isinstance(error, _Differentiates):
-            return _record_gradients(model, example, training)
+            return _record_gradients(model, example, training, beside)
     try:
-        return _record(model, example, training, Trace())
+        return _record(model, example, training, Trace(understudies=beside))
     except Exception as error:
         if needs_gradients(error) or isinstance(error, _Differentiates):
-            return _record_gradients(model, example, training)
+            return _record_gradients(model, example, training, beside)
         raise
 
 
@@ -435,14 +451,14 @@ class _Differentiates(Exception):
     """The model differentiates in its forward pass: it must be watched again, with gradients as operators."""
 
 
-def _record_gradients(model: nn.Module, example: Example, training: bool) -> Trace:
+def _record_gradients(model: nn.Module, example: Example, training: bool, beside: Understudies) -> Trace:
     try:
-        return _record(model, example, training, Trace(meta=True, gradients=True))
+        return _record(model, example, training, Trace(meta=True, gradients=True, understudies=beside))
     except Exception as error:
         if "saved tensor hooks" in str(error):
             problem = Problem("the model", "it differentiates by torch.func", "differentiate by torch.autograd.grad")
             raise TraceError("gradients that torch.func takes can't be watched", [problem]) from error
-    return _record(model, example, training, Trace(gradients=True))
+    return _record(model, example, training, Trace(gradients=True, understudies=beside))
 
 
 def _record(model: nn.Module, example: Example, training: bool, trace: Trace) -> Trace:
