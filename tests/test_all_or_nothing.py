@@ -126,7 +126,7 @@ STAGES = {
     "values": "outgrow.apply.fill_values",
     "gradients": "outgrow.apply.fill_moment",
     "set_": "torch.Tensor.set_",
-    "settings": "outgrow.apply.apply_setting",
+    "settings": "outgrow.apply._set",
     "optimizer": "outgrow.grow.grow_optimizers",
     "moments": "outgrow.training.optimizer._grown_state",
     "comparison": "outgrow.verify.error",
