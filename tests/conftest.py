@@ -28,7 +28,7 @@ def _let_torchvision_import() -> None:
     _STAND_INS.append(library)
 
 
-if not torch.cuda.is_available():
+if torch.version.cuda is None:
     _let_torchvision_import()
 torch.set_num_threads(1)
 
