@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from outgrow.accumulators import hooks_kept
 from outgrow.fill import Init, deviations, fill_moment, fill_values, grown, needs_deviation
+from outgrow.interrupts import Deferral
 from outgrow.plan import Edit, Plan, Setting
 from outgrow.positions import edits_by_tensor as edits_by_tensor
 from outgrow.sandbox import tensors_of
@@ -39,8 +40,10 @@ class Journal:
         self._undo.append(undo)
 
     def undo(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+        with Deferral() as interrupts:
+            interrupts.begin()
+            while self._undo:
+                self._undo.pop()()
 
     def close(self) -> None:
         """Let go of the old tensors."""

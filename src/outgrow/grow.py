@@ -28,6 +28,7 @@ from outgrow.draft import inits_of
 from outgrow.errors import GrowthError, TraceError
 from outgrow.flops import count_flops
 from outgrow.graft import apply_grafts
+from outgrow.interrupts import Deferral
 from outgrow.methods.base import Init
 from outgrow.plan import Plan, joined, noted, renamed
 from outgrow.positions import prepare
@@ -118,11 +119,18 @@ def carry_through(
     rehearsal: bool = False,
     ready: Ready | None = None,
     brief: Brief | None = None,
+    interrupts: Deferral | None = None,
 ) -> tuple[Growth, Work]:
     """A growth from its first look at the model to its report.
 
     ready: what a rehearsal of it has found out; brief: how outputs are to be checked if that is all that is left to do.
+    interrupts: begins once the growth is sure to stay, for a caller who must note that too before it can be interrupted.
     """
+    if interrupts is None:
+        with Deferral() as own:
+            return carry_through(
+                given, example, transforms, optimizers, averages, seed, check, rehearsal, ready, brief, interrupts=own
+            )
     started = time.perf_counter()
     model, copies = bare(given), [bare(getattr(average, "module", average)) for average in averages]
     lengths = None if brief is None else brief.lengths
@@ -146,6 +154,7 @@ def carry_through(
         before = _parameters(model)
         work = Work(model, copies, optimizers, example, seed)
         turns, pairs = list[Turn](), unrun.NOBODY  # of modules that the example does not run
+        stack.enter_context(work.journal)  # a second time, should an interrupt come while it is undone below
         try:
             if ready is not None and known:
                 flops = work.follow(ready, sample)
@@ -163,10 +172,10 @@ def carry_through(
                 if brief is not None and work.added:
                     brief.look(model, example)  # what is widened runs the same operators
             ranks.conclude(work.plans)
+            interrupts.begin()
         except BaseException:
             work.journal.undo()
             raise
-        work.journal.close()
     for number, plan in enumerate(work.plans):
         remember(model, replace(plan, continues=number > 0))
     if not rehearsal:

@@ -15,7 +15,6 @@ bit where the saved one was.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -26,8 +25,9 @@ from torch.optim import Optimizer
 from outgrow.admit import bare, check_averages, check_model, check_seed
 from outgrow.apply import Journal
 from outgrow.brief import study
-from outgrow.errors import CheckpointError, GrowthError, OptimizerError, Problem, ScheduleError
+from outgrow.errors import CheckpointError, GrowthError, OptimizerError, ScheduleError
 from outgrow.grow import carry_through, several
+from outgrow.interrupts import Deferral
 from outgrow.plan import Plan
 from outgrow.report import Growth
 from outgrow.trace import Example
@@ -42,6 +42,7 @@ from outgrow.training.optimizer import unwrapped as bare_optimizers
 from outgrow.training.outdated import outdated
 from outgrow.training.pace import Pace
 from outgrow.training.parallel import check_renewable, wrappers_around
+from outgrow.training.position import check_position, happened, mark
 from outgrow.training.precheck import as_loss, as_number, check_check, check_measured, check_parts, measured, warn_lost
 from outgrow.training.rates import scale_decay, scale_rates
 from outgrow.training.reshaping import reshaping
@@ -147,8 +148,10 @@ class Run:
         check_sinks(self.log)
         check_renewable(wrappers_around([bare(model)], model))
         if position is not None:
-            self._check_position(position)
-        self.done: list[int] = [] if position is None else self._matched(position)  # events that have happened, by number
+            check_position(self.schedule, position)
+        self.done: list[int] = (
+            [] if position is None else happened(self.schedule, position)
+        )  # events that have happened, by number
         ahead = dict(self._waiting())
         seeds = [self.seed + number for number in ahead]
         self.timeline: Timeline = timeline(bare(model), example, Schedule(list(ahead.values())), seeds)
@@ -233,10 +236,11 @@ class Run:
             raise CheckpointError(
                 f"this {type(state).__name__} is no state of a run, as run.state_dict() returns it; run.load(path) reads a file"
             )
-        with reshaping(bare(self.model)) as journal:
+        with Deferral() as interrupts, reshaping(bare(self.model)) as journal:
             try:
-                self._check_position(state["outgrow"])
+                check_position(self.schedule, state["outgrow"])
                 restore(self._parts(), state, journal)
+                interrupts.begin()
                 self.go_to(state["outgrow"])
             except GrowthError:
                 raise
@@ -281,7 +285,7 @@ class Run:
         return {
             "steps": self.steps,
             "epochs": self.epochs,
-            "done": [_mark(self.schedule.events[number]) for number in self.done],
+            "done": [mark(self.schedule.events[number]) for number in self.done],
             "metrics": [dict(metrics) for metrics in self.metrics],
             "records": [record.to_json() for record in self.records],
             "pace": self.pace.state_dict(),
@@ -291,42 +295,13 @@ class Run:
 
     def go_to(self, position: Mapping[str, Any]) -> None:
         """Be where another run was; its model and optimizers are loaded already."""
-        self._check_position(position)
-        done, metrics = self._matched(position), [dict(metrics) for metrics in position["metrics"]]
+        check_position(self.schedule, position)
+        done, metrics = happened(self.schedule, position), [dict(metrics) for metrics in position["metrics"]]
         records = [Record.from_json(record) for record in position["records"]]
         self.pace.load_state_dict(position["pace"])
         self.steps, self.epochs, self.done = position["steps"], position["epochs"], done
         self.metrics, self.records, self._loss = metrics, records, position.get("loss")
         self._untold = records[-1] if position.get("untold") else None
-
-    def _check_position(self, position: Mapping[str, Any]) -> None:
-        """An event that has not happened and whose time is past can't be meant."""
-        done = self._matched(position)
-        for number, event in enumerate(self.schedule):
-            if number in done or not isinstance(event, At):
-                continue
-            now = position["epochs"] if event.step is None else position["steps"]
-            if (event.step or event.epoch or 0) <= now:
-                raise ScheduleError(
-                    f"event {number + 1} is past: the run is at step {position['steps']:,} after {position['epochs']} epochs",
-                    [
-                        Problem(
-                            repr(event),
-                            "it has not happened in the run that was saved",
-                            "give it a later time, or leave it out",
-                        )
-                    ],
-                )
-
-    def _matched(self, position: Mapping[str, Any]) -> list[int]:
-        """Events of this schedule that have happened in a saved run, in that order."""
-        if not isinstance(position, Mapping) or "done" not in position:
-            raise ScheduleError(f"the position of a run is what run.position() returns, not {position!r:.60}")
-        result: list[int] = []
-        for happened in position["done"]:
-            same = (number for number, event in enumerate(self.schedule) if _mark(event) == happened and number not in result)
-            result.extend(list(same)[:1])
-        return result
 
     def _check_late(self, ahead: Sequence[At | When]) -> None:
         """An event at a fixed time does not wait for rules: it must be possible before them too."""
@@ -352,47 +327,49 @@ class Run:
             for number in due:
                 growth = self._carry_out(number, self.schedule.events[number])
         except BaseException:
-            self.steps, self.epochs = before[:2]
-            self.metrics = before[2] if growth is None else []
+            if not all(number in self.done for number in due):
+                self.steps, self.epochs = before[:2]
+                self.metrics = [] if any(number in self.done for number in due) else before[2]
             raise
         return growth
 
     def _carry_out(self, number: int, event: At | When) -> Growth:
-        """One event: rates first, which can be put back, then the growth, which puts itself back if it fails."""
-        ready, seed = self._ready.get(number), self.seed + number
-        with Journal() as journal, outdated(bare(self.model), self.example, event, seed, ready):
-            if event.lr is not None:
-                scale_rates(self.optimizers, self.schedulers, event.lr, journal)
-            if event.weight_decay is not None:
-                scale_decay(self.optimizers, event.weight_decay, journal)
-            growth, _ = carry_through(
-                self.model,
-                self.example,
-                event.grow,
-                self.optimizers,
-                self.averages,
-                seed,
-                bool(self.check),
-                ready=ready,
-                brief=self._brief,
-            )
-        if event.state == "fresh":
-            for optimizer in bare_optimizers(self.optimizers):
-                optimizer.state.clear()
-        self.pace.grown(new_lr=event.new_lr, train=event.train, hold=event.hold, warmup=event.warmup)
-        self.done.append(number)
-        self.metrics = []
-        self._note(growth, event)
-        return growth
+        """One event: rates first, which can be put back, then the growth, which puts itself back if it fails.
 
-    def _note(self, growth: Growth, event: At | When) -> None:
+        From there on the run notes what was done, and no interrupt comes between: it has grown and knows it, or neither.
+        """
+        ready, seed = self._ready.get(number), self.seed + number
+        loss = None if self._loss is None else as_number("the loss", self._loss)
         self.tell()
-        before = None if self._loss is None else as_number("the loss", self._loss)
-        record = Record.of(growth, event.grow, len(self.records) + 1, step=self.steps, epoch=self.epochs, loss_before=before)
-        self.records.append(record)
-        self._untold = record
-        if before is None:
+        with Deferral() as interrupts:
+            with Journal() as journal, outdated(bare(self.model), self.example, event, seed, ready):
+                if event.lr is not None:
+                    scale_rates(self.optimizers, self.schedulers, event.lr, journal)
+                if event.weight_decay is not None:
+                    scale_decay(self.optimizers, event.weight_decay, journal)
+                growth, _ = carry_through(
+                    self.model,
+                    self.example,
+                    event.grow,
+                    self.optimizers,
+                    self.averages,
+                    seed,
+                    bool(self.check),
+                    ready=ready,
+                    brief=self._brief,
+                    interrupts=interrupts,
+                )
+            if event.state == "fresh":
+                for optimizer in bare_optimizers(self.optimizers):
+                    optimizer.state.clear()
+            self.pace.grown(new_lr=event.new_lr, train=event.train, hold=event.hold, warmup=event.warmup)
+            record = Record.of(growth, event.grow, len(self.records) + 1, step=self.steps, epoch=self.epochs, loss_before=loss)
+            self.records.append(record)
+            self._untold, self.metrics = record, []
+            self.done.append(number)
+        if loss is None:
             self.tell()
+        return growth
 
     def tell(self, loss: Any = None) -> None:
         """Tell the last growth if that has not been done: `step` does once the loss after it is known. At the end, by hand."""
@@ -409,11 +386,6 @@ class Run:
         size = sum(parameter.numel() for parameter in bare(self.model).parameters())
         ahead = f"next growth: {waiting[0][1].time}" if waiting else "no more growths"
         return f"epoch {self.epochs + 1} · step {self.steps:,} · {size:,} parameters · {ahead}"
-
-
-def _mark(event: At | When) -> str:
-    """What tells one event from another; addresses of functions are not the same in another process."""
-    return re.sub(r" at 0x[0-9a-f]+", "", f"{event.time}: {event.grow!r}")
 
 
 def schedule_of(given: Any) -> Schedule:

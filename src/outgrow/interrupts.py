@@ -1,0 +1,69 @@
+"""Hold signals back while a few lines must run as a whole: Ctrl-C, or a handler that ends the process, then comes after them.
+
+Python runs signal handlers between any two instructions of the main thread, so that a KeyboardInterrupt can come between the
+growth of a model and the note that it has grown. Only signals with a handler in Python are held back; a `kill -9`, or a signal
+without a handler, ends the process as ever.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+
+class Deferral:
+    """From `begin()` to the end of the context, signals wait; then their own handlers get them, in order.
+
+    In other threads than the main one it does nothing: handlers never run there.
+
+    Example:
+        >>> with Deferral() as deferral:
+        ...     deferral.begin()
+        ...     signal.raise_signal(signal.SIGINT)
+        Traceback (most recent call last):
+        ...
+        KeyboardInterrupt
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Any] = {}
+        self._waiting: list[int] = []
+
+    def __enter__(self) -> Deferral:
+        return self
+
+    def begin(self) -> None:
+        """Hold signals back from here on."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in signal.valid_signals():
+            handler = signal.getsignal(number)
+            if callable(handler) and number not in self._handlers:
+                self._handlers[number] = handler
+                signal.signal(number, self._note)
+
+    def __exit__(self, *raised: Any) -> None:
+        try:
+            self._restore(list(self._handlers.items()))
+        finally:
+            self._deliver()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._waiting.append(number)
+
+    def _restore(self, handlers: list[tuple[int, Any]]) -> None:
+        """A signal may come in between: the others are put back all the same."""
+        if handlers:
+            try:
+                signal.signal(*handlers[0])
+            finally:
+                self._restore(handlers[1:])
+
+    def _deliver(self) -> None:
+        if self._waiting:
+            try:
+                signal.raise_signal(self._waiting.pop(0))
+            finally:
+                self._deliver()
