@@ -124,7 +124,7 @@ STAGES = {
     "flops": "outgrow.grow.count_flops",
     "model and copy": "outgrow.grow.apply_plan",
     "values": "outgrow.apply.fill_values",
-    "gradients": "outgrow.apply.fill_moment",
+    "gradients": "outgrow.apply.grown_moment",
     "set_": "torch.Tensor.set_",
     "settings": "outgrow.apply._set",
     "optimizer": "outgrow.grow.grow_optimizers",

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_flatten_with_path
 import outgrow
 from outgrow.apply import Journal, apply_plan
 from outgrow.errors import OptimizerError, StaleOptimizerError, VerifyError
-from outgrow.fill import fill_moment, grown
+from outgrow.fill import grown_moment
 from outgrow.plan import Insertion, Plan, Rescaling
 from outgrow.training.optimizer import check_optimizers
 from outgrow.training.stale import _WATCH
@@ -240,15 +240,13 @@ def test_new_entries_start_at_the_mean_of_what_is_there_by_then() -> None:
     (old.pow(3).sum() + (new / 2.0).pow(3).sum()).backward()
     edits = [Rescaling("t", 2.0), Insertion("t", 0, 3, (1,), (0,), "free", (0,), (1.0,))]
     for power, fresh in ((1, "zero"), (2, "mean")):
-        moment = grown(old.grad**power, edits)
-        fill_moment(moment, old.grad**power, edits, power, fresh)
+        moment = grown_moment(old.grad**power, edits, power, fresh)
         close(moment[[0, 2, 3]], new.grad**power)
         close(moment[1], (new.grad**power).mean() * (fresh == "mean"))
     halves = (0.5, 0.5)
     copies = Insertion("t", 0, 2, (2, 3), (0, 1), "copy", (), halves, (0, 1), gradient=halves, gradient_keep=halves)
     edits, square = [copies, Insertion("t", 1, 3, (3,), (0,), "free", (0,), (1.0,))], torch.rand(2, 3).double()
-    moment = grown(square, edits)
-    fill_moment(moment, square, edits, 2, "mean")
+    moment = grown_moment(square, edits, 2, "mean")
     close(moment[:, 3], moment[:, :3].mean().expand(4))
 
 

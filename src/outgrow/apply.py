@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from outgrow.accumulators import hooks_kept
-from outgrow.fill import Init, deviations, fill_moment, fill_values, grown, needs_deviation
+from outgrow.fill import Init, deviations, fill_values, grown, grown_moment, needs_deviation
 from outgrow.interrupts import Deferral
 from outgrow.plan import Edit, Plan, Setting
 from outgrow.positions import edits_by_tensor as edits_by_tensor
@@ -75,8 +75,7 @@ def apply_plan(
         gradient = None
         if tensor.grad is not None:
             before = tensor.grad.to_dense() if tensor.grad.is_sparse else tensor.grad
-            gradient = grown(before, edits)
-            fill_moment(gradient, before, edits, power=1, fresh="zero")
+            gradient = grown_moment(before, edits, power=1, fresh="zero")
         _replace(tensor, new, gradient, journal)
     modules = dict(model.named_modules(remove_duplicate=False))
     for setting in plan.settings:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outgrow.errors import MethodError
 from outgrow.plan import Edit, Insertion, Rescaling, Rotation
-from outgrow.positions import FEW, Place, Positions, ascending, edits_of, is_range, runs
+from outgrow.positions import FEW, Place, Positions, TensorEdits, ascending, edits_of, is_range, runs
 
 MANY = 64  # more slices than this are slower than one copy by index
 MILLION = 2**20
@@ -27,22 +27,30 @@ Init = str | Callable[[Tensor, tuple[int, ...], torch.Generator], Tensor]
 def grown(old: Tensor, edits: Sequence[Edit]) -> Tensor:
     """A tensor of the final shape with the old values in place; new entries are not filled yet."""
     edits = edits_of(edits)
+    new = _empty(old, edits)
+    _move(new, old, edits)
+    return new
+
+
+def _empty(old: Tensor, edits: TensorEdits) -> Tensor:
     shape = list(old.shape)
     for axis, size in edits.sizes.items():
         shape[axis] = max(shape[axis], size)
-    new = torch.empty(shape, dtype=old.dtype, device=old.device, memory_format=_memory_format(old), pin_memory=_pinned(old))
+    return torch.empty(shape, dtype=old.dtype, device=old.device, memory_format=_memory_format(old), pin_memory=_pinned(old))
+
+
+def _move(new: Tensor, old: Tensor, edits: TensorEdits) -> None:
+    """Copy the old values to their new places."""
     if edits.moves is None:
-        scatter(new, old, edits.where)
-        return new
+        return scatter(new, old, edits.where)
     for move in edits.moves:
         source, target = old, new
         for axis, before, after, count in move:
-            if count < shape[axis]:
+            if count < new.shape[axis]:
                 target = target.narrow(axis, after, count)
             if count < old.shape[axis]:
                 source = source.narrow(axis, before, count)
         target.copy_(source)
-    return new
 
 
 def _memory_format(old: Tensor) -> torch.memory_format:
@@ -316,8 +324,8 @@ def _read(scalars: Mapping[int, Tensor]) -> dict[int, float]:
     return result
 
 
-def fill_moment(new: Tensor, old: Tensor, edits: Sequence[Edit], power: int, fresh: str) -> None:
-    """Like `fill_values`, for something that transforms like the `power`-th power of a gradient.
+def grown_moment(old: Tensor, edits: Sequence[Edit], power: int, fresh: str) -> Tensor:
+    """Grow something that transforms like the `power`-th power of a gradient.
 
     fresh: what new entries that are not copies start at, "zero" or "mean" (of the entries that are there by then).
     """
@@ -325,6 +333,17 @@ def fill_moment(new: Tensor, old: Tensor, edits: Sequence[Edit], power: int, fre
     start: float | Tensor = 0.0
     if fresh == "mean" and old.numel():  # it stays on its device, which is not waited for
         start = old.to(torch.promote_types(old.dtype, torch.float32)).mean()
+    new = _empty(old, edits)
+    if old.is_cuda and edits.plain:  # fewer kernels: a GPU is held up by their number, not by what they write
+        _move(new.fill_(start), old, edits)
+        return new
+    _move(new, old, edits)
+    _fill_moment(new, edits, power, start)
+    return new
+
+
+def _fill_moment(new: Tensor, edits: TensorEdits, power: int, start: float | Tensor) -> None:
+    """Like `fill_values`: write what all edits make of a moment, in order."""
     for edit, place in zip(edits, edits.places, strict=True):
         at, kept = place.at, place.kept
         if isinstance(edit, Rescaling):

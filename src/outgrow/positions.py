@@ -48,6 +48,11 @@ class TensorEdits(tuple[Edit, ...]):
         return tuple(reversed(places))
 
     @cached_property
+    def plain(self) -> bool:
+        """Whether existing entries keep their gradients, and new ones are no copies of them."""
+        return all(isinstance(edit, Insertion) and not (edit.gradient or edit.gradient_keep) for edit in self)
+
+    @cached_property
     def sizes(self) -> Mapping[int, int]:
         """The final size of each axis that grows."""
         return {edit.axis: edit.new_size for edit in self if isinstance(edit, Insertion)}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from outgrow.fill import fill_moment, grown
+from outgrow.fill import grown_moment
 from outgrow.plan import Edit, Insertion
 
 Axes = tuple[int, int]  # averaged over by the row means, and by the column means
@@ -73,9 +73,7 @@ def _grown_factor(factor: Tensor, other: Tensor, averaged: int, edits: Sequence[
 
 
 def _grown_square(old: Tensor, edits: Sequence[Edit]) -> Tensor:
-    new = grown(old, edits)
-    fill_moment(new, old, edits, 2, "mean")
-    return new
+    return grown_moment(old, edits, 2, "mean")
 
 
 def refactored(

@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from outgrow.fill import fill_moment, grown
+from outgrow.fill import grown_moment
 from outgrow.plan import Edit, Insertion
 
 
@@ -30,10 +30,8 @@ def grown_matrix(old: Tensor, axis: int, edits: Sequence[Edit], start: str) -> T
     diagonal = old if old.ndim == 1 else old.diagonal()
     rows = [replace(edit, axis=0) for edit in here]
     edits_of_both = rows if old.ndim == 1 else [*rows, *(replace(edit, axis=1) for edit in here)]
-    new = grown(old, edits_of_both)
-    fill_moment(new, old, edits_of_both, 0, "zero")
-    marks = grown(torch.ones_like(diagonal), rows)
-    fill_moment(marks, torch.ones_like(diagonal), rows, 0, "zero")
+    new = grown_moment(old, edits_of_both, 0, "zero")
+    marks = grown_moment(torch.ones_like(diagonal), rows, 0, "zero")
     fresh = (marks == 0).nonzero().flatten()
     if old.ndim == 1:
         new[fresh] = level_of(old, start)

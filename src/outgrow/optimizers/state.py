@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outgrow.fill import fill_moment, fill_values, grown
+from outgrow.fill import fill_values, grown, grown_moment
 from outgrow.optimizers.factored import Axes, grown_factors
 from outgrow.optimizers.lookup import Known
 from outgrow.optimizers.matrices import grown_matrix
@@ -55,10 +55,10 @@ def _grown(
     if rule.kind == "matrices":
         return grown_matrices(rule, key, value, edits)
     if rule.kind == "row":
-        return mapped(value, lambda tensor: grown_moment(tensor, _along_first(edits, tensor.ndim), rule))
+        return mapped(value, lambda tensor: grown_moment(tensor, _along_first(edits, tensor.ndim), rule.power, rule.start))
     if rule.kind == "weights":
         return mapped(value, lambda tensor: _grown_weights(key, tensor, parameter, old, edits, beside))
-    return mapped(value, lambda tensor: shaped(tensor, old, lambda whole: grown_moment(whole, edits, rule)))
+    return mapped(value, lambda tensor: shaped(tensor, old, lambda whole: grown_moment(whole, edits, rule.power, rule.start)))
 
 
 def mapped(value: Any, grow: Callable[[Tensor], Tensor]) -> Any:
@@ -79,12 +79,6 @@ def shaped(tensor: Tensor, shape: Shape, grow: Callable[[Tensor], Tensor]) -> Te
     if tuple(tensor.shape) == shape:
         return grow(tensor)
     return grow(tensor.view(shape)).flatten()
-
-
-def grown_moment(old: Tensor, edits: Edits, rule: Rule) -> Tensor:
-    new = grown(old, edits)
-    fill_moment(new, old, edits, rule.power, rule.start)
-    return new
 
 
 def grown_matrices(rule: Rule, key: Any, value: Any, edits: Edits) -> Any:
