@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import outgrow
-from outgrow.errors import CheckpointError, VerifyError
+from judging import state_of
+from outgrow.errors import CheckpointError, ParallelError, VerifyError
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
@@ -76,3 +77,73 @@ def test_gradients_are_still_averaged_after_a_checkpoint_that_does_not_fit(tmp_p
     with pytest.raises(CheckpointError):
         outgrow.load(other, tmp_path / "model.safetensors")
     assert [reduced(wrapper, seen) for _ in range(3)] == [size] * 3
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.f = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.f(x)
+        return result
+
+
+class Plain(nn.Module):
+    """Not an nn.Sequential itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = blocks()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.body(x)
+        return result
+
+
+def blocks() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), Block(8), nn.Linear(8, 2))
+
+
+def compiled(module: Any) -> Any:
+    return torch.compile(module, backend="eager")
+
+
+@pytest.fixture
+def _compiling() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("_compiling")
+@pytest.mark.filterwarnings("ignore")  # torch warns while it compiles
+def test_a_compiled_wrapper_that_would_leave_gates_out_is_refused() -> None:
+    model = blocks()
+    called = compiled(DistributedDataParallel(model))
+    right = called(X).detach()
+    before = state_of(model)
+    with pytest.raises(
+        ParallelError, match=r"without their forward hooks; with its gates[\s\S]*DistributedDataParallel\(torch.com"
+    ):
+        outgrow.deepen(called, X, "1", fade=4)
+    assert state_of(model) == before
+    assert torch.equal(called(X), right)
+    events = [outgrow.At(step=1, grow=[outgrow.Deepen(after="1", fade=4)])]
+    with pytest.raises(ParallelError, match=r"Deepen with fade=4"):
+        outgrow.Run(called, X, torch.optim.SGD(model.parameters(), lr=0.1), events, quiet=True)
+    outgrow.deepen(called, X, "1")
+    torch.testing.assert_close(called(X), right)
+
+
+@pytest.mark.usefixtures("_compiling")
+@pytest.mark.filterwarnings("ignore")  # torch warns while it compiles
+def test_other_orders_of_wrappers_fade_in() -> None:
+    for model, place, wrap in (
+        (blocks(), "1", lambda one: DistributedDataParallel(compiled(one))),
+        (Plain(), "body.1", lambda one: compiled(DistributedDataParallel(one))),
+    ):
+        called = wrap(model)
+        right = called(X).detach()
+        outgrow.deepen(called, X, place, fade=4)
+        torch.testing.assert_close(called(X), right)

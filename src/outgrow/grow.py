@@ -43,6 +43,7 @@ from outgrow.trace import Example
 from outgrow.training.compiled import forget_compiled, uncompiled
 from outgrow.training.drift import drifts_of, grow_drifts
 from outgrow.training.fade import gates_of
+from outgrow.training.gated import check_gates
 from outgrow.training.history import history, remember
 from outgrow.training.optimizer import adopt, grow_optimizers, thaw, unwrapped
 from outgrow.training.parallel import together
@@ -169,6 +170,7 @@ def carry_through(
             if base is not None:
                 worst, allowed = verify.check(model, sample, base, limits, preserving)
                 check_turns(model, example, turns, pairs, work.plans, preserving)
+                check_gates(given, model, sample)
                 if brief is not None and work.added:
                     brief.look(model, example)  # what is widened runs the same operators
             ranks.conclude(work.plans)

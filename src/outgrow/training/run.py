@@ -36,6 +36,7 @@ from outgrow.training.atomic import Path, check_path, place_for, write_whole
 from outgrow.training.checksum import sealed
 from outgrow.training.cohorts import Cohorts, cohorts
 from outgrow.training.fade import share_gates
+from outgrow.training.gated import check_fading
 from outgrow.training.log import Record, check_sinks, write
 from outgrow.training.optimizer import check_optimizers
 from outgrow.training.optimizer import unwrapped as bare_optimizers
@@ -153,6 +154,7 @@ class Run:
             [] if position is None else happened(self.schedule, position)
         )  # events that have happened, by number
         ahead = dict(self._waiting())
+        check_fading(model, [one for event in ahead.values() for one in event.grow])
         seeds = [self.seed + number for number in ahead]
         self.timeline: Timeline = timeline(bare(model), example, Schedule(list(ahead.values())), seeds)
         self._check_late(list(ahead.values()))
