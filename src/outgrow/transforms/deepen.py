@@ -22,11 +22,11 @@ from outgrow.errors import MethodError, Problem, SelectionError, SizeError, Trac
 from outgrow.per_layer import contradiction, depth_settings, layer_lists
 from outgrow.plan import Change, Insert, Plan, joined
 from outgrow.residual import Identity, by_itself, check_bent, identity_of
+from outgrow.shadow import calls_without_values
 from outgrow.structure import (
     CONTAINERS,
     Call,
     apply_insert,
-    calls_of,
     counters,
     draw_anew,
     numbering,
@@ -41,6 +41,7 @@ from outgrow.volumes import Anatomy
 from outgrow.zeroing import NotZero, carry_out
 
 OWN = ("r2r", "r2r-paper")
+NOT_RUN = "the model's code does not run a block that is added there"
 METHODS = ("auto", "r2r", "r2r-paper", "residual", "net2net", "netmorph", "copy", "random")
 
 
@@ -108,6 +109,16 @@ class Kinds:
 
     anatomies: dict[Any, Anatomy] = field(default_factory=dict)
     identities: dict[Any, Identity | str] = field(default_factory=dict)
+    children: dict[str, list[Any]] = field(default_factory=dict)  # by the path of a container: the kind of each child
+    same: dict[Any, Any] = field(default_factory=dict)  # one object for equal kinds, which are large
+
+    def of_children(self, path: str, container: nn.Module) -> list[Any]:
+        """The kind of each child of a container."""
+        if path not in self.children:
+            counted = counters(container)
+            kinds = [None if child is None else signature(child, counted) for child in container._modules.values()]
+            self.children[path] = [self.same.setdefault(kind, kind) for kind in kinds]
+        return self.children[path]
 
     def identity(self, kind: Any, block: nn.Module, given: Call, request: Deepen) -> Identity:
         key = kind, request.method == "r2r-paper", request.fade is not None
@@ -203,7 +214,7 @@ def own_kind(
     container_path, _, key = request.after.rpartition(".")
     container = model.get_submodule(container_path)
     paths = [join(container_path, name) for name in container._modules]
-    found = calls_of(model, example, paths) if known is None else {}
+    found = calls_without_values(model, example, paths) if known is None else {}
     first = list(container._modules).index(key) + 1
     before = len(container._modules)
     plans: list[Plan] = []
@@ -256,8 +267,7 @@ def template_for(model: nn.Module, found: dict[str, list[Call]], request: Deepen
     container = model.get_submodule(path)
     children = dict(container._modules)
     index = list(children).index(key)
-    counted = counters(container)
-    kinds = [None if child is None else signature(child, counted) for child in children.values()]
+    kinds = known.of_children(path, container)
     here = found[request.after]
     if len(here) != 1:
         raise NotZero("the example does not run it" if not here else f"it runs {len(here)} times in one pass")
@@ -314,9 +324,9 @@ def _period(kinds: Sequence[Any]) -> int | None:
 def _check_called(model: nn.Module, example: Example, plan: Plan, before: Sequence[str]) -> None:
     """A list whose code goes by numbers of its own may leave new blocks out, or run them in the place of others."""
     new = plan.new_blocks
-    reason = "the model's code does not run a block that is added there"
+    reason = NOT_RUN
     try:
-        called = calls_of(model, example, [*new, *map(plan.renamed, before)])
+        called = calls_without_values(model, example, [*new, *map(plan.renamed, before)])
     except TraceError as error:
         called, reason = {"": []}, f"with a block more there {str(error).splitlines()[0]}"
     if not all(called.values()):

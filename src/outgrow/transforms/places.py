@@ -1,9 +1,13 @@
-"""Where a model can be deepened, by which methods, and why not elsewhere: found by trying."""
+"""Where a model can be deepened, by which methods, and why not elsewhere: found by trying.
+
+All of it is tried on the model's shadow (see `shadow`), where a pass costs no arithmetic, and once per kind of block. Only
+where that leaves doubts is the model itself run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +15,23 @@ from torch import Tensor, nn
 from outgrow.admit import bare, check_module
 from outgrow.anatomy import dissect
 from outgrow.apply import Journal
-from outgrow.structure import calls_of
-from outgrow.trace import Example, outputs_in
+from outgrow.errors import Problem, TraceError
+from outgrow.plan import joined
+from outgrow.sandbox import on_meta
+from outgrow.shadow import has_values, shadow
+from outgrow.structure import Call, calls_of
+from outgrow.trace import Example, Trace, outputs_in, record
 from outgrow.training.compiled import uncompiled
-from outgrow.transforms.deepen import OWN, Deepen, Kinds, containers, join, own_kind, template_for
-from outgrow.transforms.plain import LAYERS, is_activation, legal, unwrappable
+from outgrow.transforms.deepen import NOT_RUN, OWN, Deepen, Kinds, Template, containers, join, own_kind, template_for
+from outgrow.transforms.plain import LAYERS, Neighbours, is_activation, legal, unwrappable
+from outgrow.transforms.unchanged import runs_as_before, within
 from outgrow.usage import usage
+from outgrow.volumes import Anatomy
 from outgrow.zeroing import NotZero
+
+NO_VALUES = (
+    "whether the model computes the same with a block more there can't be found out on the meta device: load its weights first"
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +57,8 @@ class Place:
 def places(model: nn.Module, example: Example) -> list[Place]:
     """All children of the model's containers, and whether a block can be put behind each.
 
+    The model may be on the meta device: places depend on its code and its shapes, not on values.
+
     Example:
         >>> class Block(nn.Module):
         ...     def __init__(self):
@@ -54,33 +70,110 @@ def places(model: nn.Module, example: Example) -> list[Place]:
         >>> [(place.name, place.methods) for place in places(model, torch.zeros(1, 3)) if place.own]
         [('1', ('r2r', 'r2r-paper', 'residual'))]
     """
-    check_module(model := bare(model))
+    check_module(model := bare(model), numbers=False)
     blocks = [join(path, key) for path, module in containers(model) for key in module._modules]
     layers = [path for path, module in model.named_modules() if path and (isinstance(module, LAYERS) or is_activation(module))]
     paths = list(dict.fromkeys((*blocks, *layers)))
-    found = calls_of(model, example, [*paths, ""])
-    before = outputs_in(found[""][0].output)
-    anatomy = dissect(model, example)
-    stuck = unwrappable(model, example, [path for path in paths if found[path]])
-    kinds = Kinds()
-    idle: dict[str, str] = {}  # containers whose code does not run what is added, and why we think so
+    survey = _surveyed(model, example, paths, blocks)
+    neighbours = Neighbours(model)
     result = []
-    for path in (path for path in paths if found[path]):
-        container = path.rpartition(".")[0]
+    for path in survey.run:
         reasons = dict.fromkeys(OWN, "it stands in no container of blocks")
-        for method in OWN if path in blocks else ():
-            try:
-                template_for(model, found, Deepen(path, method=method), 0, kinds)
-                if container not in idle:
-                    idle[container] = _idle(model, example, path, before)
-                reasons[method] = idle[container]
-            except NotZero as refused:
-                reasons[method] = str(refused)
-        plain = legal(model, path, found[path], anatomy, stuck)
+        reasons |= {method: survey.reason(path, method) for method in OWN if path in survey.own}
+        plain = legal(model, path, survey.found[path], survey.anatomy, survey.stuck, neighbours)
         methods = dict.fromkeys(name for name, why in (*reasons.items(), *plain.items()) if not why)
         why = "; ".join(dict.fromkeys((reasons["r2r"], plain["r2r"])))
         result.append(Place(path, tuple(methods), "" if methods else why, own=not reasons["r2r"]))
     return result
+
+
+@dataclass(eq=False)
+class Survey:
+    """What was seen of a model: calls of its modules, and by which methods its blocks can be made the identity."""
+
+    found: dict[str, list[Call]]
+    anatomy: Anatomy
+    stuck: dict[str, str]  # modules that can't be put into an nn.Sequential, and why
+    own: dict[str, dict[str, Template | str]] = field(default_factory=dict)  # by block and method; a string is a reason
+    idle: dict[str, str | None] = field(default_factory=dict)  # containers whose code does not run what is added, and why;
+    # None where that is yet to be found out
+
+    @property
+    def run(self) -> list[str]:
+        return [path for path, calls in self.found.items() if path and calls]
+
+    def reason(self, path: str, method: str) -> str:
+        """Why a method does not suit a block; empty if it does."""
+        found = self.own[path][method]
+        return found if isinstance(found, str) else self.idle[path.rpartition(".")[0]] or ""
+
+    def first(self, container: str) -> str:
+        """The first block of a container behind which there could be another."""
+        return next(
+            path
+            for path, found in self.own.items()
+            if path.rpartition(".")[0] == container and any(isinstance(one, Template) for one in found.values())
+        )
+
+
+def _surveyed(model: nn.Module, example: Example, paths: Sequence[str], blocks: Sequence[str]) -> Survey:
+    """A survey of the shadow, with what is doubtful there looked at on the model itself; or one of the model, if need be."""
+    try:
+        with shadow(model):
+            survey = _survey(model, on_meta(example), paths, blocks, without_values=True)
+    except Exception as error:
+        if not has_values(model):
+            way_out = "load the model's weights first, e.g. model.to_empty(…) and load_state_dict"
+            problem = Problem("", f"it does not run on the meta device ({str(error).splitlines()[0]})", way_out)
+            raise TraceError("the model reads values, and has none", [problem]) from error
+        survey = _survey(model, example, paths, blocks, without_values=False)
+    if not has_values(model):
+        survey.idle = {container: NO_VALUES if why is None else why for container, why in survey.idle.items()}
+        return survey
+    if survey.stuck:
+        survey.stuck = unwrappable(model, example, survey.run)
+    doubtful = [container for container, why in survey.idle.items() if why is None]
+    if doubtful:
+        before = outputs_in(calls_of(model, example, [""])[""][0].output)
+        survey.idle |= {container: _idle(model, example, survey.first(container), before) for container in doubtful}
+    return survey
+
+
+def _survey(model: nn.Module, example: Example, paths: Sequence[str], blocks: Sequence[str], without_values: bool) -> Survey:
+    found = calls_of(model, example, [*paths, ""])
+    run = [path for path in paths if found[path]]
+    survey = Survey(found, dissect(model, example), unwrappable(model, example, run))
+    kinds, own = Kinds(), set(blocks)
+    for path in (path for path in run if path in own):
+        survey.own[path] = {}
+        for method in OWN:
+            try:
+                survey.own[path][method] = template_for(model, found, Deepen(path, method=method), 0, kinds)
+            except NotZero as refused:
+                survey.own[path][method] = str(refused)
+        container = path.rpartition(".")[0]
+        template = survey.own[path]["r2r"]
+        if container not in survey.idle and any(isinstance(one, Template) for one in survey.own[path].values()):
+            trace = survey.anatomy.reading.trace
+            known = without_values and isinstance(template, Template)
+            survey.idle[container] = _without_values(model, example, path, template, trace) if known else None
+    return survey
+
+
+def _without_values(model: nn.Module, example: Example, path: str, template: Template | str, before: Trace) -> str | None:
+    """Like `_idle`, as far as it can be told without values; None where it can't."""
+    assert isinstance(template, Template)
+    journal = Journal()
+    try:
+        plan = joined(own_kind([model], example, Deepen(path), 0, journal, [template])[0])
+        after = record(model, example)
+    except Exception:  # the model itself will show what this means
+        return None
+    finally:
+        journal.undo()
+    if not any(within(op, block) for op in after.ops for block in plan.new_blocks):
+        return NOT_RUN
+    return "" if before.meta and runs_as_before(before, after, plan) else None
 
 
 def _idle(model: nn.Module, example: Example, path: str, before: Iterable[Tensor]) -> str:

@@ -12,6 +12,7 @@ own, and the plan tells the names.
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,7 +43,27 @@ SIMPLE = "ReLU GELU SiLU Tanh Sigmoid Hardswish Hardsigmoid ELU SELU CELU LeakyR
 ACTIVATIONS = {"relu": "ReLU"}  # idempotent ones, by the class that computes them
 
 
-def behind(model: nn.Module, path: str, calls: Sequence[Call], anatomy: Anatomy) -> tuple[Tensor, dict[str, Any]]:
+class Neighbours:
+    """The modules of a model in their order, and how often each is held: looked up for every place, and found out once."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.held = Counter(id(child) for parent in model.modules() for child in parent._modules.values())
+        self.owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+        self.last: dict[str, int] = {}  # by path: the place of the last module within
+        self.layered: list[bool] = []  # for each module, whether a linear layer or convolution comes before its end
+        self.activation: list[str] = []  # and the last activation there
+        for place, (path, module) in enumerate(model.named_modules()):
+            steps = path.split(".")
+            self.last.update({".".join(steps[: length + 1]): place for length in range(len(steps))})
+            self.layered.append(isinstance(module, LAYERS) or (place > 0 and self.layered[-1]))
+            self.activation.append(
+                type(module).__name__ if is_activation(module) else self.activation[-1] if self.activation else ""
+            )
+
+
+def behind(
+    model: nn.Module, path: str, calls: Sequence[Call], anatomy: Anatomy, neighbours: Neighbours | None = None
+) -> tuple[Tensor, dict[str, Any]]:
     """What a module puts out, and a description of a layer that could follow it; NotZero with the reason if none could.
 
     anatomy: that of the model, which tells along which axis of the output its features lie.
@@ -62,27 +83,22 @@ def behind(model: nn.Module, path: str, calls: Sequence[Call], anatomy: Anatomy)
     outer = path.rpartition(".")[0]
     if isinstance(model.get_submodule(outer), PActivation):
         raise NotZero(f"it takes the place of {outer} when that has set in, and what follows it would get another name")
-    if sum(child is module for parent in model.modules() for child in parent._modules.values()) > 1:
+    around = neighbours or Neighbours(model)
+    if around.held[id(module)] > 1:
         raise NotZero("the model holds it under several names, and may run what is behind another one")
-    if not any(isinstance(part, LAYERS) for part in _up_to(model, path)):
+    if not around.layered[around.last[path]]:
         raise NotZero("no linear layer or convolution comes before it")
     dims = _dims(module, output, _labelled(anatomy, path))
-    activation, norm = surroundings(model, path, dims)
+    activation, norm = surroundings(model, path, dims, around)
     kernel = 3 if dims and min(output.shape[2:]) > 1 else 1
     channels = output.shape[1] if dims else output.shape[-1]
     return output, {"channels": channels, "dims": dims, "kernel": kernel, "norm": norm, "activation": activation}
 
 
-def _up_to(model: nn.Module, path: str) -> list[nn.Module]:
-    """Modules from the last part of one back to the model's first."""
-    modules = list(model.named_modules())
-    last = max(index for index, (name, _) in enumerate(modules) if name == path or name.startswith(f"{path}."))
-    return [module for _, module in reversed(modules[: last + 1])]
-
-
-def surroundings(model: nn.Module, path: str, dims: int) -> tuple[str, bool]:
+def surroundings(model: nn.Module, path: str, dims: int, neighbours: Neighbours | None = None) -> tuple[str, bool]:
     """The activation that is usual before a module's end, and whether batch norms are usual beside it."""
-    activation = next((type(module).__name__ for module in _up_to(model, path) if is_activation(module)), "ReLU")
+    around = neighbours or Neighbours(model)
+    activation = around.activation[around.last[path]] or "ReLU"
     beside = model.get_submodule(path.rpartition(".")[0]).modules()
     return activation, dims > 0 and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in beside)
 
@@ -116,13 +132,21 @@ def is_activation(module: nn.Module) -> bool:
     return type(module).__name__ in SIMPLE and type(module) is getattr(nn, type(module).__name__)
 
 
-def legal(model: nn.Module, path: str, calls: Sequence[Call], anatomy: Anatomy, stuck: Mapping[str, str]) -> dict[str, str]:
+def legal(
+    model: nn.Module,
+    path: str,
+    calls: Sequence[Call],
+    anatomy: Anatomy,
+    stuck: Mapping[str, str],
+    neighbours: Neighbours | None = None,
+) -> dict[str, str]:
     """For each method, why it is not exact behind a module; empty if it is.
 
     stuck: modules that can't be put into an nn.Sequential, and why.
     """
+    around = neighbours or Neighbours(model)
     try:
-        behind(model, path, calls, anatomy)
+        behind(model, path, calls, anatomy, around)
         if path in stuck:
             raise NotZero(stuck[path])
     except NotZero as reason:
@@ -133,7 +157,7 @@ def legal(model: nn.Module, path: str, calls: Sequence[Call], anatomy: Anatomy, 
         "r2r": "" if bare else "an outgrow.ResidualBlock can follow it: write method='residual'",
         "residual": "",
         "net2net": _follows_activation(anatomy, path)[1],
-        "netmorph": _can_be_split(model, module),
+        "netmorph": _can_be_split(module, around),
     }
 
 
@@ -149,13 +173,12 @@ def _follows_activation(anatomy: Anatomy, path: str) -> tuple[str, str]:
     return ACTIVATIONS[plain(op)], ""
 
 
-def _can_be_split(model: nn.Module, module: nn.Module) -> str:
+def _can_be_split(module: nn.Module, neighbours: Neighbours) -> str:
     if not isinstance(module, LAYERS):
         return "it is no linear layer or convolution that could be split in two"
     if getattr(module, "groups", 1) > 1:
         return "it is a grouped convolution, which can't be the product of two dense ones"
-    owners = [m for m in model.modules() if any(p is module.weight for p in m.parameters(recurse=False))]
-    if len(owners) > 1 or hasattr(module, "parametrizations"):
+    if neighbours.owners[id(module.weight)] > 1 or hasattr(module, "parametrizations"):
         return "its weight is shared or parametrized"
     return ""
 
