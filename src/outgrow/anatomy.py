@@ -7,12 +7,13 @@ from torch import nn
 from outgrow.admit import bare, check_module
 from outgrow.doubtful import pin_doubtful
 from outgrow.draft import irregular
-from outgrow.errors import TraceError
+from outgrow.errors import Problem, TraceError
 from outgrow.finding import find_volumes
 from outgrow.methods import BY_NAME
 from outgrow.paths import judge
 from outgrow.reading import read
 from outgrow.rules import RULES
+from outgrow.sandbox import tensors_of
 from outgrow.trace import Example, Trace, record
 from outgrow.training.compiled import uncompiled
 from outgrow.unrun import Understudies, understudies
@@ -37,6 +38,8 @@ def watch(model: nn.Module, example: Example, both_modes: bool = False) -> Trace
     except TraceError:
         raise
     except Exception as error:
+        if any(tensor.is_meta for tensor in tensors_of(model).values()):
+            raise without_values(error) from error
         raise TraceError(
             f"the model does not run on the example: {type(error).__name__}: {error}. "
             "Pass example= a tensor, a tuple of positional arguments, or a dict of keyword arguments"
@@ -62,10 +65,19 @@ def _watched(model: nn.Module, example: Example, both_modes: bool, beside: Under
     return trace
 
 
+def without_values(error: Exception) -> TraceError:
+    """A model on the meta device does not run there: most likely its code reads a value, which it does not have."""
+    found = f"it does not run there: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    way_out = "if its code reads values, load the weights first (model.to_empty(…), load_state_dict); else give another example"
+    return TraceError("the model is on the meta device, without values", [Problem("the model", found, way_out)])
+
+
 @usage("outgrow.volumes(model, example)")
 @uncompiled()
 def volumes(model: nn.Module, example: Example) -> list[Volume]:
     """All volumes of a model: name, size, slots, whether and by which methods each can grow, and if not, why.
+
+    The model may be on the meta device: volumes depend on its code and its shapes, not on values.
 
     Example:
         >>> import torch
@@ -74,7 +86,7 @@ def volumes(model: nn.Module, example: Example) -> list[Volume]:
         [('0', 8, True), ('0#2', 4, False), ('2', 2, False)]
     """
     model = bare(model)
-    check_module(model)
+    check_module(model, numbers=False)
     anatomy = dissect(model, example)
     for volume in anatomy.volumes:
         explain(anatomy, volume)

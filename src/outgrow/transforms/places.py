@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from outgrow.admit import bare, check_module
-from outgrow.anatomy import dissect
+from outgrow.anatomy import dissect, without_values
 from outgrow.apply import Journal
-from outgrow.errors import Problem, TraceError
+from outgrow.errors import TraceError
 from outgrow.plan import joined
 from outgrow.sandbox import on_meta
 from outgrow.shadow import has_values, shadow
@@ -120,13 +120,11 @@ def _surveyed(model: nn.Module, example: Example, paths: Sequence[str], blocks: 
     """A survey of the shadow, with what is doubtful there looked at on the model itself; or one of the model, if need be."""
     try:
         with shadow(model):
-            survey = _survey(model, on_meta(example), paths, blocks, without_values=True)
+            survey = _survey(model, on_meta(example), paths, blocks, shadowed=True)
     except Exception as error:
         if not has_values(model):
-            way_out = "load the model's weights first, e.g. model.to_empty(…) and load_state_dict"
-            problem = Problem("", f"it does not run on the meta device ({str(error).splitlines()[0]})", way_out)
-            raise TraceError("the model reads values, and has none", [problem]) from error
-        survey = _survey(model, example, paths, blocks, without_values=False)
+            raise error if isinstance(error, TraceError) and error.problems else without_values(error) from error
+        survey = _survey(model, example, paths, blocks, shadowed=False)
     if not has_values(model):
         survey.idle = {container: NO_VALUES if why is None else why for container, why in survey.idle.items()}
         return survey
@@ -139,7 +137,7 @@ def _surveyed(model: nn.Module, example: Example, paths: Sequence[str], blocks: 
     return survey
 
 
-def _survey(model: nn.Module, example: Example, paths: Sequence[str], blocks: Sequence[str], without_values: bool) -> Survey:
+def _survey(model: nn.Module, example: Example, paths: Sequence[str], blocks: Sequence[str], shadowed: bool) -> Survey:
     found = calls_of(model, example, [*paths, ""])
     run = [path for path in paths if found[path]]
     survey = Survey(found, dissect(model, example), unwrappable(model, example, run))
@@ -155,7 +153,7 @@ def _survey(model: nn.Module, example: Example, paths: Sequence[str], blocks: Se
         template = survey.own[path]["r2r"]
         if container not in survey.idle and any(isinstance(one, Template) for one in survey.own[path].values()):
             trace = survey.anatomy.reading.trace
-            known = without_values and isinstance(template, Template)
+            known = shadowed and isinstance(template, Template)
             survey.idle[container] = _without_values(model, example, path, template, trace) if known else None
     return survey
 
