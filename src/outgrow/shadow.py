@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from outgrow.sandbox import elementary, on_meta, substituted, tensors_of
+from outgrow.sandbox import on_meta, substituted, tensors_of
 from outgrow.shapes import Shapes
 from outgrow.structure import Call, calls_of
 from outgrow.trace import Example
@@ -24,7 +24,7 @@ from outgrow.trace import Example
 def shadow(model: nn.Module) -> Iterator[None]:
     """For a while, the model's parameters and buffers are on the meta device."""
     shadows = {name: _shadow(tensor) for name, tensor in tensors_of(model).items()}
-    with substituted(model, shadows), elementary(), Remembered():
+    with substituted(model, shadows), Remembered():
         yield
 
 
