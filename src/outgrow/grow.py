@@ -35,7 +35,7 @@ from outgrow.positions import prepare
 from outgrow.precision import own_precision
 from outgrow.predict import Prediction
 from outgrow.reach import check_reached
-from outgrow.report import Growth
+from outgrow.report import Growth, remarks
 from outgrow.sandbox import random_state, tensors_of
 from outgrow.settle import settle
 from outgrow.takeover import Turn, check_turns, turns_of
@@ -196,7 +196,7 @@ def carry_through(
         time.perf_counter() - started,
         preserving,
         dropout or (base is not None and (base.drops or (brief is not None and brief.drops))),
-        tuple(work.notes),
+        (*work.notes, *remarks(model, "" if base is None else base.untrained)),
     )
     return growth, work
 

@@ -44,6 +44,8 @@ from outgrow.trace import Example
 from outgrow.training.agree import of_all
 from outgrow.training.checksum import check_seal, sealed
 from outgrow.training.compiled import as_written
+from outgrow.training.fade import gates_of
+from outgrow.training.fade_notice import warn_at_the_end
 from outgrow.training.feed import Feed
 from outgrow.training.groups import names_in, regroup
 from outgrow.training.litfile import read_checkpoint
@@ -209,6 +211,7 @@ class Grow(Callback):  # type: ignore[misc]
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._running().tell()  # of a growth that no loss came after
+        warn_at_the_end(gates_of(pl_module).values())
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._feed.epoch_starts(trainer)

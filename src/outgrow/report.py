@@ -8,7 +8,20 @@ from torch import nn
 
 from outgrow.plan import Plan
 from outgrow.training.cohorts import Cohorts, cohorts
+from outgrow.training.fade import gates_of
+from outgrow.training.fade_notice import fading
 from outgrow.transforms.widen import Skip
+
+
+def remarks(model: nn.Module, untrained: str) -> list[str]:
+    """What a report adds: a mode that was not compared, and fades under way."""
+    found = [fading(gates_of(model).values())]
+    if untrained:
+        found.append(
+            f"train mode was not compared, since the model does not run there on the example ({untrained:.200}): if it is the "
+            "example, give one with more samples"
+        )
+    return [remark for remark in found if remark]
 
 
 @dataclass(eq=False)

@@ -32,6 +32,8 @@ from outgrow.grow import several
 from outgrow.trace import Example
 from outgrow.training.atomic import Path
 from outgrow.training.beside import fit, read_beside, write_beside
+from outgrow.training.fade import gates_of
+from outgrow.training.fade_notice import warn_at_the_end
 from outgrow.training.groups import names_in
 from outgrow.training.log import check_sinks
 from outgrow.training.optimizer import unwrapped as bare_optimizers
@@ -184,6 +186,7 @@ class Grow(transformers.TrainerCallback):
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             self._restore(state.best_model_checkpoint, model)  # its weights are loaded; fades stand where they stood then
             self._saved = None
+        warn_at_the_end(gates_of(bare(model)).values())
 
     @property
     def _running(self) -> Run:

@@ -15,7 +15,7 @@ of 32, sensitivity is hardly ever measured, and if it is, on the grown model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,7 @@ class Outputs:
     draws: bool = False
     wider: bool = False  # run in float32 though the model is of half precision
     brief: bool = False  # in eval mode only, by choice
+    untrained: str = ""  # why the model did not run in train mode
 
     @property
     def multiple(self) -> float:
@@ -130,18 +131,15 @@ def _run(model: nn.Module, example: Example, tensors: Mapping[str, Tensor], brie
     with untouched(model), precise(), substituted(model, every) if tensors else nullcontext(), sober:
         model.eval()
         evaluated = _numbers(outputs_in(call(model, example)))
-    trained = None
+    trained, reason = None, ""
     if not brief:
-        with (
-            suppress(Exception),  # batch norm on a single value, a loss without labels: eval must do
-            untouched(model),
-            precise(),
-            substituted(model, every) if tensors else nullcontext(),
-            sober,
-        ):
-            model.train()
-            trained = _numbers(outputs_in(call(model, example)))
-    return Outputs(evaluated, trained, sober.rounding, sober.drops, sober.draws, bool(tensors), brief)
+        try:
+            with untouched(model), precise(), substituted(model, every) if tensors else nullcontext(), sober:
+                model.train()
+                trained = _numbers(outputs_in(call(model, example)))
+        except Exception as error:  # batch norm on a single value, a loss without labels: eval must do
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return Outputs(evaluated, trained, sober.rounding, sober.drops, sober.draws, bool(tensors), brief, reason)
 
 
 def real_numbers(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

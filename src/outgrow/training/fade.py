@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from outgrow.errors import MethodError, SizeError
 from outgrow.training.bystanders import held_parameters
+from outgrow.training.fade_notice import remind, stop_reminding
 from outgrow.usage import usage
 
 
@@ -67,11 +68,14 @@ class Gate:
         """Hold a module's output back."""
         module.register_forward_hook(self)
         self.held.append(module)
+        remind(module)
 
     def open(self) -> None:
         for module in self.held:
             for key in [key for key, hook in module._forward_hooks.items() if hook is self]:
                 del module._forward_hooks[key]
+            if not any(isinstance(hook, Gate) for hook in module._forward_hooks.values()):
+                stop_reminding(module)
 
 
 @usage("outgrow.PActivation(torch.nn.Tanh(), steps=100)")
@@ -95,6 +99,7 @@ class PActivation(nn.Module):
             raise SizeError(f"steps={steps!r}: write over how many optimizer steps, a whole number above 0")
         self.activation = activation
         self.gate = Ramp(self, steps, done)
+        remind(self)
 
     @property
     def level(self) -> float:
@@ -234,6 +239,8 @@ def without_gates(block: nn.Module) -> None:
 def _take_off(module: nn.Module) -> None:
     for key in [key for key, hook in module._forward_hooks.items() if isinstance(hook, Gate)]:
         del module._forward_hooks[key]
+    if not isinstance(module, PActivation):
+        stop_reminding(module)
 
 
 def share_gates(model: nn.Module, copy: nn.Module) -> None:
