@@ -17,6 +17,8 @@ import outgrow.transformers
 from trainers import EXAMPLE, Tokens, build, events, grow_of, state, trainer
 from training import assert_equal
 
+pytestmark = pytest.mark.filterwarnings("ignore:training has ended with something fading in")
+
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> transformers.Trainer:
