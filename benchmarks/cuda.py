@@ -244,6 +244,18 @@ def page(results: dict[str, Any]) -> str:
         "",
         *table(("growth", "check of outputs", "parameters", "stall", "a step"), stalled),
         "",
+        "## What follows by itself, and what does not",
+        "",
+        "Tested on this device (`pytest -m cuda`, `tests/test_cuda.py`): fused and capturable optimizers, autocast with a",
+        'GradScaler, growth inside an autocast region, `torch.compile` with CUDA graphs (`mode="reduce-overhead"`),',
+        "channels_last, DistributedDataParallel over NCCL (one process), averaged copies in pinned memory, and resuming.",
+        "",
+        "A CUDA graph that you captured yourself (`torch.cuda.graph`) replays on the memory of the old tensors, and can't be",
+        "found from outside: capture it again after a growth.",
+        "",
+        "A growth gets its memory from the driver as one block per device. Until it is checked, the old and the new tensors",
+        "exist side by side.",
+        "",
     ]
     return "\n".join(lines)
 
