@@ -292,12 +292,13 @@ def load(module: Any, path: str | os.PathLike[str], weights_only: bool = True) -
     Example:
         >>> model = load(LitModel(width=8), "last.ckpt")  # doctest: +SKIP
     """
-    if not isinstance(module, _LIGHTNING.LightningModule):
+    if not isinstance(module, nn.Module) or not hasattr(module, "on_load_checkpoint"):
         swapped = isinstance(path, nn.Module)
         found = "the path comes second" if swapped else "it is made first" if isinstance(module, type) else "pass one"
         raise CheckpointError(f"the module is no LightningModule ({_kind(module)}): {found}, e.g. {LOAD}")
     checkpoint = read_checkpoint(path, weights_only, LOAD)
-    module.on_load_checkpoint(checkpoint)
+    told: Any = module.on_load_checkpoint
+    told(checkpoint)
     with Journal() as journal:
         load_weights(module, dict(checkpoint["state_dict"]), journal)
     return module
