@@ -223,6 +223,35 @@ def test_a_model_that_is_shared_out_is_refused(how: str, tmp_path: Path) -> None
         outgrow.transformers._check_trainer(one, one.model)
 
 
+class Recalling(torch.optim.Optimizer):
+    """Of a class whose state nobody has described."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(
+                    self.state[parameter].setdefault("sum", torch.zeros_like(parameter)).add_(parameter.grad), alpha=1e-3
+                )
+
+
+def test_an_optimizer_that_can_not_follow_is_refused_at_once_with_advice_for_the_trainer(tmp_path: Path) -> None:
+    model = build()
+    schedule = [outgrow.At(step=2, grow=[outgrow.Widen("*.mlp.*", factor=1.5)])]
+    one = trainer(tmp_path, schedule, model, (Recalling(model.parameters()), None), max_steps=4)
+    with pytest.raises(outgrow.GrowthError, match=r"step 2, Recalling: [\s\S]*instead: .*write state='fresh'") as caught:
+        one.train()
+    assert "AcceleratedOptimizer" not in str(caught.value)
+    assert one.state.global_step == 0
+    fresh = [outgrow.At(step=2, grow=[outgrow.Widen("*.mlp.*", factor=1.5)], state="fresh")]
+    other = trainer(tmp_path, fresh, model := build(), (Recalling(model.parameters()), None), max_steps=4)
+    other.train()
+    assert model.config.intermediate_size == 30
+
+
 def test_a_history_that_was_not_read_is_missed(whole: transformers.Trainer, tmp_path: Path) -> None:
     """A callback that is added later can't be there when a checkpoint is loaded."""
     one = transformers.Trainer(build(), whole.args, train_dataset=whole.train_dataset)

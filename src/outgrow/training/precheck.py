@@ -59,11 +59,8 @@ def check_check(check: Any) -> None:
 
 
 def _check_line_search(optimizers: Sequence[Optimizer], schedule: Schedule) -> None:
-    """LBFGS follows no growth of what it trains, and its updates can't be scaled."""
+    """The updates of LBFGS can't be scaled."""
     found = [isinstance(optimizer, LBFGS) for optimizer in optimizers]
-    if len(schedule) and all(found):
-        reason = "it remembers past steps as flat vectors over all parameters, which can't be grown"
-        raise OptimizerError("an optimizer can't follow the growth", [Problem("LBFGS", reason, "train with another one")])
     if any(found) and any(event.new_lr is not None or event.train == "new" for event in schedule):
         reason = "it searches along lines and remembers its own steps, which can't be changed afterwards"
         raise OptimizerError("updates can't be scaled", [Problem("LBFGS", reason, "leave new_lr= and train= out")])

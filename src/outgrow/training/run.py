@@ -36,6 +36,8 @@ from outgrow.training.atomic import Path, check_path, place_for, write_whole
 from outgrow.training.checksum import sealed
 from outgrow.training.cohorts import Cohorts, cohorts
 from outgrow.training.fade import share_gates
+from outgrow.training.following import advised, check_following
+from outgrow.training.fresh import set_aside, start_fresh
 from outgrow.training.gated import check_fading
 from outgrow.training.log import Record, check_sinks, write
 from outgrow.training.optimizer import check_optimizers
@@ -158,6 +160,7 @@ class Run:
         seeds = [self.seed + number for number in ahead]
         self.timeline: Timeline = timeline(bare(model), example, Schedule(list(ahead.values())), seeds)
         self._check_late(list(ahead.values()))
+        check_following(self.optimizers, bare(model), list(ahead.values()), self.timeline.stages[1:])
         self._ready = {number: stage.ready for number, stage in zip(ahead, self.timeline.stages[1:], strict=True)}
         self._brief = study(bare(model), example) if check is True and any(self._ready.values()) else None
 
@@ -344,7 +347,8 @@ class Run:
         loss = None if self._loss is None else as_number("the loss", self._loss)
         self.tell()
         with Deferral() as interrupts:
-            with Journal() as journal, outdated(bare(self.model), self.example, event, seed, ready):
+            with Journal() as journal, advised(), outdated(bare(self.model), self.example, event, seed, ready):
+                fresh = event.state == "fresh"
                 if event.lr is not None:
                     scale_rates(self.optimizers, self.schedulers, event.lr, journal)
                 if event.weight_decay is not None:
@@ -353,7 +357,7 @@ class Run:
                     self.model,
                     self.example,
                     event.grow,
-                    self.optimizers,
+                    set_aside(self.optimizers, journal) if fresh else self.optimizers,
                     self.averages,
                     seed,
                     bool(self.check),
@@ -361,9 +365,8 @@ class Run:
                     brief=self._brief,
                     interrupts=interrupts,
                 )
-            if event.state == "fresh":
-                for optimizer in bare_optimizers(self.optimizers):
-                    optimizer.state.clear()
+            if fresh:
+                start_fresh(self.optimizers)
             self.pace.grown(new_lr=event.new_lr, train=event.train, hold=event.hold, warmup=event.warmup)
             record = Record.of(growth, event.grow, len(self.records) + 1, step=self.steps, epoch=self.epochs, loss_before=loss)
             self.records.append(record)

@@ -20,9 +20,11 @@ from torch import Tensor, nn
 
 from outgrow.admit import check_model
 from outgrow.anatomy import dissect
+from outgrow.apply import edits_by_tensor
 from outgrow.errors import GrowthError, ScheduleError, SelectionError, SizeError
 from outgrow.flops import count_flops
 from outgrow.grow import Ready, rehearse
+from outgrow.optimizers.state import plain
 from outgrow.plan import Change
 from outgrow.sandbox import on_meta, random_state, tensors_of
 from outgrow.tables import plain_table
@@ -47,6 +49,8 @@ class Stage:
     parameters: int
     flops: int
     preserving: bool = True
+    tensors: frozenset[str] = field(default=frozenset(), repr=False, compare=False)  # that change, by name
+    copies: bool = field(default=False, repr=False, compare=False)  # existing units are copied or rescaled
     ready: Ready | None = field(default=None, repr=False, compare=False)  # what the run need not find out again
 
     @property
@@ -102,10 +106,10 @@ class Timeline:
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain JSON values."""
-        bare = replace(self, stages=tuple(replace(stage, ready=None) for stage in self.stages))
-        data: dict[str, Any] = json.loads(json.dumps(asdict(bare)))
+        bare = replace(self, stages=tuple(replace(stage, ready=None, tensors=frozenset()) for stage in self.stages))
+        data: dict[str, Any] = json.loads(json.dumps(asdict(bare), default=list))
         for stage in data["stages"]:
-            del stage["ready"]
+            del stage["ready"], stage["tensors"], stage["copies"]
         return data
 
     def to_svg(self) -> str:
@@ -180,7 +184,18 @@ def _stages(twin: nn.Module, example: Example, schedule: Schedule, seeds: Sequen
             time = f"{'at' if isinstance(event, At) else 'when'} {event.time}"
             raise ScheduleError(f"event {number}, {time}: {error}") from error
         what = ", ".join(map(described, event.grow))
-        yield Stage(event.time, what, growth.plan.changes, growth.parameters[1], growth.flops[1], growth.preserving, ready)
+        edits = edits_by_tensor(growth.plan)
+        yield Stage(
+            event.time,
+            what,
+            growth.plan.changes,
+            growth.parameters[1],
+            growth.flops[1],
+            growth.preserving,
+            frozenset(edits),
+            any(not plain(each) for each in edits.values()),
+            ready,
+        )
 
 
 def _pass(twin: nn.Module, steps: float) -> None:
