@@ -66,6 +66,8 @@ class Checker(Watcher):
             raise Disagreement("Invalid channel dimensions")  # without numbers, torch looks at those of other convolutions only
         if op.name.removesuffix("_") in INDEXED:
             self._check_index(op, args)
+        if op.name == "aten.constant_pad_nd" and list(args[1]) != (want := self.prediction.padding(op)):
+            raise Disagreement(f"it pads by {tuple(args[1])} where {tuple(want)} would keep units in their places")
         result = self.shapes.call(func, args, kwargs or {})
         self._check_shapes(op, result)
         return result

@@ -7,7 +7,8 @@ from functools import cached_property
 
 from outgrow.draft import Choice
 from outgrow.effects import Contract, Normalise
-from outgrow.labels import Labels, Layout
+from outgrow.labels import Labels, Layout, block_at
+from outgrow.trace import Op
 from outgrow.volumes import Anatomy
 
 
@@ -44,6 +45,26 @@ class Prediction:
             for axis, gain in zip(block.axes, self._gain(block.labels), strict=True):
                 new[axis] += gain
         return tuple(new)
+
+    def padding(self, op: Op) -> list[int]:
+        """The amounts by which an operator must pad in the grown model: new units go behind the last of theirs."""
+        amounts = [int(amount) for amount in op.args[1]]
+        (output,) = op.outputs
+        rank = len(self.anatomy.reading.trace.values[output].shape)
+        for index in range(len(amounts) // 2):
+            host = block_at(self.anatomy.reading.layouts[output], rank - 1 - index)
+            before, after = amounts[2 * index : 2 * index + 2]
+            if host is not None and len(host.axes) == 1 and min(before, after) >= 0:
+                amounts[2 * index] += self._added(host.labels[:before])
+                amounts[2 * index + 1] += self._added(host.labels[len(host.labels) - after :])
+        return amounts
+
+    def _added(self, labels: Labels) -> int:
+        """How many positions a run of labels gains."""
+        return sum(
+            choice.new * int((self.anatomy.units(choice.volume, labels) == choice.volume.count - 1).sum())
+            for choice in self.choices
+        )
 
     @cached_property
     def numbers(self) -> dict[int, tuple[float, float]]:
