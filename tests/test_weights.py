@@ -111,7 +111,7 @@ def test_weights_that_are_not_used_as_they_are_stored(name: str) -> None:
     growth = outgrow.widen(model, X, factor=2, check=False)
     grown = {change.volume for change in growth.plan.changes}
     assert "4" in grown
-    assert "0" in {skip.volume for skip in growth.skipped}
+    assert "0" in (grown if name == "spectral" else {skip.volume for skip in growth.skipped})  # by zero columns
     assert distance(old(X).detach(), model(X).detach()) < 1e-12
     if name == "weight norm":
         assert "2" in grown

@@ -109,7 +109,10 @@ def explain(anatomy: Anatomy, volume: Volume) -> None:
         verdicts = [judge(anatomy, volume, method.state) for method in methods]
         refusals = [verdict.refusal or (verdict.stuck if len(methods) > 1 else "") for verdict in verdicts]
         if all(refusals):
-            reasons.append(f"{name}: {refusals[0]}")
+            said: dict[str, str] = {}  # refusal → the first method that it is the reason against
+            for method, refusal in zip(methods, refusals, strict=True):
+                said.setdefault(refusal, method.name)
+            reasons += [f"{first}: {refusal}" for refusal, first in said.items()]
         else:
             legal.append(name)
     volume.methods, volume.reason = tuple(legal), "; ".join(reasons)

@@ -113,6 +113,7 @@ class Mix:
     inputs: tuple[Operand, ...]
     axes: frozenset[int]
     reason: str
+    shares: bool = False  # of k copies of all units each gets 1/k of what the unit had (softmax)
 
 
 @dataclass(frozen=True)

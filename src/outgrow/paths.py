@@ -41,11 +41,11 @@ from outgrow.effects import (
     Sum,
 )
 from outgrow.kinds import Lookups
+from outgrow.payments import Payments
 from outgrow.reading import refs_in
-from outgrow.roles import weight_of
-from outgrow.states import READER, Carried, MoveEps, Ratio, Refused, Rescale, State, Verdict, blended
+from outgrow.roles import gauge_of, weight_of
+from outgrow.states import READER, Carried, MoveEps, Ratio, Refused, State, Verdict, blended
 from outgrow.volumes import Anatomy, Volume
-from outgrow.weights import Weights
 
 
 def judge(anatomy: Anatomy, volume: Volume, state: State) -> Verdict:
@@ -79,7 +79,7 @@ def _walked(anatomy: Anatomy, volume: Volume, state: State) -> tuple[Verdict, Lo
     return walk.verdict, walk.looked_up
 
 
-class Walk(Weights):
+class Walk(Payments):
     """One pass over the operators that a volume touches."""
 
     def run(self) -> None:
@@ -113,7 +113,7 @@ class Walk(Weights):
             if self.known.get(output, Carried(None)).debt:
                 raise Refused("the scale of a norm over it would reach the model's output")
         self._check_ties()
-        self._check_payments()
+        self.check_payments()
         self.check_uses()
 
     def _check_ties(self) -> None:
@@ -215,9 +215,13 @@ class Walk(Weights):
             if (a.state is State.ZERO) != (b.state is State.ZERO):  # were both zero, neither would get a gradient
                 return
             raise Refused(f"two activations are multiplied and summed over it (as q·k is) in {self.op.module or self.op.name}")
+        gauge = gauge_of(self.reading, effect)
+        if gauge is not None:
+            return self.measured(*((effect.right, b) if gauge is effect.left else (effect.left, a)))
         reader = weight_of(self.reading, effect)
         assert reader is not None
         data, x = (effect.left, a) if reader is effect.right else (effect.right, b)
+        x = self.pay_at_reader(x, reader, effect.contracted)
         self.settled(x)
         state = x.state or (State.CONST if self.reading.uniform[data.value] else State.ANY)
         demand = (
@@ -231,10 +235,6 @@ class Walk(Weights):
             if self.start is State.PAIR and x.state not in (State.PAIR, State.ZERO, State.CONST):
                 raise Refused(f"new units are no longer pairs where the standardised weight of {self.op.module} reads them")
             return
-        if all(constant) and names <= self.anatomy.buffers:
-            raise Refused(
-                f"{self.op.module or 'the model'} measures a weight by buffers that follow it (as spectral norm does)"
-            )
         columns = tuple(block for block in reader.layout if set(block.axes) & effect.contracted)
         keys = self.slots_in(columns)
         for name in names - {tensor for tensor, _ in keys}:  # summands of the weight beside the one whose labels it carries
@@ -283,33 +283,6 @@ class Walk(Weights):
             return Carried(State.ZERO, debt, ratio)
         state = blended({a.state, b.state})
         return Carried(State.ANY if state is State.MEAN else state, debt, ratio)
-
-    def pay(self, x: Carried, operand: Operand) -> Carried:
-        """Let a parameter that multiplies take up the debt."""
-        source = self.multiple_of(operand.value)
-        if source is None or x.ratio is None:
-            return x
-        payment = Rescale(source[0], x.ratio, -x.debt, source[1])
-        self.paid.add((payment.tensor, self.op.index))
-        earlier = next((rescale for rescale in self.verdict.rescales if rescale.tensor == payment.tensor), None)
-        if earlier is None:
-            self.verdict.rescales.append(payment)
-        elif earlier != payment:
-            raise Refused(f"{payment.tensor} is used in two places that need different scales of it")
-        return replace(x, debt=Fraction(0), ratio=None)
-
-    def _check_payments(self) -> None:
-        """A parameter that takes up a debt at one operator must do so wherever it is used."""
-        for tensor in {tensor for tensor, _ in self.paid}:
-            todo = [self.anatomy.held[tensor]]
-            while todo:
-                for index in self.users(todo.pop()):
-                    if (tensor, index) in self.paid:
-                        continue
-                    op = self.reading.trace.ops[index]
-                    if not all(self.reading.constant[output] for output in op.outputs):
-                        raise Refused(f"{tensor} would take up the scale of a norm, but is used elsewhere too ({op.module})")
-                    todo.extend(op.outputs)
 
     def weigh(self, x: Carried, scale: Operand, debt: Fraction, ratio: Ratio | None) -> Carried:
         """LayerScale: rows must average to the mean after the scale, whose new entries are one."""
@@ -393,6 +366,9 @@ class Walk(Weights):
     def mix(self, effect: Mix) -> Carried:
         items = [self.carried(side.value, side.layout) for side in effect.inputs]
         self.settled(*items)
+        if effect.shares and items[0].state is State.COPY and self.axes(effect.inputs[0].layout) & effect.axes:
+            self.copied_whole(effect.inputs[0].layout, effect.axes)
+            return Carried(State.COPY, Fraction(1), self.ratio(effect.inputs[0].layout, effect.axes, whole=True))
         for side, item in zip(effect.inputs, items, strict=True):
             if self.axes(side.layout) & effect.axes and item.state is not State.CONST:
                 raise Refused(f"{effect.reason} ({self.op.module or 'the model'})")

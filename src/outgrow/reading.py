@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from outgrow.dots import fuse_dots
 from outgrow.effects import Effect, Ignore, Move, Operand, Scale
@@ -57,6 +58,11 @@ class Reading:
         """All that is known of a value beside its labels: what `kinds` compares."""
         known = self.constant[value], self.foreign[value], self.uniform[value], self.zeros[value]
         return *known, self.repeated.get(value), self.lost.get(value)
+
+    @cached_property
+    def maker(self) -> dict[int, Op]:
+        """For each value, the operator that makes it."""
+        return {output: op for op in self.trace.ops for output in op.outputs}
 
     def shape(self, ref: Ref) -> tuple[int, ...]:
         return self.trace.values[ref.value].shape

@@ -92,8 +92,35 @@ def find_roles(reading: Reading) -> dict[tuple[str, int], set[str]]:
     return roles
 
 
+def gauge_of(reading: Reading, effect: Contract) -> Operand | None:
+    """The side of a product that measures the other, if one does: buffers that are multiplied with a weight.
+
+    A spectral norm does so: σ = uᵀ·W·v, with u and v kept as buffers.
+    """
+    if not effect.contracted or not all(reading.constant[side.value] for side in (effect.left, effect.right)):
+        return None
+    made = [_made_of_buffers(reading, side.value) for side in (effect.left, effect.right)]
+    return {(True, False): effect.left, (False, True): effect.right}.get((made[0], made[1]))
+
+
+def _made_of_buffers(reading: Reading, value: int) -> bool:
+    """Whether nothing but buffers has gone into a value."""
+    todo, found = [value], False
+    while todo:
+        source = reading.trace.values[todo.pop()]
+        if source.name and source.kind != "buffer":
+            return False
+        found |= bool(source.name)
+        if not source.name and source.index in reading.maker:
+            todo.extend(ref.value for ref in reading.maker[source.index].refs)
+    return found
+
+
 def weight_of(reading: Reading, effect: Contract) -> Operand | None:
     """The side of a product that is a weight, if one is: the second, or of two constants the one that is not larger."""
+    gauge = gauge_of(reading, effect)
+    if gauge is not None:
+        return gauge
     constant = [reading.constant[side.value] for side in (effect.left, effect.right)]
     if constant[1] and not (constant[0] and _larger(reading, effect.right, effect.left)):
         return effect.right

@@ -7,8 +7,8 @@ and if nothing else is computed from them.
 from __future__ import annotations
 
 from outgrow.carrier import Carrier
-from outgrow.effects import Contract, Map, Move, Normalise, Scale, Shift, Sum
-from outgrow.states import Refused
+from outgrow.effects import Contract, Map, Move, Normalise, Operand, Scale, Shift, Sum
+from outgrow.states import Carried, Refused, State
 
 
 class Weights(Carrier):
@@ -79,3 +79,26 @@ class Weights(Carrier):
                     if index not in self.passed and not isinstance(self.reading.effects[index], Move):
                         raise Refused(f"{op.name} goes over all of {tensor}, which reads it ({op.module or 'the model'})")
                     todo.extend(op.outputs)
+
+    def measured(self, weight: Operand, w: Carried) -> None:
+        """Buffers measure a weight by what it does to vectors (a spectral norm): new rows and columns must be zero.
+
+        The buffers follow the weight while the model trains, so that their own new entries can't hide those of the weight.
+        """
+        place = self.op.module.partition(".parametrizations.")[0] or "the model"
+        keys = self.slots_in(weight.layout)
+        if all("writes" in self.volume.births.roles.get(key, ()) for key in keys):
+            if w.state is not State.ZERO:
+                raise Refused(
+                    f"the spectral norm of {place} would change with the new rows of its weight, unless they are zero "
+                    "(NetMorph(zero='writers'))"
+                )
+            return
+        if self.start is not State.ANY:
+            raise Refused(
+                f"the spectral norm of {place} would change with the new columns of its weight, unless they are zero "
+                "(NetMorph()); with zero writers too, new units would never learn"
+            )
+        self.read_at |= {(name, self.op.index) for name in self.sources(weight.value, "zero")}
+        for key in keys:
+            self.demand(key, "zero")

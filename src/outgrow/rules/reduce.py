@@ -63,7 +63,8 @@ def pool(reading: Reading, op: Op) -> Outcome:
 def softmax(reading: Reading, op: Op) -> Outcome:
     ref, axis = op.args[0], op.args[1] % max(len(reading.shape(op.args[0])), 1)
     what = op.name.removeprefix("aten.").strip("_").replace("safe_", "")
-    effect = Mix((reading.operand(ref),), frozenset([axis]), f"a {what} goes over its units")
+    shares = what == "softmax"
+    effect = Mix((reading.operand(ref),), frozenset([axis]), f"a {what} goes over its units", shares)
     return Outcome((reading.layout(ref),) * len(op.outputs), effect)
 
 

@@ -1,0 +1,53 @@
+"""Debts, and the parameters that pay them.
+
+A statistic over units scales what it is multiplied with by a power of C/C′ (see `paths`). The next parameter that multiplies
+takes this up: the γ of a norm, entry by entry, or else the whole weight of a layer that reads nothing but such units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+from outgrow.effects import Operand
+from outgrow.states import Carried, Refused, Rescale
+from outgrow.weights import Weights
+
+
+class Payments(Weights):
+    """Lets parameters take up debts, and checks that they do so wherever they are used."""
+
+    def pay(self, x: Carried, operand: Operand) -> Carried:
+        """Let a parameter that multiplies take up the debt."""
+        source = self.multiple_of(operand.value)
+        if source is None or x.ratio is None:
+            return x
+        payment = Rescale(source[0], x.ratio, -x.debt, source[1])
+        self.paid.add((payment.tensor, self.op.index))
+        earlier = next((rescale for rescale in self.verdict.rescales if rescale.tensor == payment.tensor), None)
+        if earlier is None:
+            self.verdict.rescales.append(payment)
+        elif earlier != payment:
+            raise Refused(f"{payment.tensor} is used in two places that need different scales of it")
+        return replace(x, debt=Fraction(0), ratio=None)
+
+    def check_payments(self) -> None:
+        """A parameter that takes up a debt at one operator must do so wherever it is used."""
+        for tensor in {tensor for tensor, _ in self.paid}:
+            todo = [self.anatomy.held[tensor]]
+            while todo:
+                for index in self.users(todo.pop()):
+                    if (tensor, index) in self.paid:
+                        continue
+                    op = self.reading.trace.ops[index]
+                    if not all(self.reading.constant[output] for output in op.outputs):
+                        raise Refused(f"{tensor} would take up the scale of a norm, but is used elsewhere too ({op.module})")
+                    todo.extend(op.outputs)
+
+    def pay_at_reader(self, x: Carried, reader: Operand, contracted: frozenset[int]) -> Carried:
+        """Let a layer's weight take up the debt of what it reads, if all its columns read these units."""
+        columns = [block for block in reader.layout if set(block.axes) & contracted]
+        if not x.debt or not columns or any((self.ids(block.labels) < 0).any() for block in columns):
+            return x
+        source = self.multiple_of(reader.value)
+        return self.pay(x, reader) if source is not None and not source[1] else x
