@@ -6,6 +6,7 @@ is pinned, with that as the reason, and everything else still grows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,6 +67,10 @@ class Reading:
 
     def shape(self, ref: Ref) -> tuple[int, ...]:
         return self.trace.values[ref.value].shape
+
+    def fixed(self, ref: Ref) -> bool:
+        """Whether a value depends on no input; a single number that the code makes up does not either."""
+        return self.constant[ref.value] or (self.uniform[ref.value] and math.prod(self.shape(ref)) == 1)
 
     def layout(self, ref: Ref) -> Layout:
         return self.layouts[ref.value]
@@ -185,7 +190,7 @@ def read(trace: Trace, rules: Mapping[str, Rule]) -> Reading:
             reading.layouts[output] = outcome.layouts[index] if index < len(outcome.layouts) else ()
             summed[output] = touched
             reading.inherit(op, output, outcome)
-            reading.constant[output] = bool(refs) and all(reading.constant[ref.value] for ref in refs)
+            reading.constant[output] = any(reading.constant[r.value] for r in refs) and all(map(reading.fixed, refs))
             reading.foreign[output] = reading.constant[output] and any(reading.foreign[ref.value] for ref in refs)
             reading.uniform[output] = outcome.uniform or (uniform and not labelled)
         reading.effects.append(outcome.effect)

@@ -36,6 +36,7 @@ from outgrow.shapes import Shapes
 from outgrow.unrun import Understudies, standing_in
 
 FOLD = "outgrow.fold"  # how a folded residual, which runs as several operators, is written down
+FAKE_QUANTISE, OBSERVING = "aten._fused_moving_avg_obs_fq_helper", "observing"
 Example = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
 
 
@@ -351,6 +352,8 @@ class Recorder(Watcher):
         if func not in self.known:
             self.known[func] = str(func.overloadpacket), func._schema.is_mutable
         name, mutable = self.known[func]
+        if name == FAKE_QUANTISE:
+            keywords[OBSERVING] = bool(args[1].item())  # on meta tensors this fails, and the model is run for real
         self._note(name, inputs, keywords, outputs)
         if mutable:
             self._rewrite_views(func, args)

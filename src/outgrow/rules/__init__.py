@@ -14,6 +14,7 @@ from outgrow.rules import (
     graph,
     norm,
     product,
+    quantise,
     recurrent,
     reduce,
     shape,
@@ -21,5 +22,8 @@ from outgrow.rules import (
     written,
 )
 
-FAMILIES = (elementwise, shape, product, reduce, norm, fold, graph, sparse, experts, gradient, fourier, written, recurrent)
+FAMILIES = (
+    *(elementwise, shape, product, reduce, norm, fold),
+    *(graph, sparse, experts, gradient, fourier, written, recurrent, quantise),
+)
 RULES: Mapping[str, Rule] = {name: rule for family in FAMILIES for name, rule in family.RULES.items()}
