@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from torch import nn
+from torch import fx, nn
 
 from outgrow.draft import Choice, make_plan
 from outgrow.errors import ApplyError
@@ -176,6 +176,8 @@ def _blame(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice], clash:
     by_name = {choice.volume.name: choice.volume for choice in choices}
     sisters = [_touching(anatomy, choices, sister) for sister in _like(model, anatomy, clash)[1:]]
     reason = f"the code of {clash.module or 'the model'} does not follow its size ({clash.found})"
+    if isinstance(model.get_submodule(clash.module), fx.GraphModule):
+        reason += "; torch.fx has written that code for these sizes, as e3nn does for its irreps: build the layer again, wider"
     tries: list[set[str]] = []
     for name in sorted(near, key=lambda name: (name not in at_clash, len(by_name[name].slots))):
         shape = _fingerprint(by_name[name])
