@@ -21,8 +21,13 @@ class Behind(nn.Module):
     def __init__(self, how: str) -> None:
         super().__init__()
         self.enter, self.out, self.how = nn.Linear(5, 6), nn.Linear(9 if how == "beside others" else 6, 2), how
-        self.beside, self.second = nn.Linear(5, 3), nn.Linear(6, 2)
         self.norm = nn.LayerNorm(6, elementwise_affine=False) if how == "layer norm" else nn.RMSNorm(6, 1e-3, False)
+        if how == "beside others":
+            self.beside = nn.Linear(5, 3)
+        if how == "softmax, read twice":
+            self.second = nn.Linear(6, 2)
+        if how == "cosine":
+            del self.out
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.enter(x)
