@@ -21,7 +21,7 @@ from torch import nn
 from outgrow.apply import Journal, apply_setting
 from outgrow.errors import TraceError
 from outgrow.plan import Plan, Setting, renamed
-from outgrow.rebuilt import NAME, Unlike, rebuilt
+from outgrow.rebuilt import NAME, Unbuildable, Unlike, rebuilt
 from outgrow.structure import calls_of
 from outgrow.trace import Example
 from outgrow.training.fade import gates_of
@@ -51,7 +51,8 @@ def follow(model: nn.Module, example: Example, plans: Sequence[Plan], journal: J
         try:
             settings += _settled(model, path, example, plans, journal)
         except Unlike as reason:
-            note = f"{LEFT} (built from it, {reason}); outgrow.save and outgrow.load bring it back, save_pretrained would not"
+            why = f"{'' if isinstance(reason, Unbuildable) else 'built from it, '}{reason}"
+            note = f"{LEFT} ({why}); outgrow.save and outgrow.load bring it back, save_pretrained would not"
     return settings, note
 
 
@@ -87,14 +88,14 @@ def _within(name: str, path: str) -> bool:
 
 
 def _settled(model: nn.Module, path: str, example: Example, plans: Sequence[Plan], journal: Journal) -> list[Setting]:
-    """The settings of the first guess that is right; if there is none, raises what is wrong with the first."""
+    """The settings of the first guess that is right; if there is none, raises what is wrong with the present values."""
     part = model.get_submodule(path)
     try:
         runs = calls_of(model, example, [path])[path]
     except TraceError:  # it does not run any more: that is told where it is compared with what it was
         runs = []
     sure = bool(runs) and not gates_of(part)  # what fades in is not all there yet: then outputs can't be compared
-    wrong: Unlike | None = None
+    steady, run = _steady(part, path, plans), runs[0] if runs else None
     for guess in itertools.islice(_guesses(model, path, plans), TRIES if sure else 1):
         trial = Journal()
         journal.note(trial.undo)
@@ -102,16 +103,16 @@ def _settled(model: nn.Module, path: str, example: Example, plans: Sequence[Plan
         try:
             for setting in settings:
                 _set(model, setting, trial)
-            twin = rebuilt(part, _steady(part, path, plans), runs[0] if runs else None, outputs=sure)
-        except Unlike as reason:
-            wrong = wrong or reason
+            twin = rebuilt(part, steady, run, outputs=sure)
+        except Unlike:
             trial.undo()
             continue
         more = _copies(model, path, twin, guess)
         for setting in more:
             apply_setting(model, setting, journal)
         return [*settings, *more]
-    raise wrong or Unlike("it would be as it was")
+    rebuilt(part, steady, run, outputs=sure)
+    return []
 
 
 def _set(model: nn.Module, setting: Setting, journal: Journal) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outgrow import unrun, verify
+from outgrow import adapters, unrun, verify
 from outgrow.admit import bare, check_averages, check_finite, check_model, check_seed
 from outgrow.anatomy import dissect, watch
 from outgrow.apply import Journal, apply_plan, apply_setting
@@ -367,6 +367,7 @@ class Work:
         new = changed([setting for plan in self.plans for setting in plan.settings])
         self.notes += [f"config: {new}"] if new else []
         self.notes += [told] if told else []
+        self.notes += [adapters.NOTE] if adapters.has_adapters(self.model) else []
 
 
 def _parameters(model: nn.Module) -> int:

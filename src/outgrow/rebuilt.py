@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from outgrow.adapters import with_adapters
 from outgrow.graft import base_of
 from outgrow.sandbox import random_state
 from outgrow.structure import Call
@@ -32,6 +33,10 @@ Steady = Mapping[tuple[str, str], float]  # path, attribute → a value with a f
 
 class Unlike(Exception):
     """The twin is not the model all over; the message says where."""
+
+
+class Unbuildable(Unlike):
+    """The configuration alone does not make a model; the message says why."""
 
 
 class _Hollow(TorchFunctionMode):
@@ -73,10 +78,10 @@ def _built(part: nn.Module) -> nn.Module:
     try:
         with warnings.catch_warnings(), _Hollow():
             warnings.simplefilter("ignore")
-            return base_of(part)(_reloaded(vars(part)[NAME]))
+            return with_adapters(base_of(part)(_reloaded(vars(part)[NAME])), part)
     except Exception as error:  # it is built from more than its configuration, or its library allows no such sizes
         reason = (str(error).splitlines() or [""])[0]
-        raise Unlike(f"{base_of(part).__name__} can't be built from it: {type(error).__name__}: {reason}") from error
+        raise Unbuildable(f"{base_of(part).__name__} can't be built from it: {type(error).__name__}: {reason}") from error
 
 
 def _reloaded(config: Any) -> Any:

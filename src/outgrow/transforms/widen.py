@@ -9,6 +9,7 @@ from numbers import Integral, Real
 
 import numpy as np
 
+from outgrow.adapters import RANK, is_rank
 from outgrow.admit import check_fade
 from outgrow.draft import Choice, irregular
 from outgrow.errors import MethodError, Problem, SelectionError, SizeError
@@ -167,6 +168,8 @@ def choose(
         rival = used[int(rivals[rivals >= 0].min())] if rivals.max() >= 0 else None
         if volume.name in (barred or {}):
             reason = (barred or {})[volume.name]
+        elif not exact and is_rank(volume, request.patterns):
+            reason = RANK
         elif rival is not None:
             reason = f"it is another direction of {rival.name}, which grows already"
             if rival.name == volume.name:
