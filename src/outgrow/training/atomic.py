@@ -10,6 +10,8 @@ import contextlib
 import glob
 import os
 import secrets
+import stat
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +53,10 @@ def place_for(path: Path, call: str) -> str:
         raise CheckpointError(f"{path} is a folder: name a file in it, e.g. {call}")
     if not os.path.isdir(os.path.dirname(target)):
         raise CheckpointError(f"{path}: there is no folder {os.path.dirname(target)}: create it first")
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise CheckpointError(f"{path} is a device or a pipe, which a file would replace: name a file, e.g. {call}")
+    if os.path.exists(target) and not os.access(target, os.W_OK):
+        raise CheckpointError(f"{path} is write-protected: name another file, or allow it by os.chmod")
     return target
 
 
@@ -69,13 +75,17 @@ def write_plain(path: Path, data: bytes, kind: type[GrowthError] = GrowthError) 
 
 
 def write_whole(target: str, write: Callable[[str], None]) -> None:
-    """Let `write` fill a draft, and put that in the target's place."""
+    """Let `write` fill a draft, and put that in the target's place, with the permissions of the file that is there."""
     folder, name = os.path.split(target)
+    name = _short(name)
     _remove_left(folder, name)
     draft = os.path.join(folder, f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
-        with open(draft, "wb") as file:  # made here, so that the file gets the usual permissions
+        with open(draft, "wb") as file:  # made here, so that a new file gets the usual permissions
             mode = os.fstat(file.fileno()).st_mode
+        if os.path.exists(target):
+            mode = stat.S_IMODE(os.stat(target).st_mode)
+            os.chmod(draft, mode)
         write(draft)
         os.chmod(draft, mode)
         _sync(draft)
@@ -89,6 +99,11 @@ def write_whole(target: str, write: Callable[[str], None]) -> None:
             os.unlink(draft)
     with contextlib.suppress(OSError):  # not every system can sync a folder
         _sync(folder)
+
+
+def _short(name: str) -> str:
+    """A name for drafts, which are a little longer than the file's own: file systems allow 255 bytes."""
+    return name if len(os.fsencode(name)) <= 200 else f"{name[:40]}-{zlib.crc32(os.fsencode(name)):08x}"
 
 
 def _remove_left(folder: str, name: str) -> None:

@@ -21,6 +21,7 @@ from outgrow.admit import bare
 from outgrow.apply import Journal
 from outgrow.errors import CheckpointError
 from outgrow.sandbox import tensors_of
+from outgrow.training.extra_state import put_back_extras_later
 from outgrow.training.fade import gates_of, restore_gates, share_gates
 from outgrow.training.groups import keep, names_in, regroup
 from outgrow.training.travel import PREFIX, luggage, unpack
@@ -129,6 +130,7 @@ def load_weights(model: nn.Module, state: dict[str, Any], journal: Journal, aver
     journal.note(lambda: restore_gates(model, levels))
     before = {name: tensor.detach().clone() for name, tensor in tensors_of(model).items()}
     journal.note(lambda: _copy_back(model, before))
+    put_back_extras_later(model, journal)
     inner = getattr(model, "module", model) if averaged else model
     unpack(inner, state, journal, "" if inner is model else "module.", drifting=not averaged)
     try:
