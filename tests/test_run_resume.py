@@ -131,7 +131,7 @@ def test_back_into_the_live_run(tmp_path: Path) -> None:
     assert_equal(live.state(), saved)
     assert_equal(live.go(14).state(), whole.state())
     before = live.state()
-    with pytest.raises(CheckpointError, match="has been grown already"):  # since the save, and a growth is not undone
+    with pytest.raises(CheckpointError, match="has grown once since the checkpoint"):  # that is not undone
         live.run.load(path)
     assert_equal(live.state(), before)
 
