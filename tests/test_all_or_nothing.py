@@ -157,6 +157,8 @@ def reached(path: str, monkeypatch: pytest.MonkeyPatch) -> int:
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_fault_at_any_call_of_a_stage(stage: str, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name = target(STAGES[stage])
+    if stage == "sensitivity":
+        monkeypatch.setattr(verify, "FLOOR", 0.0)  # or it would not be measured
     total = reached(STAGES[stage], monkeypatch)
     assert total, "the growth never comes here"
     for at in sorted({1, 2, total // 2, total} & set(range(1, total + 1))):
@@ -200,7 +202,7 @@ def test_wrong_outputs_are_undone(mode: str, wrong: Callable[[Tensor], Tensor], 
     def run(*args: Any) -> Any:
         calls.append(1)
         found = real(*args)
-        if len(calls) < 3:  # before, and with weights moved
+        if len(calls) < 2:  # before
             return found
         return verify.Outputs(**{**vars(found), mode: tuple(wrong(tensor) for tensor in getattr(found, mode))})
 

@@ -61,8 +61,7 @@ ONCE, WHOLE = (1, 4), (6, 4)
     ("check", "expected"),
     [
         (True, [(False, ONCE)] * 2),
-        # before, with weights moved, after
-        ("full", [(False, WHOLE), (True, WHOLE)] * 3),
+        ("full", [(False, WHOLE), (True, WHOLE)] * 2),
         (False, []),
     ],
 )
@@ -98,7 +97,7 @@ def test_a_part_that_the_model_has_outgrown_is_not_used() -> None:
     run._brief.lengths = (1, 3)  # one feature too few
     seen = watched(model)
     assert run.step() is not None
-    assert seen == [(False, (1, 3)), *[(False, WHOLE), (True, WHOLE)] * 3]
+    assert seen == [(False, (1, 3)), *[(False, WHOLE), (True, WHOLE)] * 2]
 
 
 def test_the_error_that_is_told_is_that_of_the_sample() -> None:

@@ -9,6 +9,7 @@ from outgrow.doubtful import pin_doubtful
 from outgrow.draft import irregular
 from outgrow.errors import Problem, TraceError
 from outgrow.finding import find_volumes
+from outgrow.garbage import collected_later
 from outgrow.methods import BY_NAME
 from outgrow.paths import judge
 from outgrow.reading import read
@@ -23,9 +24,10 @@ from outgrow.volumes import Anatomy, Volume
 
 def dissect(model: nn.Module, example: Example, both_modes: bool = False) -> Anatomy:
     """The volumes of a model, found in a forward pass on the example."""
-    anatomy = find_volumes(read(watch(model, example, both_modes), RULES))
-    pin_doubtful(anatomy)
-    return anatomy
+    with collected_later():
+        anatomy = find_volumes(read(watch(model, example, both_modes), RULES))
+        pin_doubtful(anatomy)
+        return anatomy
 
 
 def watch(model: nn.Module, example: Example, both_modes: bool = False) -> Trace:
@@ -88,8 +90,9 @@ def volumes(model: nn.Module, example: Example) -> list[Volume]:
     model = bare(model)
     check_module(model, numbers=False)
     anatomy = dissect(model, example)
-    for volume in anatomy.volumes:
-        explain(anatomy, volume)
+    with collected_later():
+        for volume in anatomy.volumes:
+            explain(anatomy, volume)
     return list(anatomy.volumes)
 
 

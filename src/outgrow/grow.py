@@ -27,6 +27,7 @@ from outgrow.device_memory import reserve
 from outgrow.draft import inits_of
 from outgrow.errors import GrowthError, TraceError
 from outgrow.flops import count_flops
+from outgrow.garbage import collected_later
 from outgrow.graft import apply_grafts
 from outgrow.interrupts import Deferral
 from outgrow.methods.base import Init
@@ -149,9 +150,7 @@ def carry_through(
         stack.enter_context(own_precision(model, example))
         known = ready is not None and ready.fits(model)
         short = ranks.lengths if known and brief is not None and brief.still(model, example) else None
-        sample, base, limits = example, None, (0.0, 0.0)
-        if check:
-            sample, base, limits = _look(model, example, short)
+        sample, base = _look(model, example, short) if check else (example, None)
         before = _parameters(model)
         work = Work(model, copies, optimizers, example, seed)
         turns, pairs = list[Turn](), unrun.NOBODY  # of modules that the example does not run
@@ -168,7 +167,7 @@ def carry_through(
             preserving = all(change.exact for plan in work.plans for change in plan.changes)
             worst, allowed = float("nan"), 0.0
             if base is not None:
-                worst, allowed = verify.check(model, sample, base, limits, preserving)
+                worst, allowed = verify.check(model, sample, base, preserving)
                 check_turns(model, example, turns, pairs, work.plans, preserving)
                 check_gates(given, model, sample)
                 if brief is not None and work.added:
@@ -201,19 +200,17 @@ def carry_through(
     return growth, work
 
 
-def _look(
-    model: nn.Module, example: Example, lengths: Sequence[int] | None
-) -> tuple[Example, verify.Outputs, tuple[float, float]]:
+def _look(model: nn.Module, example: Example, lengths: Sequence[int] | None) -> tuple[Example, verify.Outputs]:
     """What is to be kept: on the whole example, or in one pass on a part of it; and on what it was seen."""
     if lengths is not None:
         try:
             part = part_of(example, lengths)
-            base, limits = verify.before(model, part, brief=True)
+            base = verify.before(model, part, brief=True)
             if all(bool(torch.isfinite(output).all()) for output in base.evaluated):
-                return part, base, limits
+                return part, base
         except TraceError:  # the part was found on a smaller model: on this one the whole must do
             pass
-    return example, *verify.before(model, example)
+    return example, verify.before(model, example)
 
 
 @dataclass(frozen=True, eq=False)
@@ -328,7 +325,8 @@ class Work:
 
     def widen(self, anatomy: Anatomy, requests: Sequence[Widen]) -> None:
         anatomy, requests, grafts = fold_residuals(self.model, self.example, anatomy, requests, self.journal)
-        choices, skipped, plan = settle(self.model, self.example, anatomy, requests, self.seed)
+        with collected_later():
+            choices, skipped, plan = settle(self.model, self.example, anatomy, requests, self.seed)
         self._after = count_flops(anatomy.reading.trace, Prediction(anatomy, choices).shape)
         self.carry_out(replace(plan, grafts=grafts), inits_of(choices))
         self.skipped += skipped

@@ -25,7 +25,6 @@ class Turn:
 
     number: int
     base: verify.Outputs
-    limits: tuple[float, float]
 
 
 def turns_of(model: nn.Module, example: Example, pairs: Understudies) -> list[Turn]:
@@ -34,7 +33,7 @@ def turns_of(model: nn.Module, example: Example, pairs: Understudies) -> list[Tu
     for number in range(min(MOST, max(map(len, pairs.values()), default=0))):
         try:
             with taking_over(model, pairs, number):
-                turns.append(Turn(number, *verify.before(model, example)))
+                turns.append(Turn(number, verify.before(model, example)))
         except GrowthError:  # it needs what the module that ran keeps as an attribute, say
             continue
     return turns
@@ -47,4 +46,4 @@ def check_turns(
     now = {renamed(path, plans): [renamed(name, plans) for name in names] for path, names in pairs.items()}
     for turn in turns:
         with taking_over(model, now, turn.number):
-            verify.check(model, example, turn.base, turn.limits, preserving)
+            verify.check(model, example, turn.base, preserving)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -413,13 +414,19 @@ def _left(model: nn.Module, recorder: Recorder, output: Any) -> list[Tensor]:
     """
     shown = [tensor for tensor in outputs_in(output) if recorder.index_of.get(tensor) is not None]
     used = {ref.value for op in recorder.trace.ops for ref in op.refs}
-    alive = [(ref(), number) for ref, number in recorder.index_of.items.values() if number not in used]
-    found = {id(t): t for t, number in alive if t is not None and recorder.trace.values[number].kind == "result"}
-    if found.keys() <= {id(tensor) for tensor in shown}:
+    if not _unused(recorder, used).keys() - {id(tensor) for tensor in shown}:
         return shown
     held = [list(vars(module).values()) for module in model.modules()]
     kept = {id(tensor) for tensor in (*tensors_in(held), *_searched(output, set(), caches=True))} | recorder.saved
-    return [*shown, *(tensor for key, tensor in found.items() if key not in kept)]
+    if _unused(recorder, used).keys() - kept:
+        gc.collect()  # what is part of a cycle that nobody holds does not outlive the pass
+    return [*shown, *(tensor for key, tensor in _unused(recorder, used).items() if key not in kept)]
+
+
+def _unused(recorder: Recorder, used: set[int]) -> dict[int, Tensor]:
+    """Results that are alive though nothing has used them, by identity."""
+    alive = [(ref(), number) for ref, number in recorder.index_of.items.values() if number not in used]
+    return {id(t): t for t, number in alive if t is not None and recorder.trace.values[number].kind == "result"}
 
 
 def record(

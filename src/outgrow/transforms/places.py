@@ -16,6 +16,7 @@ from outgrow.admit import bare, check_module
 from outgrow.anatomy import dissect, without_values
 from outgrow.apply import Journal
 from outgrow.errors import TraceError
+from outgrow.garbage import collected_later
 from outgrow.plan import joined
 from outgrow.sandbox import on_meta
 from outgrow.shadow import has_values, shadow
@@ -29,6 +30,7 @@ from outgrow.usage import usage
 from outgrow.volumes import Anatomy
 from outgrow.zeroing import NotZero
 
+PYTHON = (TypeError, AttributeError)  # errors of code that finds another module than it expects, whatever its values
 NO_VALUES = (
     "whether the model computes the same with a block more there can't be found out on the meta device: load its weights first"
 )
@@ -80,7 +82,7 @@ def places(model: nn.Module, example: Example) -> list[Place]:
     for path in survey.run:
         reasons = dict.fromkeys(OWN, "it stands in no container of blocks")
         reasons |= {method: survey.reason(path, method) for method in OWN if path in survey.own}
-        plain = legal(model, path, survey.found[path], survey.anatomy, survey.stuck, neighbours)
+        plain = legal(model, path, survey.found[path], survey.anatomy, survey.stuck or {}, neighbours)
         methods = dict.fromkeys(name for name, why in (*reasons.items(), *plain.items()) if not why)
         why = "; ".join(dict.fromkeys((reasons["r2r"], plain["r2r"])))
         result.append(Place(path, tuple(methods), "" if methods else why, own=not reasons["r2r"]))
@@ -93,7 +95,7 @@ class Survey:
 
     found: dict[str, list[Call]]
     anatomy: Anatomy
-    stuck: dict[str, str]  # modules that can't be put into an nn.Sequential, and why
+    stuck: dict[str, str] | None  # modules that can't be put into an nn.Sequential, and why; None: yet to be found out
     own: dict[str, dict[str, Template | str]] = field(default_factory=dict)  # by block and method; a string is a reason
     idle: dict[str, str | None] = field(default_factory=dict)  # containers whose code does not run what is added, and why;
     # None where that is yet to be found out
@@ -119,7 +121,7 @@ class Survey:
 def _surveyed(model: nn.Module, example: Example, paths: Sequence[str], blocks: Sequence[str]) -> Survey:
     """A survey of the shadow, with what is doubtful there looked at on the model itself; or one of the model, if need be."""
     try:
-        with shadow(model):
+        with shadow(model), collected_later():
             survey = _survey(model, on_meta(example), paths, blocks, shadowed=True)
     except Exception as error:
         if not has_values(model):
@@ -127,8 +129,9 @@ def _surveyed(model: nn.Module, example: Example, paths: Sequence[str], blocks: 
         survey = _survey(model, example, paths, blocks, shadowed=False)
     if not has_values(model):
         survey.idle = {container: NO_VALUES if why is None else why for container, why in survey.idle.items()}
+        survey.stuck = unwrappable(model, on_meta(example), survey.run) if survey.stuck is None else survey.stuck
         return survey
-    if survey.stuck:
+    if survey.stuck is None:
         survey.stuck = unwrappable(model, example, survey.run)
     doubtful = [container for container, why in survey.idle.items() if why is None]
     if doubtful:
@@ -140,7 +143,11 @@ def _surveyed(model: nn.Module, example: Example, paths: Sequence[str], blocks: 
 def _survey(model: nn.Module, example: Example, paths: Sequence[str], blocks: Sequence[str], shadowed: bool) -> Survey:
     found = calls_of(model, example, [*paths, ""])
     run = [path for path in paths if found[path]]
-    survey = Survey(found, dissect(model, example), unwrappable(model, example, run))
+    try:
+        stuck = unwrappable(model, example, run, PYTHON if shadowed else (Exception,))
+    except TraceError:
+        stuck = None
+    survey = Survey(found, dissect(model, example), stuck)
     kinds, own = Kinds(), set(blocks)
     for path in (path for path in run if path in own):
         survey.own[path] = {}

@@ -188,10 +188,13 @@ def stands_alone(container: nn.Module) -> bool:
     return type(container) is not nn.Sequential or numbering(container) is None
 
 
-def unwrappable(model: nn.Module, example: Example, paths: Sequence[str]) -> dict[str, str]:
+def unwrappable(
+    model: nn.Module, example: Example, paths: Sequence[str], certain: tuple[type[Exception], ...] = (Exception,)
+) -> dict[str, str]:
     """Modules whose parent's code looks at more than what they put out, as torch's encoder layers look at weights; and why.
 
-    Found by trying, those that stand in like places of lists (of sister blocks) together.
+    Found by trying, those that stand in like places of lists (of sister blocks) together. certain: errors of the model's code
+    that show this; others are passed on.
     """
     alike: dict[Any, list[str]] = {}
     for path in paths:
@@ -200,10 +203,12 @@ def unwrappable(model: nn.Module, example: Example, paths: Sequence[str]) -> dic
         if stands_alone(around[-2]):
             names = ("#" if step.isdecimal() else step for step in steps)
             alike.setdefault((*names, *map(type, around)), []).append(path)
-    return _stuck(model, example, list(alike.values()))
+    return _stuck(model, example, list(alike.values()), certain)
 
 
-def _stuck(model: nn.Module, example: Example, groups: Sequence[Sequence[str]]) -> dict[str, str]:
+def _stuck(
+    model: nn.Module, example: Example, groups: Sequence[Sequence[str]], certain: tuple[type[Exception], ...]
+) -> dict[str, str]:
     """Put all groups of modules into containers at once, and if the model does not run then, one half after the other."""
     if not groups:
         return {}
@@ -214,11 +219,14 @@ def _stuck(model: nn.Module, example: Example, groups: Sequence[Sequence[str]]) 
         calls_of(model, example, [])
     except TraceError as error:
         journal.undo()
+        if not isinstance(error.__cause__, certain):
+            raise
         if len(groups) == 1:
             why = str(error.__cause__).partition("\n")[0]
             return dict.fromkeys(groups[0], f"the code around it looks at more than what it puts out ({why})")
         middle = len(groups) // 2
-        return {**_stuck(model, example, groups[:middle]), **_stuck(model, example, groups[middle:])}
+        halves = groups[:middle], groups[middle:]
+        return {path: why for half in halves for path, why in _stuck(model, example, half, certain).items()}
     finally:
         journal.undo()
     return {}
