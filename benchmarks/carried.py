@@ -15,8 +15,9 @@ A copy of a unit (Net2Net) gets a known share of its source's gradient at every 
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +32,7 @@ from outgrow.optimizers.wrappers import held_by, unwrapped
 from outgrow.plan import Insertion, Plan
 
 Make = Callable[[nn.Module], Any]
-LONG, SHORT = 200, 5  # steps before a growth
+LONG, SHORT = 100, 5  # steps before a growth
 
 
 @dataclass
@@ -41,6 +42,8 @@ class Result:
     library: str
     name: str
     kind: str = ""
+    error: str = ""  # of the library, or of the machine
+    double: bool = True  # precision
     refused: str = ""  # widening by R2R, which every known optimizer can follow
     no_copies: str = ""
     old: float = 0.0
@@ -49,7 +52,7 @@ class Result:
     block_old: float = 0.0
     block_new: float = 0.0
     cosine: float = 1.0  # of old updates
-    ratio: float = 1.0  # of their sizes, whichever is above one
+    ratio: float = 1.0  # of their sizes, to those of the twin: the one that is farthest from one
     remarks: list[str] = field(default_factory=list)
 
 
@@ -165,7 +168,7 @@ def compared(
         if sizes != (0.0, 0.0):
             old = max(old, float((mine - true).abs().max()) / max(float(true.abs().max()), 1e-30))
         if min(sizes) > 0:
-            result.ratio = max(result.ratio, sizes[0] / sizes[1], sizes[1] / sizes[0])
+            result.ratio = max(result.ratio, sizes[0] / sizes[1], key=lambda ratio: abs(math.log(ratio)))
             result.cosine = min(result.cosine, float(torch.cosine_similarity(mine.double(), true.double(), dim=0)))
     return old, new
 
@@ -221,7 +224,7 @@ def replayed(result: Result, make: Make, dtype: torch.dtype) -> float:
 
 def examine(library: str, name: str, make: Make, dtype: torch.dtype = torch.float64) -> Result:
     """Everything about one optimizer."""
-    result = Result(library, name)
+    result = Result(library, name, double=dtype == torch.float64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         twin, wider, deeper = (Training(make, Net, LONG, dtype) for _ in range(3))
@@ -247,96 +250,3 @@ def examine(library: str, name: str, make: Make, dtype: torch.dtype = torch.floa
             wider.step()
             deeper.step()
     return result
-
-
-def setups() -> Iterator[tuple[str, str, Make]]:
-    """Every optimizer of the libraries that are installed, with its default settings."""
-    for name in (
-        "SGD",
-        "Adam",
-        "AdamW",
-        "NAdam",
-        "RAdam",
-        "Adamax",
-        "Adagrad",
-        "Adadelta",
-        "RMSprop",
-        "Rprop",
-        "ASGD",
-        "Adafactor",
-    ):
-        yield "torch", name, lambda m, n=name: getattr(torch.optim, n)(m.parameters(), lr=1e-3)
-    yield "torch", "SGD(momentum)", lambda m: torch.optim.SGD(m.parameters(), lr=1e-3, momentum=0.9)
-    yield "torch", "SGD(momentum, fused)", lambda m: torch.optim.SGD(m.parameters(), lr=1e-3, momentum=0.9, fused=True)
-    yield "torch", "LBFGS", lambda m: torch.optim.LBFGS(m.parameters(), lr=1e-3, max_iter=2)
-    import timm.optim
-
-    for name in timm.optim.list_optimizers():
-        yield "timm", name, lambda m, n=name: timm.optim.create_optimizer_v2(m, n, lr=1e-3, weight_decay=0.0)
-    import pytorch_optimizer
-
-    for name in pytorch_optimizer.get_supported_optimizers():
-        yield "pytorch_optimizer", name, lambda m, n=name: _of_pytorch_optimizer(m, n)
-    import schedulefree
-
-    for name in ("AdamWScheduleFree", "SGDScheduleFree", "RAdamScheduleFree"):
-        yield "schedulefree", name, lambda m, n=name: getattr(schedulefree, n)(m.parameters(), lr=1e-3)
-    import prodigyopt
-
-    yield "prodigyopt", "Prodigy", lambda m: prodigyopt.Prodigy(m.parameters(), lr=1.0)
-    import transformers.optimization
-
-    yield "transformers", "Adafactor", lambda m: transformers.optimization.Adafactor(m.parameters())
-
-
-def _of_pytorch_optimizer(model: nn.Module, name: str) -> Any:
-    import pytorch_optimizer
-
-    kind = pytorch_optimizer.load_optimizer(name)
-    if "muon" in name or name in ("adago",):
-        matrices = [p for p in model.parameters() if p.ndim >= 2]
-        others = [p for p in model.parameters() if p.ndim < 2]
-        return kind([{"params": matrices, "use_muon": True}, {"params": others, "use_muon": False}])
-    if name in ("lomo", "adalomo", "adammini"):
-        return kind(model)
-    if name == "bsam":
-        return kind(model.parameters(), num_data=100)
-    if name == "ranger21":
-        return kind(model.parameters(), num_iterations=1000, lr=1e-3)
-    if name == "spectralsphere":
-        return kind([p for p in model.parameters() if p.ndim == 2])
-    if name == "demo":
-        raise RuntimeError("needs einops")
-    return kind(model.parameters())
-
-
-def main() -> None:
-    import sys
-
-    torch.set_num_threads(1)
-    library = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        library.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    for lib, name, make in setups():
-        if sys.argv[1:] and lib not in sys.argv[1:] and name not in sys.argv[1:]:
-            continue
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                result = examine(lib, name, make)
-        except BaseException as error:
-            print(f"{lib:18} {name:22} ERROR {type(error).__name__}: {str(error)[:150]!r}", flush=True)
-            continue
-        if result.refused:
-            print(f"{lib:18} {name:22} refused: {result.refused}", flush=True)
-            continue
-        print(
-            f"{lib:18} {name:22} old {result.old:8.1e} new {result.new:6.2f} copies {result.copies:8.1e} block "
-            f"{result.block_old:8.1e} {result.block_new:6.2f} cos {result.cosine:6.3f} ratio {result.ratio:5.2f} "
-            f"{result.no_copies[:60]} {'; '.join(sorted(set(result.remarks)))}",
-            flush=True,
-        )
-
-
-if __name__ == "__main__":
-    main()

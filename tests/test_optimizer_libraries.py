@@ -25,16 +25,23 @@ def of(module: str, name: str, **settings: Any) -> Make:
     return lambda model: getattr(importlib.import_module(module), name)(model.parameters(), **settings)
 
 
+def wrapped(module: str, name: str, base: Make) -> Make:
+    return lambda model: getattr(importlib.import_module(module), name)(base(model))
+
+
 def sam(model: nn.Module) -> Any:
     return importlib.import_module("pytorch_optimizer").SAM(model.parameters(), torch.optim.AdamW, lr=1e-3)
 
 
+ADAM: Make = of("torch.optim", "Adam", lr=1e-3)
 PO = "pytorch_optimizer"
 ENTRYWISE: dict[str, Make] = {
     "schedule-free AdamW": of("schedulefree", "AdamWScheduleFree", lr=1e-2),
     "schedule-free SGD": of("schedulefree", "SGDScheduleFree", lr=1e-2),
     "schedule-free RAdam": of("schedulefree", "RAdamScheduleFree", lr=1e-2),
     "MADGRAD": of("timm.optim", "MADGRAD", lr=1e-3),
+    "Lookahead of timm": wrapped("timm.optim", "Lookahead", ADAM),
+    "Lookahead": wrapped(PO, "Lookahead", ADAM),
     "AccSGD": of(PO, "AccSGD"),
     "SOAP": of(PO, "SOAP", lr=1e-3),
     "timm's Adan": of("timm.optim", "Adan", lr=1e-3),
@@ -156,6 +163,20 @@ def test_all_three_sequences_of_a_schedule_free_optimizer_stay_the_networks_that
     training.step()
 
 
+def test_slow_weights_of_both_lookaheads_stay_the_network_that_they_were() -> None:
+    for name, key in (("Lookahead", "slow_params"), ("Lookahead of timm", "lookahead_slow_buff")):
+        training = Training(ENTRYWISE[name])
+        holder = training.optimizer if name == "Lookahead" else training.optimizer._base_optimizer
+
+        def slow(training: Training = training, holder: Any = holder, key: str = key) -> Tensor:
+            weights = {name: holder.state[parameter][key] for name, parameter in training.model.named_parameters()}
+            return torch.func.functional_call(training.model, weights, example())
+
+        before = slow()
+        outgrow.widen(training.model, example(), "*", factor=1.5, method="net2net", optimizer=training.optimizer)
+        torch.testing.assert_close(slow(), before, rtol=1e-9, atol=1e-9)
+
+
 def test_preconditioners_and_anchored_weights_follow_no_copies_and_say_so() -> None:
     for name, reason in (("SOAP", "can't follow units that are copies"), ("MADGRAD", "recomputes the weights from where")):
         training = Training(ENTRYWISE[name])
@@ -163,6 +184,17 @@ def test_preconditioners_and_anchored_weights_follow_no_copies_and_say_so() -> N
         with pytest.raises(OptimizerError, match=reason):
             outgrow.widen(training.model, example(), "*", factor=2, method="net2net", optimizer=training.optimizer)
         assert all(torch.equal(a, b) for a, b in zip(before, training.model.parameters(), strict=True))
+        training.step()
+
+
+def test_weights_of_the_optimizer_s_own_follow_no_fade_and_no_rates_of_new_units() -> None:
+    for name in ("schedule-free AdamW", "Lookahead of timm"):
+        training = Training(ENTRYWISE[name], steps=3)
+        with pytest.raises(OptimizerError, match=r"weights of its own(.|\n)*leave fade= out"):
+            outgrow.widen(training.model, example(), "0", by=2, fade=5, optimizer=training.optimizer)
+        outgrow.widen(training.model, example(), "0", by=2, optimizer=training.optimizer)
+        with pytest.raises(OptimizerError, match=r"weights of its own(.|\n)*leave new_lr="):
+            outgrow.Pace(training.model, training.optimizer).set({1: 2.0})
         training.step()
 
 
@@ -189,3 +221,28 @@ def test_eight_bit_moments_of_bitsandbytes_are_carried_within_their_own_error() 
     updates = [training.step() for training in models]
     for name in updates[0]:
         assert torch.cosine_similarity(updates[0][name].flatten(), updates[1][name].flatten(), dim=0) > 0.95
+
+
+@pytest.mark.filterwarnings("ignore")  # torchao's import and torch's caches warn
+@pytest.mark.parametrize(("name", "likeness"), [("Adam8bit", 0.99), ("Adam4bit", 0.9), ("AdamFp8", 0.99)])
+def test_moments_of_torchao_in_few_bits_are_carried_within_their_own_error(name: str, likeness: float) -> None:
+    """The truth is Adam in full precision, which a growth carries exactly."""
+    kinds = (getattr(importlib.import_module("torchao.optim"), name), torch.optim.Adam)
+    with torch.compiler.set_stance("force_eager"):  # the step compiles itself, which takes long
+        models = [Training(lambda model, kind=kind: kind(model.parameters(), lr=1e-3), network(64), steps=0) for kind in kinds]
+        for training in models:
+            training.model.float()
+            for _ in range(5):
+                training.step()
+            outgrow.widen(training.model, example().float(), "0", to=128, method="r2r", optimizer=training.optimizer)
+            outgrow.widen(training.model, example().float(), "2", to=128, method="net2net", optimizer=training.optimizer)
+        state = models[0].optimizer.state[models[0].model[2].weight]
+        assert type(state["exp_avg"]).__module__.startswith("torchao")
+        assert state["exp_avg"].shape == (128, 128)
+        updates = [training.step() for training in models]
+        for key in updates[0]:
+            assert torch.cosine_similarity(updates[0][key].flatten(), updates[1][key].flatten(), dim=0) > likeness
+        outgrow.widen(models[0].model, example().float(), "2", to=129, method="netmorph", optimizer=models[0].optimizer)
+        whole_blocks = state["exp_avg"].numel() % models[0].optimizer.block_size == 0  # torchao quantises nothing else
+        assert (type(state["exp_avg"]) is not Tensor) == whole_blocks
+        models[0].step()

@@ -17,11 +17,11 @@ from outgrow.apply import Journal, edits_by_tensor
 from outgrow.errors import OptimizerError, Problem
 from outgrow.optimizers.factored import axes_of, refactored
 from outgrow.optimizers.known import KNOWN
-from outgrow.optimizers.lookup import Known, known, name_of, way_out
+from outgrow.optimizers.lookup import Known, known, name_of, way_out, weights_of
 from outgrow.optimizers.quantised import decoded, encoded
 from outgrow.optimizers.state import grown_state, has_tensors, obstacle, plain, tensors_in
 from outgrow.optimizers.wrappers import NEW_ONE, TRANSPARENT, held_by, layers_of, unwrapped
-from outgrow.plan import Edit, Plan
+from outgrow.plan import Edit, Insertion, Plan
 from outgrow.sandbox import tensors_of
 
 
@@ -33,7 +33,7 @@ def check_optimizers(optimizers: Sequence[Any], model: nn.Module, plan: Plan, ol
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     edits = edits_by_tensor(plan)
-    problems = _unknown_wrappers(optimizers)
+    problems = [*_unknown_wrappers(optimizers), *_unfading(optimizers, plan)]
     for optimizer in unwrapped(optimizers):
         held = [parameter for parameter in held_by(optimizer) if id(parameter) in names]
         if not held:
@@ -59,6 +59,15 @@ def _unknown_wrappers(optimizers: Sequence[Any]) -> list[Problem]:
     layers = [layer for given in optimizers for layer in layers_of(given)[:-1] if isinstance(layer, Optimizer)]
     others = [layer for layer in layers if id(layer) not in seen and name_of(type(layer)) not in TRANSPARENT]
     return [Problem(type(one).__name__, about.refusal, way_out(one)) for one in others if (about := known(one)).refusal]
+
+
+def _unfading(optimizers: Sequence[Any], plan: Plan) -> list[Problem]:
+    """Values that fade in are added to the parameters step by step."""
+    if not any(isinstance(edit, Insertion) and edit.fade for edit in plan.edits):
+        return []
+    kept = [(type(optimizer).__name__, weights_of(optimizer)) for optimizer in unwrapped(optimizers)]
+    reason = "it mixes the parameters with weights of its own ({!r}), which values that fade in would not reach"
+    return [Problem(kind, reason.format(key), "leave fade= out") for kind, key in kept if key]
 
 
 def refusal(optimizer: Optimizer) -> Problem | None:

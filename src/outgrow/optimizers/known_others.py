@@ -26,7 +26,7 @@ TIMM: dict[str, Words] = {
     "timm.LaProp": {**UPDATES, "exp_avg_lr_1": "scalar", "exp_avg_lr_2": "scalar"},
     "timm.Lars": MOMENTUM,
     "timm.Lion": {"exp_avg": "first moment"},
-    "timm.Lookahead": {},
+    "timm.Lookahead": {"lookahead_slow_buff": "weights"},  # kept in the state of what it wraps
     "timm.MADGRAD": {"step": "step count", "grad_sum_sq": "second moment", "s": "first moment", "x0": "weights"},
     "timm.Mars": {**ADAM, "last_grad": "first moment"},
     "timm.Muon": {**ADAM, **MOMENTUM, "exp_avg_sq beside momentum_buffer": "step length", "use_muon": "scalar"},
@@ -68,7 +68,7 @@ OTHERS: dict[str, Words] = {
     **{f"torchao.{name}{bits}": ADAM for name in ("Adam", "AdamW") for bits in ("8bit", "4bit", "Fp8")},
     "torchao._AdamW": ADAM,
     "transformers.Adafactor": {**ADAM, **FACTORS, "RMS": "scalar"},
-    "prodigyopt.Prodigy": {**ADAM, "s": "first moment", "p0": "weights"},
+    "prodigyopt.Prodigy": {**MOMENTS, "step": "scalar", "s": "first moment", "p0": "weights"},  # no step is corrected by it
     "apex.FusedAdam": MOMENTS,
     "apex.FusedLAMB": MOMENTS,
     "apex.FusedSGD": MOMENTUM,

@@ -96,6 +96,16 @@ def unfollowable(optimizer: Any) -> str:
     return next((about.refusal for layer in layers if (about := known(layer)).refusal), "")
 
 
+def weights_of(optimizer: Optimizer) -> str:
+    """The key under which an optimizer keeps weights that it mixes with the parameters; "" if it keeps none.
+
+    What changes a parameter from outside, between two steps, does not reach these. ASGD's average is only read, and so is what
+    Prodigy keeps of the start.
+    """
+    rules = known(optimizer).rules
+    return next((key for key, rule in rules.items() if rule.kind == "weights" and key not in ("ax", "p0", "prev_param")), "")
+
+
 def way_out(optimizer: Any) -> str:
     """What to do about an optimizer that can't follow."""
     name = name_of(type(optimizer))

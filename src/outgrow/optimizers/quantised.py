@@ -33,12 +33,9 @@ def encoded(optimizer: Any, parameter: Tensor, state: Mapping[Any, Any], new: Ma
     """New tensors for what was quantised before, in the form in which the optimizer itself would make them."""
     if _by_blocks(state):
         return _encoded_by_blocks(state, new)
-    result = dict(new)
-    for key, value in new.items():
-        if _is_low_bit(state[key]):
-            buffer = optimizer._new_buffer(parameter, getattr(state[key], "signed", True))
-            result[key] = buffer.copy_(value)
-    return result
+    if not type(optimizer).__module__.startswith("torchao."):
+        return dict(new)
+    return {key: optimizer._new_buffer(parameter, key == "exp_avg").copy_(value) for key, value in new.items()}
 
 
 def _is_low_bit(value: Any) -> bool:

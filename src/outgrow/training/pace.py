@@ -24,7 +24,7 @@ from torch.optim import LBFGS
 from outgrow.errors import OptimizerError, Problem, ScheduleError
 from outgrow.training.cohorts import Cohorts, cohorts
 from outgrow.training.history import history
-from outgrow.training.optimizer import held_by, unwrapped
+from outgrow.training.optimizer import held_by, unwrapped, weights_of
 from outgrow.training.rein import Rein, Share
 from outgrow.usage import usage
 
@@ -177,6 +177,12 @@ class Pace:
             if news[-1] and isinstance(rein.optimizer, LBFGS):
                 reason = "it searches along lines and remembers its own steps, which can't be changed afterwards"
                 raise OptimizerError("updates can't be scaled", [Problem("LBFGS", reason, "leave new_lr= and train= out")])
+            if news[-1] and weights_of(rein.optimizer):
+                reason = (
+                    f"it mixes the parameters with weights of its own ({weights_of(rein.optimizer)!r}), which would not follow"
+                )
+                problem = Problem(type(rein.optimizer).__name__, reason, "leave new_lr= and train= out")
+                raise OptimizerError("updates can't be scaled", [problem])
         self._settings, self._seen = settings, history(self.model)
         for rein, (held, warmed), shares in zip(self._reins, made, news, strict=True):
             rein.held, rein.warmed, rein.shares, rein.level = held, warmed, shares, _level(settings, warmed)
