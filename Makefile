@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all lint coverage bench stall spike reproduce figures report clean
+.PHONY: demo test test-all lint coverage optimizers bench stall spike reproduce figures report clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -26,6 +26,9 @@ test-all: lint
 
 coverage: $(READY)
 	$(BIN)/python benchmarks/coverage.py
+
+optimizers: $(READY)
+	$(BIN)/python benchmarks/optimizers.py
 
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"

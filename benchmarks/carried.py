@@ -117,9 +117,11 @@ class Training:
             return loss
 
         before = {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
-        closure()
+        loss = float(closure())
         name = type(self.optimizer).__name__
-        if "SAM" in name or name in ("AliG", "LBFGS") or "Closure" in name:
+        if name == "AliG":
+            self.optimizer.step(lambda: loss)
+        elif "SAM" in name or name == "LBFGS":
             self.optimizer.step(closure)
         else:
             self.optimizer.step()
@@ -176,6 +178,8 @@ def compared(
 def replayed(result: Result, make: Make, dtype: torch.dtype) -> float:
     """How far the state of copies is from one that is gathered on the grown networks of all past steps."""
     training = Training(make, perceptron, SHORT, dtype)
+    if "SAM" in result.kind or result.kind == "AliG":
+        return math.nan  # they need the loss itself, not gradients alone
     growth = outgrow.widen(
         training.model,
         training.inputs[0],

@@ -14,7 +14,7 @@ import argparse
 import importlib.metadata
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,44 +29,78 @@ RESULTS, PAGE = HERE / "results" / "optimizers.json", HERE.parent / "docs" / "op
 START, END = "<!-- table -->", "<!-- end of the table -->"
 TORCH = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD", "Adafactor")
 RATES = {"schedulefreesgd": 0.01, "dadaptlion": 0.01, "lbfgs": 0.001}
-PACKAGES = {"pytorch_optimizer": "pytorch_optimizer", "prodigyopt": "prodigyopt"}
 
 
-def setups() -> Iterator[tuple[str, str, Make]]:
+def setups(libraries: Sequence[str] = ()) -> Iterator[tuple[str, str, Make]]:
+    """All set-ups of these libraries, or of all; no other library is imported."""
+    for library in libraries or LIBRARIES:
+        for name, make in LIBRARIES[library]():
+            yield library, name, make
+
+
+def of_torch() -> Iterator[tuple[str, Make]]:
     for name in TORCH:
-        yield "torch", name, lambda m, n=name: getattr(torch.optim, n)(m.parameters(), lr=1e-3)
-    yield "torch", "SGD(momentum)", lambda m: torch.optim.SGD(m.parameters(), lr=1e-3, momentum=0.9)
-    yield "torch", "SGD(momentum, fused)", lambda m: torch.optim.SGD(m.parameters(), lr=1e-3, momentum=0.9, fused=True)
-    yield "torch", "LBFGS", lambda m: torch.optim.LBFGS(m.parameters(), lr=1e-3, max_iter=2)
+        yield name, lambda m, n=name: getattr(torch.optim, n)(m.parameters(), lr=1e-3)
+    yield "SGD(momentum)", lambda m: torch.optim.SGD(m.parameters(), lr=1e-3, momentum=0.9)
+    yield "SGD(momentum, fused)", lambda m: torch.optim.SGD(m.parameters(), lr=1e-3, momentum=0.9, fused=True)
+    yield "LBFGS", lambda m: torch.optim.LBFGS(m.parameters(), lr=1e-3, max_iter=2)
+
+
+def of_timm() -> Iterator[tuple[str, Make]]:
     import timm.optim
 
-    for name in timm.optim.list_optimizers():
-        yield "timm", name, lambda m, n=name: timm.optim.create_optimizer_v2(m, n, lr=1e-3, weight_decay=0.0)
-    yield "timm", "lookahead_adam", lambda m: timm.optim.create_optimizer_v2(m, "lookahead_adam", lr=1e-3, weight_decay=0.0)
+    for name in (*timm.optim.list_optimizers(), "lookahead_adam"):
+        yield name, lambda m, n=name: timm.optim.create_optimizer_v2(m, n, lr=1e-3, weight_decay=0.0)
+
+
+def of_pytorch_optimizer() -> Iterator[tuple[str, Make]]:
     import pytorch_optimizer
 
     for name in pytorch_optimizer.get_supported_optimizers():
-        yield "pytorch_optimizer", name, lambda m, n=name: of_pytorch_optimizer(m, n)
+        yield name, lambda m, n=name: made_by_pytorch_optimizer(m, n)
     adam = torch.optim.Adam
-    yield "pytorch_optimizer", "Lookahead(Adam)", lambda m: pytorch_optimizer.Lookahead(adam(m.parameters(), lr=1e-3))
-    yield "pytorch_optimizer", "SAM(Adam)", lambda m: pytorch_optimizer.SAM(m.parameters(), adam, lr=1e-3)
+    yield "Lookahead(Adam)", lambda m: pytorch_optimizer.Lookahead(adam(m.parameters(), lr=1e-3))
+    yield "SAM(Adam)", lambda m: pytorch_optimizer.SAM(m.parameters(), adam, lr=1e-3)
+
+
+def of_schedulefree() -> Iterator[tuple[str, Make]]:
     import schedulefree
 
     for name in ("AdamWScheduleFree", "SGDScheduleFree", "RAdamScheduleFree"):
-        yield "schedulefree", name, lambda m, n=name: getattr(schedulefree, n)(m.parameters(), lr=1e-3)
+        yield name, lambda m, n=name: getattr(schedulefree, n)(m.parameters(), lr=1e-3)
+
+
+def of_prodigyopt() -> Iterator[tuple[str, Make]]:
     import prodigyopt
 
-    yield "prodigyopt", "Prodigy", lambda m: prodigyopt.Prodigy(m.parameters(), lr=1.0)
+    yield "Prodigy", lambda m: prodigyopt.Prodigy(m.parameters(), lr=1.0)
+
+
+def of_transformers() -> Iterator[tuple[str, Make]]:
     import transformers.optimization
 
-    yield "transformers", "Adafactor", lambda m: transformers.optimization.Adafactor(m.parameters())
+    yield "Adafactor", lambda m: transformers.optimization.Adafactor(m.parameters())
+
+
+def of_bitsandbytes() -> Iterator[tuple[str, Make]]:
     import bitsandbytes
 
     for name in ("Adam", "AdamW", "Lion", "RMSprop", "Adagrad"):
-        yield "bitsandbytes", name, lambda m, n=name: getattr(bitsandbytes.optim, n)(m.parameters(), lr=1e-3)
+        yield name, lambda m, n=name: getattr(bitsandbytes.optim, n)(m.parameters(), lr=1e-3)
 
 
-def of_pytorch_optimizer(model: nn.Module, name: str) -> Any:
+LIBRARIES: dict[str, Callable[[], Iterator[tuple[str, Make]]]] = {
+    "torch": of_torch,
+    "timm": of_timm,
+    "pytorch_optimizer": of_pytorch_optimizer,
+    "schedulefree": of_schedulefree,
+    "prodigyopt": of_prodigyopt,
+    "transformers": of_transformers,
+    "bitsandbytes": of_bitsandbytes,
+}
+
+
+def made_by_pytorch_optimizer(model: nn.Module, name: str) -> Any:
     import pytorch_optimizer
 
     kind = pytorch_optimizer.load_optimizer(name)
@@ -101,7 +135,7 @@ def row(result: Result) -> tuple[str, ...]:
         return result.library, result.name, "refused", result.refused, "", "", ""
     equal = max(result.old, result.block_old) < (1e-6 if result.double else 1e-3)
     old = "equal" if equal else f"close (× {result.ratio:.1f})"
-    copies = "no" if result.no_copies else "yes" if result.copies < 1e-3 else "near"
+    copies = "no" if result.no_copies else "yes" if result.copies < 1e-3 else "near" if result.copies >= 1e-3 else "–"
     return result.library, result.name, "carried", old, f"{result.new:.1f}", copies, f"{result.block_new:.1f}"
 
 

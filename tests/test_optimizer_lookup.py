@@ -64,6 +64,8 @@ def test_a_registered_class_is_known_and_wrong_words_are_listed() -> None:
     for wrong in (Described(parameter()), torch.optim.Optimizer, dict):
         with pytest.raises(OptimizerError, match="is no optimizer class"):
             register_optimizer(wrong, {})  # type: ignore[arg-type]
+    with pytest.raises(OptimizerError, match="needs its 'column means'"):
+        register_optimizer(Described, {"rows": "row means"})
     with pytest.raises(OptimizerError, match="write a dict"):
         register_optimizer(Described, ["trace"])  # type: ignore[arg-type]
 
@@ -76,3 +78,24 @@ def test_only_known_shapes_are_judged() -> None:
     assert state_shape(Own(parameter()), "exp_avg", torch.ones(3, 4), (5, 4)) is None
     assert state_shape(factored, "row_var", torch.ones(3, 1), (5, 4)) == (5, 1)
     assert state_shape(factored, "col_var", torch.ones(1, 4), (5, 4)) == (1, 4)
+
+
+def test_wrappers_count_with_what_they_wrap() -> None:
+    from accelerate.optimizer import AcceleratedOptimizer
+
+    class Wrapper(torch.optim.Optimizer):
+        """One that nobody has described, around one that is known."""
+
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            super().__init__(parameter(), {})
+            self.optimizer = optimizer
+            self.state = optimizer.state
+
+        def step(self, closure: Any = None) -> None:
+            self.optimizer.step()
+
+    assert unfollowable(Wrapper(torch.optim.Adam(parameter()))) != ""
+    plain, odd = (AcceleratedOptimizer.__new__(AcceleratedOptimizer) for _ in range(2))
+    plain.optimizer, odd.optimizer = torch.optim.Adam(parameter()), Own(parameter())
+    assert unfollowable(plain) == ""
+    assert "Own is none" in unfollowable(odd)

@@ -84,9 +84,9 @@ def test_a_new_block_under_fused_sgd_trains_on_as_under_the_plain_one(momentum: 
 
 
 def test_a_new_block_does_not_leap_where_steps_are_counted_for_the_group() -> None:
-    """Without state of its own its first update would be three learning rates long."""
-    model, optimizer = trained(GroupAdam, 2000)
-    twin, other = trained(GroupAdam, 2000)
+    """Without state of its own its first update would be two to three learning rates long."""
+    model, optimizer = trained(GroupAdam, 600)
+    twin, other = trained(GroupAdam, 600)
     outgrow.deepen(model, torch.randn(2, 5).double(), "1.0", optimizer=optimizer)
     block = model[1][1]
     assert all(set(optimizer.state[p]) == {"exp_avg", "exp_avg_sq"} for p in block.parameters())
@@ -112,6 +112,20 @@ def test_an_undescribed_optimizer_is_not_given_new_blocks_once_it_has_state() ->
     fresh = Undescribed(model.parameters())
     outgrow.deepen(model, torch.randn(2, 5).double(), "1.0", optimizer=fresh)
     train(model, fresh, 2, 1)
+
+
+def test_tensors_outside_of_the_state_are_refused_also_of_a_described_class() -> None:
+    for place in ("flat", "group"):
+        model, optimizer = trained(GroupAdam, 2)
+        if place == "flat":
+            optimizer.flat = [torch.zeros(100)]
+        else:
+            optimizer.param_groups[0]["norms"] = torch.zeros(12)
+        x, found = torch.randn(2, 5).double(), r"keeps tensors outside of its state, in .*(flat|norms)"
+        with pytest.raises(OptimizerError, match=found):
+            outgrow.deepen(model, x, "1.0", optimizer=optimizer)
+        with pytest.raises(OptimizerError, match=found):
+            outgrow.widen(model, x, factor=2, optimizer=optimizer)
 
 
 def test_a_failed_deepening_leaves_no_state_behind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,13 +16,14 @@ from torch.optim import Optimizer
 from outgrow.apply import Journal, edits_by_tensor
 from outgrow.errors import OptimizerError, Problem
 from outgrow.optimizers.factored import axes_of, refactored
-from outgrow.optimizers.known import KNOWN
 from outgrow.optimizers.lookup import Known, known, name_of, way_out, weights_of
 from outgrow.optimizers.quantised import decoded, encoded
 from outgrow.optimizers.state import grown_state, has_tensors, obstacle, plain, tensors_in
 from outgrow.optimizers.wrappers import NEW_ONE, TRANSPARENT, held_by, layers_of, unwrapped
 from outgrow.plan import Edit, Insertion, Plan
 from outgrow.sandbox import tensors_of
+
+ELSEWHERE = frozenset({"state", "param_groups", "defaults", "name2qmap"})  # the last are the codes of bitsandbytes
 
 
 def check_optimizers(optimizers: Sequence[Any], model: nn.Module, plan: Plan, olds: Mapping[int, Tensor] | None = None) -> None:
@@ -73,7 +74,7 @@ def _unfading(optimizers: Sequence[Any], plan: Plan) -> list[Problem]:
 def refusal(optimizer: Optimizer) -> Problem | None:
     """Why an optimizer can't follow any growth of what it holds; None if it can, or has nothing to follow with."""
     kind, about = type(optimizer).__name__, known(optimizer)
-    outside = "" if about.name in KNOWN else _outside(optimizer)
+    outside = _outside(optimizer)
     if about.refusal:
         stepped = any(optimizer.state.values()) or getattr(optimizer, "_numel_cache", None) is not None
         return Problem(kind, about.refusal, way_out(optimizer)) if stepped or outside else None
@@ -101,7 +102,7 @@ def _outside(optimizer: Optimizer) -> str:
     """The first attribute that holds tensors which are neither the parameters nor single values; empty if there is none."""
     own = {id(parameter) for parameter in held_by(optimizer)}
     for name, value in vars(optimizer).items():
-        if name in ("state", "param_groups", "defaults") or name.startswith("_optimizer_"):
+        if name in ELSEWHERE or name.startswith("_optimizer_"):
             continue
         if any(tensor.numel() > 1 and id(tensor) not in own for tensor in tensors_in(value)):
             return name

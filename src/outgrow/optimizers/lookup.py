@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from outgrow.optimizers.factored import axes_of
 from outgrow.optimizers.known import KNOWN, NO_COPIES, REFUSED, WRAPPED
-from outgrow.optimizers.register import registered
+from outgrow.optimizers.register import FOUND, registered
 from outgrow.optimizers.rules import WORDS, Rule, Shape, shape_of
 from outgrow.optimizers.wrappers import NEW_ONE, TRANSPARENT, layers_of
 
@@ -63,6 +63,13 @@ class Known:
 def known(optimizer: Optimizer) -> Known:
     """What is known of an optimizer's class; for an unknown class a refusal that says so."""
     cls = type(optimizer)
+    if cls not in FOUND:
+        FOUND[cls] = _search(cls)
+    found: Known = FOUND[cls]
+    return found
+
+
+def _search(cls: type) -> Known:
     for base in cls.__mro__:
         if not issubclass(base, Optimizer) or base is Optimizer:
             continue
@@ -118,10 +125,11 @@ def state_shape(optimizer: Any, key: Any, value: Any, shape: Shape) -> Shape | N
 
     Only a shape that is known can be judged: unknown classes and keys, scalars, preconditioners and quantised tensors are None.
     """
-    rule = known(optimizer).rule(key)
+    about = known(optimizer)
+    rule = about.rule(key)
     if rule is None or not isinstance(value, Tensor) or (rule.kind == "weights" and value.ndim == 0):
         return None
-    return shape_of(rule, value, shape, axes_of(optimizer, known(optimizer).name, None, shape))
+    return shape_of(rule, value, shape, axes_of(optimizer, about.name, None, shape))
 
 
 def _overridden(cls: type, base: type) -> str:

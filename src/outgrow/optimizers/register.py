@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 from outgrow.errors import OptimizerError, Problem
 from outgrow.optimizers.rules import WORDS, Rule
 
-# The registry is the purpose of the call: classes of the process, by the class itself. It holds no class alive.
+# The registry is the purpose of the call: classes of the process, by the class itself. It keeps no class alive.
+FOUND: WeakKeyDictionary[type, Any] = WeakKeyDictionary()  # what a search by `lookup.py` has found
 _REGISTERED: WeakKeyDictionary[type, Mapping[str, Rule]] = WeakKeyDictionary()
 
 
@@ -57,6 +58,10 @@ def register_optimizer(cls: type[Any], rules: Mapping[str, str]) -> None:
             Problem(f"{cls.__name__}'s state {key!r}", f"{word!r} is no rule", f"one of {known}") for key, word in wrong
         ]
         raise OptimizerError("an optimizer can't be registered", problems)
+    words = list(rules.values())
+    if words.count("row means") != words.count("column means"):
+        raise OptimizerError("an optimizer can't be registered: each 'row means' needs its 'column means', and the reverse")
+    FOUND.clear()
     _REGISTERED[cls] = {key: WORDS[word] for key, word in rules.items()}
 
 
