@@ -25,6 +25,7 @@ test-all: lint
 	$(BIN)/python -m pytest -n 2
 
 coverage: $(READY)
+	$(BIN)/python benchmarks/coverage_others.py
 	$(BIN)/python benchmarks/coverage.py
 
 optimizers: $(READY)

@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import coverage_others
 from learning import new_entries
 
 HERE = Path(__file__).parent
@@ -302,7 +303,7 @@ def write_page(results: dict[str, Any]) -> None:
             lines += [f"  - {reason}" for reason in result["reasons"][:4]]
             if result["left_out"] > 4:
                 lines.append(f"  - … and {result['left_out'] - 4} more")
-    PAGE.write_text("\n".join(lines) + "\n")
+    PAGE.write_text("\n".join([*lines, *coverage_others.section()]) + "\n")
 
 
 def main() -> None:

@@ -96,3 +96,25 @@ def test_moments_follow_a_layer_that_takes_up_a_scale() -> None:
     assert torch.allclose(ratio, torch.full_like(ratio, 0.5**0.5))
     moment, before = carried.state[grown.out.weight]["exp_avg"][:, :6], optimizer.state[model.out.weight]["exp_avg"]
     torch.testing.assert_close(moment, before * 2**0.5)
+
+
+class Tied(nn.Module):
+    """An autoencoder that decodes by the transpose of the weight it encodes by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias, self.back = (nn.Parameter(torch.randn(*shape)) for shape in ((6, 5), (6,), (5,)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(torch.tanh(F.linear(x, self.weight, self.bias)), self.weight.t(), self.back)
+
+
+def test_a_tied_autoencoder_grows_by_zeros_alone() -> None:
+    model = randomised(Tied())
+    assert growable(model, X) == {"weight": ("netmorph",)}
+    assert_exact_everywhere(model, X, FRESH, {"weight"})
+    with pytest.raises(outgrow.GrowthError, match="both writes and reads it"):
+        outgrow.widen(model, X, "weight", by=2, method="r2r")
+    outgrow.widen(model, X, "weight", by=2)
+    model(X).square().mean().backward()
+    assert bool((model.weight.grad[6:] != 0).all())  # new units learn: their bias is not zero

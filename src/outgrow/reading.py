@@ -91,7 +91,8 @@ class Reading:
 
     def pin_all(self, refs: Sequence[Ref], reason: str, op: Op) -> None:
         """Nothing that the operator touches can grow, and its results carry no labels."""
-        self.lost.update(dict.fromkeys(op.outputs, op.name))
+        name = op.name.replace("outgrow.write_through_view", "a write through a view").replace("outgrow.", "a ")
+        self.lost.update(dict.fromkeys(op.outputs, name))
         for ref in refs:
             for block in self.layout(ref):
                 self.ties.fix(block.labels, reason, op.module)
