@@ -123,8 +123,12 @@ class Walk(Payments):
             if demand in ("sign", "share") and "scales" in self.volume.births.roles.get(key, ()):
                 raise Refused(f"{key[0]} both scales and reads it, and the two need different values")
             both = key in written and demand != "free"
-            if both and not (demand == "zero" and self.start is State.ZERO):
+            if both and not (demand == "zero" and self.start in (State.ZERO, State.ANY)):
                 raise Refused(f"{key[0]} both writes and reads it (a tied parameter), and the two need different values")
+        tied = written & set(self.verdict.readers)
+        waiting = tied == written if self.start is State.ANY else tied == set(self.verdict.readers)
+        if tied and waiting and self.start in (State.ZERO, State.ANY):
+            self.verdict.stuck = f"{min(tied)[0]} both writes and reads it: were it zero on both sides, nothing would learn"
 
     def step(self, effect: Effect) -> Carried:
         match effect:
