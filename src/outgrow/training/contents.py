@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from math import isfinite
 
 import torch
@@ -33,18 +33,16 @@ def contents_of(model: nn.Module, histories: Histories) -> dict[str, Tensor]:
     return {**contents, **{BUFFER + name: outside[name] for name in _changed(model, outside, histories)}}
 
 
-def _changed(model: nn.Module, buffers: Collection[str], histories: Histories) -> list[str]:
-    """Those of some buffers that a plan has changed, and their like in new blocks: these may be copies of changed ones."""
+def _changed(model: nn.Module, buffers: Mapping[str, Tensor], histories: Histories) -> list[str]:
+    """Those of some buffers that a plan has changed, and those of new blocks, which pairs may have changed (gains)."""
     steps = chronicle_of(model, histories)
     if steps is None:
         raise CheckpointError("the history of growths does not fit the model: was it changed by hand since?")
     plans = [(plan, n, done) for n, step in enumerate(steps) for done, plan in enumerate(step.plans, 1)] if buffers else []
     edited = {called_now(edit.tensor, steps, n, done) for plan, n, done in plans for edit in plan.edits}
     new = [called_now(path, steps, n, done) for plan, n, done in plans for path in plan.new_blocks]
-    own = [name for name in buffers if name in edited]
-    copies = {name: part for path in new for name in buffers if (part := inside(path, name)) is not None}
-    like = {name for name, part in copies.items() if any(f".{other}".endswith(f".{part}") for other in own)}
-    return [name for name in buffers if name in own or name in like]
+    copies = {name for path in new for name in buffers if inside(path, name) is not None}
+    return [name for name, value in buffers.items() if name in edited or (name in copies and value.is_floating_point())]
 
 
 def unique(contents: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

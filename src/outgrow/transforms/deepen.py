@@ -283,8 +283,8 @@ def template_for(model: nn.Module, found: dict[str, list[Call]], request: Deepen
         name = names[candidate]
         block, calls = list(children.values())[candidate], found[name]
         fits = len(calls) == 1 and _shapes(calls[0].output) == shape
-        other = type(block) is not type(children[key]) and (period is None or off[candidate])
-        if block is None or not fits or other:
+        in_turn = period is not None and not off[candidate] and _keeps(here, shape)  # blocks of several kinds take turns
+        if block is None or not fits or (type(block) is not type(children[key]) and not in_turn):
             continue
         if not request.exact and block._modules and _keeps(calls, shape):
             return Template(candidate, None)
