@@ -246,3 +246,22 @@ def test_moments_of_torchao_in_few_bits_are_carried_within_their_own_error(name:
         whole_blocks = state["exp_avg"].numel() % models[0].optimizer.block_size == 0  # torchao quantises nothing else
         assert (type(state["exp_avg"]) is not Tensor) == whole_blocks
         models[0].step()
+
+
+@pytest.mark.parametrize("name", ["GaLore", "Fira", "AdamWSN", "Prodigy"])
+def test_healthy_optimizers_whose_state_has_other_shapes_step_on_a_grown_model_and_after_loading(name: str) -> None:
+    def make() -> Any:
+        matrices = [parameter for parameter in model.parameters() if parameter.ndim == 2]
+        if name == "Prodigy":
+            return importlib.import_module("prodigyopt").Prodigy(matrices, slice_p=3)
+        low = {"rank": 2, "update_proj_gap": 10, "scale": 1.0, "projection_type": "std", "sn": True}
+        return getattr(importlib.import_module(PO), name)([{"params": matrices, **low}], lr=1e-3)
+
+    model = network()
+    outgrow.widen(model, example().float(), "*", factor=2)
+    first = Training(lambda _: make(), model, steps=3)
+    second = Training(lambda _: make(), model, steps=0)
+    second.optimizer.load_state_dict(first.optimizer.state_dict())
+    second.step()
+    with pytest.raises(OptimizerError, match=r"has shape|is none that outgrow has a rule for"):
+        outgrow.widen(model, example(), "*", factor=2, optimizer=second.optimizer)

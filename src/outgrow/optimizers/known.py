@@ -13,3 +13,17 @@ KNOWN: dict[str, Words] = {**TORCH, **OTHERS, **PYTORCH_OPTIMIZER}
 REFUSED: dict[str, str] = {**TORCH_REFUSED, **OTHERS_REFUSED, **PYTORCH_OPTIMIZER_REFUSED}
 NO_COPIES: dict[str, str] = {**OTHERS_NO_COPIES, **PYTORCH_OPTIMIZER_NO_COPIES}
 WRAPPED: dict[str, str] = {"lookahead_slow_buff": "weights", "old_p": "weights"}  # that wrappers put into any state
+
+# Classes with a setting (a rank, a subset, a size from which moments are factored) that gives part of their state other shapes.
+# A growth checks the shapes that it finds; a shape that is not the parameter's says nothing about an optimizer otherwise.
+SEVERAL_SHAPES = frozenset(
+    {
+        "prodigyopt.Prodigy",
+        "pytorch_optimizer.APOLLO",
+        "pytorch_optimizer.AdamWSN",
+        "pytorch_optimizer.Fira",
+        "pytorch_optimizer.GaLore",
+        "timm.Adafactor",
+        "timm.AdafactorBigVision",
+    }
+)

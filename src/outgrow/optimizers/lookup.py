@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from outgrow.optimizers.factored import axes_of
-from outgrow.optimizers.known import KNOWN, NO_COPIES, REFUSED, WRAPPED
+from outgrow.optimizers.known import KNOWN, NO_COPIES, REFUSED, SEVERAL_SHAPES, WRAPPED
 from outgrow.optimizers.register import FOUND, registered
 from outgrow.optimizers.rules import WORDS, Rule, Shape, shape_of
 from outgrow.optimizers.wrappers import NEW_ONE, TRANSPARENT, layers_of
@@ -127,7 +127,7 @@ def state_shape(optimizer: Any, key: Any, value: Any, shape: Shape) -> Shape | N
     """
     about = known(optimizer)
     rule = about.rule(key)
-    if rule is None or not isinstance(value, Tensor) or (rule.kind == "weights" and value.ndim == 0):
+    if rule is None or not isinstance(value, Tensor) or about.name in SEVERAL_SHAPES:
         return None
     return shape_of(rule, value, shape, axes_of(optimizer, about.name, None, shape))
 
