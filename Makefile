@@ -34,6 +34,7 @@ optimizers: $(READY)
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/large.py
 
 stall: $(READY)
 	$(BIN)/python benchmarks/stall.py

@@ -41,7 +41,7 @@ DEEPENED = {
     "swin_base_patch4_window7_224": "layers.2.blocks.5",
 }
 GOALS = {"llama": 3.0, "places": 5.0, "family": 60.0, "layers": 1.5, "meta_s": 30.0, "meta_gib": 2.0}
-REPETITIONS = 3
+REPETITIONS = 2
 
 
 def llama(layers: int, device: str = "cpu", sizes: dict[str, int] = LLAMA) -> tuple[Any, Any]:

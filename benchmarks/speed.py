@@ -36,6 +36,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import large
+
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "speed.json"
 PAGE = HERE.parent / "docs" / "speed.md"
@@ -336,7 +338,13 @@ def page(results: dict[str, Any]) -> str:
         "",
         *table(("model", "trace and volumes", "`outgrow.volumes`", "Torch-Pruning's graph", "a forward pass", "ratio"), trace),
     ]
+    if large.RESULTS.exists():
+        lines += large.section(json.loads(large.RESULTS.read_text()))
     return "\n".join(lines)
+
+
+def write_page() -> None:
+    PAGE.write_text(page(json.loads(RESULTS.read_text())))
 
 
 def main() -> None:
@@ -355,8 +363,8 @@ def main() -> None:
         results = measure_all()
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    write_page()
     results = json.loads(RESULTS.read_text())
-    PAGE.write_text(page(results))
     rows = verdicts(results)
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows:

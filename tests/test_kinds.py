@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -127,6 +129,29 @@ def test_places_are_found_without_arithmetic() -> None:
     assert passes(model, lambda: outgrow.places(model, EXAMPLE)) == 0
     assert [place.own for place in outgrow.places(model, EXAMPLE)][:3] == [True] * 3
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_garbage_is_collected_afterwards() -> None:
+    model = Net(Block())
+    for example in (EXAMPLE, EXAMPLE[..., :2]):  # the model does not run on the second
+        with contextlib.suppress(TraceError):
+            outgrow.volumes(model, example)
+        assert gc.isenabled()
+
+
+def test_what_lies_in_a_cycle_that_nobody_holds_is_no_output() -> None:
+    class Cyclic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.side, self.hidden, self.out = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            holder: dict[str, Any] = {"side": self.side(x)}
+            holder["holder"] = holder
+            return self.out(torch.relu(self.hidden(x)))
+
+    side = next(volume for volume in outgrow.volumes(Cyclic(), torch.randn(2, 3)) if volume.name == "side")
+    assert "output" not in side.reason
 
 
 def test_doubtful_places_are_tried_on_the_model_itself() -> None:

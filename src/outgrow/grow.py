@@ -157,13 +157,15 @@ def carry_through(
         stack.enter_context(work.journal)  # a second time, should an interrupt come while it is undone below
         try:
             if ready is not None and known:
-                flops = work.follow(ready, sample)
+                with collected_later():
+                    flops = work.follow(ready, sample)
             else:
                 draws = base.draws if base is not None else rehearsal and verify.draws(model, example)
                 anatomy = dissect(model, example, both_modes=draws)
                 pairs = anatomy.reading.trace.understudies
                 turns = turns_of(model, example, pairs) if check else []
-                flops = work.find_and_do(transforms, anatomy)
+                with collected_later():
+                    flops = work.find_and_do(transforms, anatomy)
             preserving = all(change.exact for plan in work.plans for change in plan.changes)
             worst, allowed = float("nan"), 0.0
             if base is not None:
@@ -325,8 +327,7 @@ class Work:
 
     def widen(self, anatomy: Anatomy, requests: Sequence[Widen]) -> None:
         anatomy, requests, grafts = fold_residuals(self.model, self.example, anatomy, requests, self.journal)
-        with collected_later():
-            choices, skipped, plan = settle(self.model, self.example, anatomy, requests, self.seed)
+        choices, skipped, plan = settle(self.model, self.example, anatomy, requests, self.seed)
         self._after = count_flops(anatomy.reading.trace, Prediction(anatomy, choices).shape)
         self.carry_out(replace(plan, grafts=grafts), inits_of(choices))
         self.skipped += skipped
