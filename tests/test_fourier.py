@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +68,15 @@ def test_complex_weights_train_on_with_adam() -> None:
     outgrow.widen(model, field(2, 16), "lift", by=2, optimizer=optimizer)
     assert step() == pytest.approx(before, rel=1e-10)
     assert step() < before
+
+
+def test_complex_weights_come_back_from_a_file(tmp_path: Path) -> None:
+    model, x = Spectral().eval(), field(2, 16).float()
+    fresh = Spectral().eval()
+    outgrow.widen(model, x, "lift", by=2)
+    outgrow.save(model, tmp_path / "model.safetensors")
+    outgrow.load(fresh, tmp_path / "model.safetensors")
+    assert torch.equal(fresh(x), model(x))
 
 
 def test_a_transform_over_the_features_is_refused() -> None:

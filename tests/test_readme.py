@@ -114,3 +114,6 @@ def test_readme_tells_how_many_families_count() -> None:
     text = (ROOT / "README.md").read_text()
     assert f"timm's {len(results)} families" in text
     assert f"{counted} count as grown" in text
+    others = json.loads((ROOT / "benchmarks" / "results" / "coverage_others.json").read_text())["models"]
+    assert f"{len(others)} models of other libraries" in text
+    assert f"of which {sum(result['counts'] for result in others.values())} count" in text
