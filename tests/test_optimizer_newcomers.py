@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
@@ -114,6 +115,16 @@ def test_an_undescribed_optimizer_is_not_given_new_blocks_once_it_has_state() ->
     train(model, fresh, 2, 1)
 
 
+def test_a_wrapper_that_shares_the_state_of_another_and_keeps_more_is_refused() -> None:
+    magma = importlib.import_module("pytorch_optimizer").Magma
+    model, optimizer = trained(lambda parameters: magma(torch.optim.AdamW(parameters)), 2)
+    x, before = torch.randn(2, 5).double(), [parameter.detach().clone() for parameter in model.parameters()]
+    for grow in (outgrow.deepen, outgrow.branch):
+        with pytest.raises(OptimizerError, match=r"Magma: it keeps what it knows of a parameter outside"):
+            grow(model, x, "1.0", optimizer=optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
 def test_tensors_outside_of_the_state_are_refused_also_of_a_described_class() -> None:
     for place in ("flat", "group"):
         model, optimizer = trained(GroupAdam, 2)
@@ -131,7 +142,6 @@ def test_tensors_outside_of_the_state_are_refused_also_of_a_described_class() ->
 def test_a_failed_deepening_leaves_no_state_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = trained(GroupAdam, 3)
     held = [id(parameter) for parameter in optimizer.param_groups[0]["params"]]
-    import importlib
 
     def fail(*args: object) -> None:
         raise outgrow.GrowthError("as if it were wrong")

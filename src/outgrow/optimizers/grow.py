@@ -34,7 +34,7 @@ def check_optimizers(optimizers: Sequence[Any], model: nn.Module, plan: Plan, ol
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     edits = edits_by_tensor(plan)
-    problems = [*_unknown_wrappers(optimizers), *_unfading(optimizers, plan)]
+    problems = [*unknown_wrappers(optimizers), *_unfading(optimizers, plan)]
     for optimizer in unwrapped(optimizers):
         held = [parameter for parameter in held_by(optimizer) if id(parameter) in names]
         if not held:
@@ -54,7 +54,7 @@ def check_optimizers(optimizers: Sequence[Any], model: nn.Module, plan: Plan, ol
         raise OptimizerError("an optimizer can't follow the growth", problems)
 
 
-def _unknown_wrappers(optimizers: Sequence[Any]) -> list[Problem]:
+def unknown_wrappers(optimizers: Sequence[Any]) -> list[Problem]:
     """Wrappers that share the state of what they wrap, and may keep more elsewhere."""
     seen = {id(optimizer) for optimizer in unwrapped(optimizers)}
     layers = [layer for given in optimizers for layer in layers_of(given)[:-1] if isinstance(layer, Optimizer)]

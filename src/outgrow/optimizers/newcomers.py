@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from outgrow.apply import Journal
 from outgrow.errors import OptimizerError
 from outgrow.optimizers.factored import Axes, axes_of
-from outgrow.optimizers.grow import refusal
+from outgrow.optimizers.grow import refusal, unknown_wrappers
 from outgrow.optimizers.lookup import known
 from outgrow.optimizers.matrices import level_of
 from outgrow.optimizers.quantised import decoded
@@ -55,6 +55,9 @@ def adopt(
                 gaps = [(p.ndim != parameter.ndim, abs(place[id(p)] - place[id(parameter)])) for p in near]
                 like = near[gaps.index(min(gaps))] if near else like
             twins.setdefault(id(like), []).append(parameter)
+    problems = unknown_wrappers(optimizers) if twins else []
+    if problems:
+        raise OptimizerError("an optimizer can't follow the growth", problems)
     done: set[int] = set()  # groups: a wrapper and the optimizer in it share theirs
     for optimizer in unwrapped(optimizers):
         joining = [(held, twin) for held in held_by(optimizer) for twin in twins.get(id(held), ())]
