@@ -224,5 +224,5 @@ def test_what_can_not_be_built_from_its_configuration_is_left_alone() -> None:
 def test_a_block_that_fades_in_is_counted() -> None:
     model = build("llama")
     growth = outgrow.deepen(model, example("llama"), "model.layers.0", fade=10)
-    assert growth.notes == ("config: num_hidden_layers 2 → 3",)
+    assert growth.notes[0] == "config: num_hidden_layers 2 → 3"
     assert shapes(type(model)(model.config)) == shapes(model)

@@ -19,12 +19,14 @@ class Deferral:
     In other threads than the main one it does nothing: handlers never run there.
 
     Example:
+        >>> before = signal.signal(signal.SIGINT, lambda number, frame: print("interrupted"))
         >>> with Deferral() as deferral:
         ...     deferral.begin()
         ...     signal.raise_signal(signal.SIGINT)
-        Traceback (most recent call last):
-        ...
-        KeyboardInterrupt
+        ...     print("done")
+        done
+        interrupted
+        >>> _ = signal.signal(signal.SIGINT, before)
     """
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from outgrow.fit import Clash, Fitter, fit
 from outgrow.plan import Plan, Setting
 from outgrow.predict import Prediction
 from outgrow.reading import refs_in
-from outgrow.states import MoveEps
+from outgrow.states import MoveEps, State
 from outgrow.trace import Example
 from outgrow.transforms.fold import fold_settings
 from outgrow.transforms.widen import Skip, Widen, choose, matches, proportional
@@ -35,9 +35,10 @@ def settle(
     """Choices and a plan under which the model runs, and what was left out."""
     fitter = Fitter(model, example, anatomy.reading.trace)
     barred: dict[str, str] = {}
+    without: dict[tuple[str, State], str] = {}
     tied: list[set[str]] = []
     for _ in range(ATTEMPTS):
-        choices, skipped = _choose(anatomy, requests, barred)
+        choices, skipped = _choose(anatomy, requests, barred, without)
         choices, broken = _tie(choices, tied, requests)
         if broken:
             barred.update(dict.fromkeys(broken, "no size suits it and what the code ties it to"))
@@ -46,7 +47,7 @@ def settle(
         try:
             plan = replace(plan, settings=(*_eps_settings(model, choices), *fold_settings(model, anatomy, choices)))
         except _NoEps as missing:
-            barred[missing.volume.name] = missing.reason
+            without[missing.choice.volume.name, missing.choice.method.state] = missing.reason
             continue
         settings, clash = fit(fitter, plan, Prediction(anatomy, choices))
         if clash is None:
@@ -56,11 +57,13 @@ def settle(
     raise ApplyError("the model's code ties its sizes in ways that could not be settled: narrow where= down")
 
 
-def _choose(anatomy: Anatomy, requests: Sequence[Widen], barred: dict[str, str]) -> tuple[list[Choice], list[Skip]]:
+def _choose(
+    anatomy: Anatomy, requests: Sequence[Widen], barred: dict[str, str], without: dict[tuple[str, State], str]
+) -> tuple[list[Choice], list[Skip]]:
     choices: list[Choice] = []
     skipped: list[Skip] = []
     for request in requests:
-        chosen, left = choose(anatomy, request, choices, barred)
+        chosen, left = choose(anatomy, request, choices, barred, without)
         choices += chosen
         skipped += left
     return choices, skipped
@@ -88,8 +91,8 @@ def _ratio(choice: Choice, requests: Sequence[Widen]) -> float:
 
 
 class _NoEps(Exception):
-    def __init__(self, volume: Volume, reason: str) -> None:
-        self.volume, self.reason = volume, reason
+    def __init__(self, choice: Choice, reason: str) -> None:
+        self.choice, self.reason = choice, reason
 
 
 def _eps_settings(model: nn.Module, choices: Sequence[Choice]) -> list[Setting]:
@@ -98,7 +101,7 @@ def _eps_settings(model: nn.Module, choices: Sequence[Choice]) -> list[Setting]:
     for choice in choices:
         done: set[tuple[str, str]] = set()
         for move in choice.verdict.eps:
-            owner, name, old = _find_eps(model, move, choice.volume)
+            owner, name, old = _find_eps(model, move, choice)
             if (owner, name) in done:
                 continue
             done.add((owner, name))
@@ -107,7 +110,7 @@ def _eps_settings(model: nn.Module, choices: Sequence[Choice]) -> list[Setting]:
     return [Setting(owner, name, old, new) for (owner, name), (old, new) in values.items()]
 
 
-def _find_eps(model: nn.Module, move: MoveEps, volume: Volume) -> tuple[str, str, float | None]:
+def _find_eps(model: nn.Module, move: MoveEps, choice: Choice) -> tuple[str, str, float | None]:
     """The attribute that holds a norm's ε, on the module that ran or on one above it."""
     path = move.module
     while True:
@@ -118,7 +121,7 @@ def _find_eps(model: nn.Module, move: MoveEps, volume: Volume) -> tuple[str, str
             if isinstance(value, float) and np.isclose(value, move.eps, rtol=1e-6, atol=0.0):
                 return path, name, value
         if not path:
-            raise _NoEps(volume, f"the norm in {move.module} keeps its ε = {move.eps:g} nowhere that it could be changed")
+            raise _NoEps(choice, f"the norm in {move.module} keeps its ε = {move.eps:g} nowhere that it could be changed")
         path = path.rpartition(".")[0]
 
 

@@ -17,6 +17,7 @@ from outgrow.methods import Method, candidates
 from outgrow.methods.net2net import Net2Net
 from outgrow.paths import judge
 from outgrow.roles import WRITES
+from outgrow.states import State
 from outgrow.usage import usage
 from outgrow.volumes import Anatomy, Volume
 
@@ -147,9 +148,16 @@ def _nearest(pattern: str, names: Sequence[str]) -> list[str]:
 
 
 def choose(
-    anatomy: Anatomy, request: Widen, taken: Sequence[Choice] = (), barred: Mapping[str, str] | None = None
+    anatomy: Anatomy,
+    request: Widen,
+    taken: Sequence[Choice] = (),
+    barred: Mapping[str, str] | None = None,
+    without: Mapping[tuple[str, State], str] | None = None,
 ) -> tuple[list[Choice], list[Skip]]:
-    """Volumes, sizes and methods for one request; `barred` volumes were found not to grow, with the reason."""
+    """Volumes, sizes and methods for one request.
+
+    barred: volumes that were found not to grow, with the reason. without: those that do not grow by some methods.
+    """
     choices: list[Choice] = []
     skipped: list[Skip] = []
     problems: list[Problem] = []
@@ -176,7 +184,7 @@ def choose(
                 raise SelectionError(f"{volume.name} is selected by two transforms of one growth: name it once")
         else:
             try:
-                found, reason = _choice(anatomy, volume, request, exact)
+                found, reason = _choice(anatomy, volume, request, without or {})
             except SizeError as error:
                 errors.append(error)
                 continue
@@ -211,7 +219,9 @@ def _name(method: str | Method) -> str:
     return method if isinstance(method, str) else method.name
 
 
-def _choice(anatomy: Anatomy, volume: Volume, request: Widen, exact: bool) -> tuple[Choice | None, str]:
+def _choice(
+    anatomy: Anatomy, volume: Volume, request: Widen, without: Mapping[tuple[str, State], str]
+) -> tuple[Choice | None, str]:
     """The first method that is exact here and can reach the size; or the reason why none is."""
     if volume.pinned:
         return None, volume.pinned
@@ -224,8 +234,9 @@ def _choice(anatomy: Anatomy, volume: Volume, request: Widen, exact: bool) -> tu
     methods = candidates(request.method, request.fade)
     for method in methods:
         verdict = judge(anatomy, volume, method.state)
-        if verdict.refusal and method.exact:
-            reasons.append(f"{method.name}: {verdict.refusal}")
+        refusal = verdict.refusal or without.get((volume.name, method.state), "")
+        if refusal and method.exact:
+            reasons.append(f"{method.name}: {refusal}")
             continue
         if verdict.stuck and len(methods) > 1:  # who names just one gets it, and is told
             stuck.append(f"{method.name}: {verdict.stuck}")
