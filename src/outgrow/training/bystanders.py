@@ -14,6 +14,8 @@ from weakref import ref
 
 from torch import Tensor
 
+SEARCHED = 8  # parameters by which the state of an unknown optimizer is searched for
+
 
 def held_parameters(optimizer: Any) -> list[Tensor]:
     """The tensors in an optimizer's groups; none if they can't be read.
@@ -43,7 +45,7 @@ def states_with(parameters: Sequence[Tensor]) -> Iterator[tuple[Tensor, Mapping[
     Yields the parameter, the dict, and what it has for the parameter. The search goes through all objects, 0.05 s per 500,000.
     """
     wanted = {id(parameter): parameter for parameter in parameters}
-    for holder in gc.get_referrers(*parameters):
+    for holder in gc.get_referrers(*parameters[:SEARCHED]):  # the search takes longer for each
         if not issubclass(type(holder), dict):
             continue
         for key, entry in list(holder.items()):

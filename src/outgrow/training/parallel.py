@@ -19,9 +19,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from itertools import chain, compress, tee
 from typing import Any
 from weakref import ref
 
@@ -127,25 +125,10 @@ def _around(models: Sequence[nn.Module]) -> list[DistributedDataParallel]:
     kinds = {DistributedDataParallel}
     while more := {kind for known in kinds for kind in known.__subclasses__()} - kinds:
         kinds |= more
-    wrappers = [one for one in _living(kinds) if "module" in one._modules]
+    # an object refers to its class. A list of all objects would hold, for a moment, tuples that other threads are still filling
+    wrappers = [one for one in gc.get_referrers(*kinds) if type(one) in kinds and "module" in one._modules]
     known = {id(model) for model in models}
     return [wrapper for wrapper in wrappers if any(id(module) in known for module in wrapper.modules())]
-
-
-def _living(kinds: AbstractSet[type]) -> list[Any]:
-    """All objects of these classes, found without a line of Python between: another thread must not run meanwhile.
-
-    A tuple that is still being filled is among all objects; torn out of its thread's hands, it would be an error there.
-    By type(), since isinstance() would wake up objects that only stand for others, and takes long.
-    """
-    every, again = tee(chain.from_iterable(map(gc.get_objects, (None,))))
-    collecting = gc.isenabled()
-    gc.disable()  # it calls finalizers
-    try:
-        return list(compress(every, map(kinds.__contains__, map(type, again))))
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def renew_around(models: Sequence[nn.Module]) -> None:

@@ -178,7 +178,7 @@ def _stale(optimizer: Any, held: Sequence[Tensor], entries: Sequence[tuple[Tenso
     for parameter, name in entries:
         shape = tuple(parameter.shape)
         for key, value in state_of(optimizer, parameter).items():
-            if not isinstance(value, Tensor) or tuple(value.shape) == shape:
+            if not isinstance(value, Tensor) or value.ndim == 0 or tuple(value.shape) == shape:
                 continue
             found, expected = tuple(value.shape), state_shape(optimizer, key, value, shape)
             if expected is None and fused and key in FUSED:
@@ -214,7 +214,7 @@ def _states_left_behind(changed: Changed, passed: Sequence[Optimizer]) -> Iterat
         return
     followed = {id(getattr(optimizer, "state", None)) for optimizer in passed}
     formers = {id(tensor): former for tensor, _, former in reversed(changed)}
-    for parameter, holder, state in states_with([tensor for tensor, _, _ in changed]):
+    for parameter, holder, state in states_with([tensor for tensor, _, _ in changed if id(tensor) not in trained]):
         for value in state.values():
             if id(holder) not in followed and isinstance(value, Tensor) and tuple(value.shape) == formers[id(parameter)]:
                 yield value, tuple(value.shape)
