@@ -61,12 +61,20 @@ def tied(number: int = 4) -> Net:
     return net
 
 
+def measured() -> Net:
+    """One block's weight is measured by buffers, as spectral norm does it."""
+    net = Net(*(Block() for _ in range(3)))
+    nn.utils.parametrizations.spectral_norm(net.blocks[1].up)
+    return net
+
+
 NETS: dict[str, Callable[[], nn.Module]] = {
     "like blocks": lambda: Net(*(Block() for _ in range(4))),
     "another activation": lambda: Net(Block(), Block(), Block(act=torch.sigmoid), Block()),
     "another ε": lambda: Net(Block(), Block(eps=1e-3), Block()),
     "other heads": lambda: Net(Block(), Block(heads=4), Block(), Block(heads=4)),
     "a tied weight": tied,
+    "a measured weight": measured,
     "a layer used elsewhere": lambda: Reused(*(Block() for _ in range(4))),
 }
 EXAMPLE = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))

@@ -39,6 +39,7 @@ from outgrow.effects import (
     Sum,
 )
 from outgrow.labels import Labels, Layout
+from outgrow.roles import gauge_of
 from outgrow.states import Verdict
 from outgrow.trace import Ref
 
@@ -331,6 +332,9 @@ class Reader:
             if item.name in VALUES[kind]:
                 held = None if held is None else tuple(map(self.value, held)) if isinstance(held, tuple) else self.value(held)
             parts.append(self.part(held))
+        if isinstance(effect, Contract):
+            gauge = gauge_of(self.reading, effect)  # found by what its sides are made of, be it outside the block
+            parts.append(None if gauge is None else gauge is effect.left)
         return kind, *parts
 
     def part(self, held: Any) -> Hashable:
