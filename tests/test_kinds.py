@@ -198,6 +198,20 @@ def test_a_timeline_of_a_model_on_the_meta_device() -> None:
     assert outgrow.timeline(without, EXAMPLE, events) == outgrow.timeline(NETS["like blocks"](), EXAMPLE, events)
 
 
+def test_a_timeline_of_a_transformers_model_on_the_meta_device() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=64)
+    example = {"input_ids": torch.arange(12).view(2, 6)}
+    events = [
+        outgrow.At(step=1, grow=[outgrow.Widen("*.mlp.*", factor=2)]),
+        outgrow.At(step=2, grow=[outgrow.Deepen("model.layers.0")]),
+    ]
+    with torch.device("meta"):
+        without = LlamaForCausalLM(config)
+    assert outgrow.timeline(without, example, events) == outgrow.timeline(LlamaForCausalLM(config), example, events)
+
+
 def test_code_that_reads_values_is_refused_on_the_meta_device() -> None:
     class Reads(Net):
         def forward(self, x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from outgrow.flops import count_flops
 from outgrow.grow import Ready, rehearse
 from outgrow.optimizers.state import plain
 from outgrow.plan import Change
+from outgrow.rebuilt import shapes_suffice
 from outgrow.sandbox import on_meta, random_state, tensors_of
 from outgrow.tables import plain_table
 from outgrow.trace import Example
@@ -159,12 +161,13 @@ def timeline(
     schedule = schedule if isinstance(schedule, Schedule) else Schedule(schedule)
     seeds = range(len(schedule)) if seeds is None else seeds
     check_model(model, numbers=False)
-    with random_state():
+    without = any(tensor.is_meta for tensor in tensors_of(model).values())
+    with random_state(), shapes_suffice() if without else nullcontext():
         try:
             return Timeline(tuple(_stages(_twin(model, numbers=False), on_meta(example), schedule, seeds)))
         except Exception as error:
             certain = isinstance(error.__cause__, (SelectionError, SizeError))  # these look at names and sizes alone
-            if certain or any(tensor.is_meta for tensor in tensors_of(model).values()):
+            if certain or without:
                 raise
         return Timeline(tuple(_stages(_twin(model, numbers=True), example, schedule, seeds)))
 
