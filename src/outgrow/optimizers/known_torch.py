@@ -19,6 +19,7 @@ RMSPROP = {
 TORCH: dict[str, Words] = {
     "torch.SGD": MOMENTUM,
     "torch.Adam": ADAM,
+    "torch.AdamW": ADAM,  # a class of its own up to torch 2.6
     "torch.NAdam": {**ADAM, "mu_product": "scalar"},
     "torch.RAdam": ADAM,
     "torch.SparseAdam": ADAM,
