@@ -21,6 +21,7 @@ from outgrow.training.rates import scale_decay, scale_rates
 
 Make = Callable[[Optimizer], Any]
 LENGTH = 60
+OLD = torch.__version__.startswith("2.6")
 
 
 class Decay:
@@ -114,6 +115,7 @@ def test_every_rate_from_then_on(name: str, moment: int) -> None:
         assert momenta(one) == momenta(other)
 
 
+@pytest.mark.skipif(OLD, reason="schedulers of torch 2.6 replace rates that are tensors")
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_rates_that_are_tensors_stay_the_same_tensors(name: str) -> None:
     one, other = make_optimizer(Adam, tensor=True), make_optimizer(Adam, tensor=True)

@@ -133,8 +133,10 @@ def state_shape(optimizer: Any, key: Any, value: Any, shape: Shape) -> Shape | N
 
 
 def _overridden(cls: type, base: type) -> str:
-    """The first function of the base in which it computes and that the class does not share with it."""
-    for name, function in vars(base).items():
+    """The first function of the base, or of what it derives from, in which it computes and that the class does not share."""
+    kinds = [kind for kind in base.__mro__ if issubclass(kind, Optimizer) and kind is not Optimizer]
+    for name in dict.fromkeys(name for kind in kinds for name in vars(kind)):
+        function = getattr(base, name)
         if name in HARMLESS or not inspect.isfunction(function):
             continue
         own = getattr(cls, name, None)
