@@ -1,6 +1,6 @@
 """A growth on a GPU: what it costs to carry out a plan, and how long a growing step holds training up.
 
-A Llama of more than 500 M parameters with Adam's moments, in float32, on one CUDA device. In each repetition:
+Llamas of more than 500 M parameters with Adam's moments, in float32, on one CUDA device. In each repetition:
 
 1. apply. The plan is carried out on the model and its optimizer's state (what is left of a growth when it has been rehearsed),
    then undone. Beside it, every tensor of the grown model and of its grown optimizer state is copied on the device, all
@@ -33,14 +33,11 @@ PAGE = HERE.parent / "docs" / "cuda.md"
 
 LIMIT = 1.5
 REPETITIONS = 5
-SIZES = {
-    "hidden_size": 1280,
-    "intermediate_size": 3456,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 20,
-    "num_key_value_heads": 20,
-    "vocab_size": 32000,
+MODELS = {
+    "0.6 B": {"hidden_size": 1280, "intermediate_size": 3456, "num_attention_heads": 20, "num_key_value_heads": 20},
+    "1.3 B": {"hidden_size": 2048, "intermediate_size": 5504, "num_attention_heads": 16, "num_key_value_heads": 16},
 }
+COMMON = {"num_hidden_layers": 24, "vocab_size": 32000}
 GROWTHS = {
     "MLPs × 1.5": ("widen", "model.layers.*.mlp.gate_proj"),
     "everything × 1.5": ("widen", "*"),
@@ -48,15 +45,15 @@ GROWTHS = {
 }
 
 
-def build() -> tuple[Any, Any, Any]:
-    """The model, a batch, and Adam with both moments."""
+def build(size: str) -> tuple[Any, Any, Any]:
+    """The model, a batch, and Adam."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     with torch.device("cuda"):
-        model = LlamaForCausalLM(LlamaConfig(**SIZES))
-    ids = torch.randint(0, SIZES["vocab_size"], (2, 128), device="cuda")
+        model = LlamaForCausalLM(LlamaConfig(**COMMON, **MODELS[size]))
+    ids = torch.randint(0, COMMON["vocab_size"], (2, 128), device="cuda")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     return model, {"input_ids": ids, "labels": ids}, optimizer
 
@@ -93,14 +90,14 @@ def tensors(model: Any, optimizer: Any) -> list[Any]:
     return [tensor.detach() for tensor in (*model.parameters(), *model.buffers(), *state)]
 
 
-def measure_apply(name: str, fresh: bool) -> dict[str, Any]:
+def measure_apply(size: str, name: str, fresh: bool) -> dict[str, Any]:
     """A rehearsed growth carried out and undone, beside a copy of what it made; the first repetition warms up."""
     import torch
 
     import outgrow
     from outgrow.grow import Work
 
-    model, example, optimizer = build()
+    model, example, optimizer = build(size)
     train(model, example, optimizer)
     run = outgrow.Run(model, example, optimizer, [outgrow.At(step=1, grow=[request(name)])], check=False, quiet=True)
     ready, pairs = run._ready[0], []
@@ -110,7 +107,7 @@ def measure_apply(name: str, fresh: bool) -> dict[str, Any]:
             torch.cuda.empty_cache()
         seconds, _ = clock(lambda work=work: work.follow(ready, example))
         made = tensors(model, optimizer)
-        size = sum(tensor.nbytes for tensor in made)
+        held = sum(tensor.nbytes for tensor in made)
         if fresh:
             torch.cuda.empty_cache()
         copying, copies = clock(lambda made=made: [torch.empty_like(tensor).copy_(tensor) for tensor in made])
@@ -122,18 +119,18 @@ def measure_apply(name: str, fresh: bool) -> dict[str, Any]:
         "apply_s": spread([a for a, _ in pairs]),
         "copy_s": spread([b for _, b in pairs]),
         "ratio": spread([a / b for a, b in pairs]),
-        "bytes": size,
+        "bytes": held,
     }
 
 
-def measure_stall(name: str, check: bool) -> dict[str, Any]:
+def measure_stall(size: str, name: str, check: bool) -> dict[str, Any]:
     import torch
 
     import outgrow
 
     stalls, steps, after = [], [], []
     for _ in range(3):
-        model, example, optimizer = build()
+        model, example, optimizer = build(size)
         before = sum(parameter.numel() for parameter in model.parameters())
         schedule = [outgrow.At(step=4, grow=[request(name)])]
         run = outgrow.Run(model, example, optimizer, schedule, check=check, quiet=True)
@@ -170,22 +167,31 @@ def measure_all() -> dict[str, Any]:
         "command": "python benchmarks/cuda.py",
         "versions": {name: installed(name) for name in ("torch", "transformers", "outgrow")},
         "machine": {"python": platform.python_version(), "device": torch.cuda.get_device_name(), "cuda": torch.version.cuda},
-        "configuration": {"model": SIZES, "optimizer": "AdamW, fused", "dtype": "float32", "repetitions": REPETITIONS},
+        "configuration": {
+            "models": MODELS,
+            "common": COMMON,
+            "optimizer": "AdamW, fused",
+            "dtype": "float32",
+            "repetitions": REPETITIONS,
+        },
         "limit": LIMIT,
         "apply": [],
         "stalls": [],
     }
-    for name, (kind, _) in GROWTHS.items():
-        for fresh in (True, False) if kind == "widen" else ():
-            found = measure_apply(name, fresh)
-            say(f"apply {name}, {'fresh' if fresh else 'recycled'}: {found['ratio']['median']:.2f} × the copy")
-            results["apply"].append({"growth": name, "memory": "new" if fresh else "recycled", **found})
-            gc.collect()
-            torch.cuda.empty_cache()
-        for check in (True, False):
-            found = measure_stall(name, check)
-            say(f"stall {name}, check={check}: {found['stall_s']['median']:.3f} s, a step {found['step_s']['median']:.3f} s")
-            results["stalls"].append({"growth": name, "check": check, **found})
+    for size in MODELS:
+        for name, (kind, _) in GROWTHS.items():
+            for fresh in (True, False) if kind == "widen" else ():
+                found = measure_apply(size, name, fresh)
+                say(f"{size}, apply {name}, {'new' if fresh else 'recycled'}: {found['ratio']['median']:.2f} × the copy")
+                results["apply"].append({"model": size, "growth": name, "memory": "new" if fresh else "recycled", **found})
+                gc.collect()
+                torch.cuda.empty_cache()
+            for check in (True, False) if size == "0.6 B" else ():
+                found = measure_stall(size, name, check)
+                say(
+                    f"stall {name}, check={check}: {found['stall_s']['median']:.3f} s, a step {found['step_s']['median']:.3f} s"
+                )
+                results["stalls"].append({"model": size, "growth": name, "check": check, **found})
     return results
 
 
@@ -200,9 +206,9 @@ def times(found: dict[str, float]) -> str:
 def page(results: dict[str, Any]) -> str:
     machine = results["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
-    sizes = results["stalls"][0]["parameters"]
     applied = [
         (
+            arm["model"],
             arm["growth"],
             arm["memory"],
             f"{arm['bytes'] / 1e9:.1f} GB",
@@ -227,7 +233,7 @@ def page(results: dict[str, Any]) -> str:
         "# A growth on a GPU",
         "",
         "Written by `python benchmarks/cuda.py` from `benchmarks/results/cuda.json`. One "
-        f"{machine['device']}, CUDA {machine['cuda']}, {versions}; a Llama of {sizes[0] / 1e6:.0f} M parameters, "
+        f"{machine['device']}, CUDA {machine['cuda']}, {versions}; Llamas of 24 layers, "
         f"{results['configuration']['optimizer']}, {results['configuration']['dtype']}.",
         "Medians, with the best and the worst repetition in brackets.",
         "",
@@ -236,7 +242,7 @@ def page(results: dict[str, Any]) -> str:
         "The model and both moments of Adam grow by a plan that a run has rehearsed. The copy is of every tensor of the grown",
         "model and its optimizer's state, on the device. With “new” memory both get theirs from the driver.",
         "",
-        *table(("growth", "memory", "bytes", "apply", "copy", "apply / copy", f"≤ {results['limit']:g}"), applied),
+        *table(("model", "growth", "memory", "bytes", "apply", "copy", "apply / copy", f"≤ {results['limit']:g}"), applied),
         "",
         "## The step that grows",
         "",

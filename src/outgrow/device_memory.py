@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from outgrow.plan import Plan
 from outgrow.positions import edits_by_tensor
-from outgrow.sandbox import tensors_of
 
 LEAST = 2**28  # bytes: below this the driver is called a few times only
 
 
-def reserve(model: nn.Module, plan: Plan, optimizers: Sequence[Any]) -> None:
+def reserve(tensors: Mapping[str, Tensor], plan: Plan, optimizers: Sequence[Any]) -> None:
     """Let the allocator have what a plan needs on each GPU, as far as it is not at hand; nothing happens without the room."""
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return
-    tensors = tensors_of(model)
     states = [getattr(optimizer, "state", {}) for optimizer in optimizers]
     needed: dict[torch.device, int] = defaultdict(int)
     for name, edits in edits_by_tensor(plan).items():

@@ -310,8 +310,8 @@ class Work:
     def carry_out(self, plan: Plan, inits: Mapping[str, Init] | None = None) -> None:
         """Grow the tensors of the model, its optimizers and its averaged copies; grafts are in the model already."""
         inits = inits or {}
-        reserve(self.model, plan, self.optimizers)
         tensors = tensors_of(self.model)
+        reserve(tensors, plan, self.optimizers)
         before = {id(tensor): tensor.detach() for tensor in tensors.values()}
         for one in (self.model, *self.copies):
             own = tensors if one is self.model else tensors_of(one)

@@ -22,13 +22,15 @@ Axes = tuple[int, int]  # averaged over by the row means, and by the column mean
 
 def axes_of(optimizer: Optimizer, name: str, parameter: Tensor | None, shape: Sequence[int]) -> Axes | None:
     """The axes that are averaged over for a parameter of this shape; None if its second moment is kept whole."""
+    if name not in CHOICES:
+        return _last_two(tuple(shape))
     group: Mapping[str, Any] = next(
         (group for group in optimizer.param_groups if any(parameter is held for held in group["params"])), optimizer.defaults
     )
-    return CHOICES.get(name, _last_two)(group, tuple(shape))
+    return CHOICES[name](group, tuple(shape))
 
 
-def _last_two(group: Mapping[str, Any], shape: tuple[int, ...]) -> Axes | None:
+def _last_two(shape: tuple[int, ...]) -> Axes | None:
     return (len(shape) - 1, len(shape) - 2) if len(shape) > 1 else None
 
 
