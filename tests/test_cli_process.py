@@ -38,7 +38,8 @@ def test_so_do_models_of_the_users_own_that_import_torchvision_along_the_way(tmp
         "    return LlamaModel(c), torch.zeros(1, 3, dtype=torch.int64)\n"
     )
     done = lean(f"import os, outgrow.cli as c, sys; os.chdir({str(tmp_path)!r}); c.main(['inspect', 'with_llama:build'])")
-    assert done.stderr == ""
+    noise = ("torchao", "_pytree")  # what Transformers imports prints of itself
+    assert [line for line in done.stderr.splitlines() if not any(word in line for word in noise)] == []
     assert row(done.stdout, "layers.0.mlp.gate_proj")[1] == "12"
 
 

@@ -48,9 +48,13 @@ def test_a_norm_whose_weight_is_shifted_takes_up_the_scale(f: Any) -> None:
 
 
 @pytest.mark.parametrize("f", [torch.exp, torch.square, nn.functional.softplus, lambda w: 1 + 2 * w])
-def test_a_norm_whose_weight_is_bent_is_refused(f: Any) -> None:
-    with pytest.raises(MethodError, match="the scale of a norm over it is not taken up"):
-        outgrow.widen(normed(f), X, "0", factor=1.5)
+def test_a_norm_whose_weight_is_bent_leaves_the_scale_to_the_layer_behind_it(f: Any) -> None:
+    model = normed(f)
+    old = copy.deepcopy(model)
+    outgrow.widen(model, X, "0", factor=1.5)
+    assert torch.equal(model[1].w[:8], old[1].w)
+    data = torch.randn(9, 5, dtype=torch.float64)
+    assert distance(old(data).detach(), model(data).detach()) < 1e-6
 
 
 class Scaled(nn.Module):
