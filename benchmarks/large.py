@@ -5,7 +5,8 @@ few repetitions. Goals are times, but for two: what four times the layers cost, 
 takes that is on the meta device. Beside the first stands the cost of one forward pass on the meta device that is watched,
 operator by operator: the model's own Python, which runs for every layer whatever is known of the layers before it.
 
-    python benchmarks/large.py            # all of it, in some five minutes; writes results/large.json and docs/speed.md
+    python benchmarks/large.py            # all of it; writes results/large.json and docs/speed.md
+    python benchmarks/large.py --jobs 12  # so many processes side by side: CPU seconds are what is counted
     python benchmarks/large.py --table    # only write docs/speed.md again
 """
 
@@ -13,16 +14,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import resource
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+FAMILIES = json.loads((HERE / "timm_families.json").read_text())
 RESULTS = HERE / "results" / "large.json"
 
 LLAMA = {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 32000}
@@ -103,9 +108,18 @@ def measure_places(name: str) -> dict[str, float]:
 
 
 def measure_slow(name: str) -> dict[str, float]:
+    return measure_model(name, SLOW[name])
+
+
+def measure_family(name: str) -> dict[str, float]:
+    """The smallest model of a family of timm's."""
+    return measure_model(FAMILIES[name]["model"], FAMILIES[name]["input"][-1])
+
+
+def measure_model(name: str, size: int) -> dict[str, float]:
     import outgrow
 
-    model, example = timm_model(name, SLOW[name])
+    model, example = timm_model(name, size)
     found = {
         "volumes_s": best(lambda: outgrow.volumes(model, example), 1),
         "places_s": best(lambda: outgrow.places(model, example), 1),
@@ -148,18 +162,33 @@ MEASURES: dict[str, tuple[Callable[[str], dict[str, float]], tuple[str, ...]]] =
     "slow": (measure_slow, tuple(SLOW)),
     "deepened": (measure_deepened, tuple(DEEPENED)),
     "meta": (measure_meta, ("volumes", "places", "timeline")),
+    "families": (measure_family, tuple(FAMILIES)),
 }
 
 
-def measure_all() -> dict[str, Any]:
-    results: dict[str, Any] = {"command": "python benchmarks/large.py", "threads": 1, "goals": GOALS}
-    for what, (_, names) in MEASURES.items():
-        results[what] = {}
-        for name in names:
-            command = [sys.executable, __file__, "--measure", what, name]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            results[what][name] = json.loads(done.stdout.splitlines()[-1])
-            print(what, name, results[what][name], file=sys.stderr, flush=True)
+def measure_one(what: str, name: str) -> dict[str, Any]:
+    """In a new process; what can't be measured is noted with the last line of its error."""
+    done = subprocess.run([sys.executable, __file__, "--measure", what, name], capture_output=True, text=True, check=False)
+    failed = {"failed": (done.stderr.strip() or "no output").splitlines()[-1][:300]}
+    found: dict[str, Any] = failed if done.returncode else json.loads(done.stdout.splitlines()[-1])
+    print(what, name, found, file=sys.stderr, flush=True)
+    return found
+
+
+def measure_all(jobs: int) -> dict[str, Any]:
+    from speed import processor  # which imports this file
+
+    results: dict[str, Any] = {
+        "command": f"python benchmarks/large.py --jobs {jobs}",
+        "versions": {name: version(name) for name in ("torch", "timm", "transformers")},
+        "machine": {"python": platform.python_version(), "processor": processor()},
+        "threads": 1,
+        "goals": GOALS,
+    }
+    with ThreadPoolExecutor(jobs) as pool:
+        for what, (_, names) in MEASURES.items():
+            found = pool.map(measure_one, [what] * len(names), names)
+            results[what] = dict(zip(names, found, strict=True))
     return results
 
 
@@ -180,6 +209,11 @@ def verdicts(results: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     for name, item in results["slow"].items():
         for what in ("volumes", "places", "widen"):
             add(f"`{what}`", name, item[f"{what}_s"], goals["places" if what == "places" else "family"], " s")
+    families = {name: item for name, item in results.get("families", {}).items() if "failed" not in item}
+    for what in ("volumes", "places", "widen") if families else ():
+        slowest = max(families, key=lambda name: families[name][f"{what}_s"])
+        model = f"slowest of {len(families)} timm families: {slowest}"
+        add(f"`{what}`", model, families[slowest][f"{what}_s"], goals["family"], " s")
     for what, item in results["meta"].items():
         add(f"`{what}` on the meta device", "Llama, 7 B", item["cpu_s"], goals["meta_s"], " s")
         add(f"memory of `{what}`", "Llama, 7 B, meta", item["peak_gib"], goals["meta_gib"], " GiB")
@@ -193,10 +227,14 @@ def section(results: dict[str, Any]) -> list[str]:
         return ["| " + " | ".join(line) + " |" for line in [header, ("---",) * len(header), *rows]] + [""]
 
     layers = results["layers"]
+    failed = [f"{name} ({item['failed']})" for name, item in results.get("families", {}).items() if "failed" in item]
+    versions = ", ".join(f"{name} {number}" for name, number in results.get("versions", {}).items())
     return [
         "## Large models",
         "",
         "Made by `benchmarks/large.py` from `benchmarks/results/large.json`: CPU seconds of one thread.",
+        *([f"{versions}; {results['machine']['processor']}."] if versions else []),
+        *([f"Not measured: {'; '.join(failed)}."] if failed else []),
         "",
         *table(("goal", "model", "measured", ""), [*verdicts(results)]),
         "Verdicts are worked out once per kind of block, so that volumes of further layers cost little more than watching",
@@ -228,6 +266,7 @@ def section(results: dict[str, Any]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", action="store_true", help="only write docs/speed.md again")
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     parser.add_argument("--measure", nargs=2, metavar=("WHAT", "NAME"), help="one measurement, as JSON (for the benchmark)")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -239,7 +278,7 @@ def main() -> None:
         print(json.dumps(MEASURES[what][0](name)))
         return
     if not arguments.table:
-        RESULTS.write_text(json.dumps(measure_all(), indent=1) + "\n")
+        RESULTS.write_text(json.dumps(measure_all(arguments.jobs), indent=1) + "\n")
     import speed
 
     speed.write_page()
