@@ -1,7 +1,7 @@
-"""Postpone Python's garbage collection while an analysis makes many small objects.
+"""Postpone Python's garbage collection while a growth or an analysis makes many small objects.
 
 Every so many new objects, Python looks for cycles among all objects that there are. With a few large libraries imported, these
-are half a million, and the search takes longer than the analysis that it interrupts. What the analysis makes is freed without
+are half a million, and the search takes longer than what it interrupts. What is made meanwhile is freed without
 such a search, by reference counts.
 """
 

@@ -138,6 +138,7 @@ def carry_through(
     lengths = None if brief is None else brief.lengths
     with (
         random_state(),
+        collected_later(),
         uncompiled(),
         together(given, model, copies, optimizers, example, lengths) as ranks,
         contextlib.ExitStack() as stack,
@@ -157,15 +158,13 @@ def carry_through(
         stack.enter_context(work.journal)  # a second time, should an interrupt come while it is undone below
         try:
             if ready is not None and known:
-                with collected_later():
-                    flops = work.follow(ready, sample)
+                flops = work.follow(ready, sample)
             else:
                 draws = base.draws if base is not None else rehearsal and verify.draws(model, example)
                 anatomy = dissect(model, example, both_modes=draws)
                 pairs = anatomy.reading.trace.understudies
                 turns = turns_of(model, example, pairs) if check else []
-                with collected_later():
-                    flops = work.find_and_do(transforms, anatomy)
+                flops = work.find_and_do(transforms, anatomy)
             preserving = all(change.exact for plan in work.plans for change in plan.changes)
             worst, allowed = float("nan"), 0.0
             if base is not None:
