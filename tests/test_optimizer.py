@@ -403,6 +403,7 @@ def test_a_stale_lbfgs_is_stopped_and_what_is_not_stale_steps_freely() -> None:
 def test_the_watch_is_set_once_by_the_first_growth_and_keeps_nothing_alive() -> None:
     model, data = network(), batches("", 1)
     outgrow.widen(model, data[0][0], "5", by=2)
+    gc.collect()  # models of other tests
     hooks, watched = len(_global_optimizer_pre_hooks), len(_WATCH.grown)
     outgrow.widen(model, data[0][0], "5", by=2)
     optimizer = torch.optim.Adam(model.parameters())
