@@ -1,4 +1,4 @@
-"""Memory for a growth on a GPU: asked of the driver at once.
+"""Reserve the memory of a growth on a GPU by one call of the driver.
 
 Each new tensor may make the allocator call the driver, which waits for the device. One block for all of them, given back at
 once to the allocator's cache, is then cut into the tensors.

@@ -151,7 +151,7 @@ def _uniform(values: list[Any]) -> bool:
 
 
 def _settings(layer: nn.Module) -> dict[tuple[str, str], Any]:
-    """What tells a layer's kind and place: classes, and plain attributes but for rates of dropout."""
+    """A layer's kind and place: classes, and plain attributes but for rates of dropout."""
     found: dict[tuple[str, str], Any] = {}
     for path, module in layer.named_modules():
         if "drop" in path:

@@ -378,7 +378,7 @@ class Recorder(Watcher):
 
 
 def _storage(tensor: Tensor) -> int:
-    """What tells whether two tensors share memory; a sparse tensor has no storage, and shares none."""
+    """Identity of the memory that a tensor lies in; a sparse tensor has no storage, and shares none."""
     return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else -id(tensor)
 
 

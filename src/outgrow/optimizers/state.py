@@ -82,7 +82,7 @@ def shaped(tensor: Tensor, shape: Shape, grow: Callable[[Tensor], Tensor]) -> Te
 
 
 def grown_matrices(rule: Rule, key: Any, value: Any, edits: Edits) -> Any:
-    """One matrix whose axis is told by its key, or a list with one for each axis."""
+    """One matrix whose axis is the number in its key, or a list with one for each axis."""
     if isinstance(value, Tensor):
         return grown_matrix(value.detach(), axis_of(key), edits, rule.start)
     return type(value)(

@@ -64,6 +64,6 @@ def fading(gates: Iterable[Any]) -> str:
 
 def warn_at_the_end(gates: Iterable[Any]) -> None:
     """Warn if training ends while something fades in."""
-    told = fading(gates)
-    if told:
-        warnings.warn(f"training has ended with something {told}. Let the last fade end before training does", stacklevel=3)
+    notice = fading(gates)
+    if notice:
+        warnings.warn(f"training has ended with something {notice}. Let the last fade end before training does", stacklevel=3)

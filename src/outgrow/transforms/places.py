@@ -166,7 +166,7 @@ def _survey(model: nn.Module, example: Example, paths: Sequence[str], blocks: Se
 
 
 def _without_values(model: nn.Module, example: Example, path: str, template: Template | str, before: Trace) -> str | None:
-    """Like `_idle`, as far as it can be told without values; None where it can't."""
+    """Like `_idle`, as far as that follows without values; None where it does not."""
     assert isinstance(template, Template)
     journal = Journal()
     try:
