@@ -9,12 +9,12 @@ import json
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from torch import Tensor, nn
 
 import outgrow
 from judging import distance, outputs, random_states, state_of
-from networks import Program, build, inputs
+from networks import Program, Step, build, inputs
 from outgrow.anatomy import dissect
 from outgrow.comparing.probe import Operator, way_of
 from outgrow.draft import irregular
@@ -208,8 +208,16 @@ def test_a_block_ends_in_the_activation_after_its_sum() -> None:
     assert comparison.deepen["r2r"].preserving == "yes"
 
 
+CONVOLVED_AFTER_SHUFFLE = (
+    Step("pool", {"how": "max"}),
+    Step("shuffle", {"out": 2, "up": True}),
+    Step("depthwise", {"times": 1}),
+)
+
+
 @settings(max_examples=30, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(programs(4))
+@example(Program("image", 4, CONVOLVED_AFTER_SHUFFLE, "flatten", 0))
 def test_tests_of_operators_agree_with_what_the_rules_say(program: Program) -> None:
     """Of any network: rules reason about operators, tests run them, and neither knows of the other."""
     model, x = build(program).eval(), inputs(program, 3, 0)

@@ -47,6 +47,11 @@ def image(layer: nn.Module, out: int = W) -> nn.Module:
     return Between(nn.Conv2d(3, W, 3, padding=1), layer, nn.Linear(out, 4), places)
 
 
+def upscaled(layer: nn.Module, out: int) -> nn.Module:
+    """The layer behind a pixel shuffle, which makes places of the image of three quarters of the channels."""
+    return image(nn.Sequential(nn.Conv2d(W, 8, 1), nn.PixelShuffle(2), layer), out)
+
+
 def sequence(layer: nn.Module, out: int = W) -> nn.Module:
     return Between(nn.Linear(5, W), layer, nn.Linear(out, 4), same)
 
@@ -191,6 +196,12 @@ CASES = [
     Case("gated by two layers", lambda: sequence(b.Gate(W, 5, W)), "layer.gate"),
     Case("flattened", lambda: Between(nn.Conv2d(3, W, 3), nn.ReLU(), nn.Linear(W * 16, 4), flat)),
     Case("pixel shuffle", lambda: image(nn.Sequential(nn.Conv2d(W, 8, 1), nn.PixelShuffle(2)), 2), "layer.0"),
+    Case("pixel shuffle, convolved", lambda: upscaled(nn.Conv2d(2, 5, 3, padding=1), 5), "layer.0"),
+    Case("pixel shuffle, convolved by unit", lambda: upscaled(nn.Conv2d(2, 4, 3, padding=1, groups=2), 4), "layer.0"),
+    Case("pixel shuffle, transposed convolution", lambda: upscaled(nn.ConvTranspose2d(2, 5, 2), 5), "layer.0"),
+    Case("pixel shuffle, windows", lambda: upscaled(Over(lambda x: F.unfold(x, 2, stride=2)[..., None]), 8), "layer.0"),
+    Case("pixel shuffle, some rows", lambda: upscaled(Over(lambda x: x.index_select(2, torch.tensor([0, 2]))), 2), "layer.0"),
+    Case("pixel shuffle, sliding", lambda: upscaled(Over(lambda x: x.unfold(2, 3, 1).mean(-1)), 2), "layer.0"),
     Case("pixel unshuffle", lambda: image(nn.PixelUnshuffle(2), 4 * W)),
     Case("max pooling", lambda: image(nn.MaxPool2d(2))),
     Case("average pooling", lambda: image(nn.AvgPool2d(2))),

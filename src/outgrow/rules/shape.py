@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from outgrow.effects import Map, Move
-from outgrow.labels import Block, Labels, Layout, block_at, make_block, meet, permute, renumber, reshape, take
+from outgrow.labels import Block, Labels, Layout, block_at, make_block, meet, permute, reduce, renumber, reshape, take
 from outgrow.reading import Outcome, Reading, refs_in
 from outgrow.trace import Op, Ref
 
@@ -233,7 +233,7 @@ def index_select(reading: Reading, op: Op) -> Outcome:
     ref = op.args[0]
     axis = op.args[1] % len(reading.shape(ref))
     reading.pin(reading.layout(ref), [axis], "it is looked up by index", op)
-    return moved(reading, ref, tuple(block for block in reading.layout(ref) if axis not in block.axes))
+    return moved(reading, ref, reduce(reading.ties, reading.layout(ref), [axis], keepdim=True))
 
 
 def windows(reading: Reading, op: Op) -> Outcome:
@@ -241,7 +241,7 @@ def windows(reading: Reading, op: Op) -> Outcome:
     ref = op.args[0]
     axis = op.args[1] % len(reading.shape(ref))
     reading.pin(reading.layout(ref), [axis], "windows slide over it", op)
-    return moved(reading, ref, tuple(block for block in reading.layout(ref) if axis not in block.axes))
+    return moved(reading, ref, reduce(reading.ties, reading.layout(ref), [axis], keepdim=True))
 
 
 def im2col(reading: Reading, op: Op) -> Outcome:
@@ -252,7 +252,7 @@ def im2col(reading: Reading, op: Op) -> Outcome:
     kernel = out_shape(reading, op)[-2] // channels
     wide = (*reading.shape(ref)[:-3], channels, kernel, out_shape(reading, op)[-1])
     reading.pin(reading.layout(ref), [rank - 1, rank], "windows slide over it", op)
-    kept = tuple(block for block in reading.layout(ref) if max(block.axes) <= rank - 2)
+    kept = reduce(reading.ties, reading.layout(ref), [rank - 1, rank], keepdim=True)
     return moved(reading, ref, reshape(reading.ties, kept, wide, out_shape(reading, op)))
 
 
