@@ -47,6 +47,7 @@ __all__ = [
     "plateau",
     "reached",
     "register_optimizer",
+    "rule",
     "save",
     "shard",
     "timeline",

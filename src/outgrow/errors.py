@@ -48,6 +48,10 @@ class TraceError(GrowthError):
     """The model does not run on the example, so there is nothing to watch."""
 
 
+class RuleError(TraceError):
+    """A rule for an operator (`outgrow.rule`) that can't be registered, or that fails where it is used."""
+
+
 class SelectionError(GrowthError):
     """A name or glob that matches nothing, or an exact name that can't grow."""
 

@@ -19,6 +19,7 @@ from outgrow.methods import NetMorph as NetMorph
 from outgrow.methods import RandomPad as RandomPad
 from outgrow.optimizers.register import register_optimizer as register_optimizer
 from outgrow.report import Growth as Growth
+from outgrow.rules.outside import rule as rule
 from outgrow.training.checkpoint import load as load
 from outgrow.training.checkpoint import save as save
 from outgrow.training.cohorts import cohorts as cohorts

@@ -165,8 +165,10 @@ def _kernels(trace: Trace) -> set[int]:
 
 
 def _no_rule(op: Op) -> str:
-    way_out = " (it belongs to a backward pass inside the model: take gradients by torch.autograd.grad)"
-    return f"operator {op.name} has no rule" + (way_out if "_backward" in op.name else "")
+    way_out = f"outgrow.rule({op.name.replace('.', '::', 1)!r}) adds one"
+    if "_backward" in op.name:
+        way_out = "it belongs to a backward pass inside the model: take gradients by torch.autograd.grad"
+    return f"operator {op.name} has no rule ({way_out})"
 
 
 def read(trace: Trace, rules: Mapping[str, Rule]) -> Reading:

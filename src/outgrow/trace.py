@@ -32,6 +32,7 @@ from outgrow.boxes import box_of
 from outgrow.errors import Problem, TraceError
 from outgrow.folded import Fold
 from outgrow.gradients import GRADIENT, Gradients, inside_backward, needs_gradients, with_gradients
+from outgrow.references import Substitute
 from outgrow.sandbox import elementary, on_meta, substituted, tensors_of, untouched
 from outgrow.shapes import Shapes
 from outgrow.unrun import Understudies, standing_in
@@ -204,6 +205,7 @@ class Watcher(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.saved: set[int] = set()  # ids of tensors that autograd keeps
+        self.substitute = Substitute(self)  # operators of users are watched as what they are made of
         self.understudies: Understudies = {}  # which modules run beside others (see `unrun`)
 
     @abc.abstractmethod
@@ -345,6 +347,9 @@ class Recorder(Watcher):
         kwargs = kwargs or {}
         if self.inside:
             return func(*args, **kwargs)
+        made = self.substitute(func, args, kwargs)
+        if made is not NotImplemented:
+            return made
         self.differentiates |= inside_backward()
         inputs = tuple(self._ref(arg) for arg in args)
         keywords = {key: self._ref(arg) for key, arg in kwargs.items()}

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from outgrow.errors import ApplyError, Problem, TraceError, VerifyError
+from outgrow.references import REFERENCES
 from outgrow.sandbox import precise, substituted, tensors_of, untouched
 from outgrow.trace import Example, call, outputs_in
 
@@ -248,6 +249,12 @@ def before(model: nn.Module, example: Example, brief: bool = False) -> Outputs:
         raise TraceError(f"the model does not run on the example: {type(error).__name__}: {error}") from error
 
 
+def _rules() -> str:
+    """Rules from outside the package that may be the reason for a difference."""
+    names = [reference.operator for reference in REFERENCES.values()]
+    return f"a rule that outgrow.rule was given is wrong ({', '.join(names)}), " if names else ""
+
+
 def check(model: nn.Module, example: Example, base: Outputs, preserving: bool) -> tuple[float, float]:
     """Compare with the outputs before; raises if a preserving growth moved them.
 
@@ -280,7 +287,7 @@ def check(model: nn.Module, example: Example, base: Outputs, preserving: bool) -
                     Problem(
                         "",
                         "the code depends on what grew in a way that was not seen (the number of its blocks, or a layer's "
-                        "attributes, say), or this is a bug in outgrow's analysis of the model",
+                        f"attributes, say), {_rules()}or this is a bug in outgrow's analysis of the model",
                         "grow less, or elsewhere; and report it",
                     )
                 ],
