@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -53,15 +53,6 @@ LIBRARY.define("normed(Tensor x, Tensor weight) -> Tensor")
 LIBRARY.impl("normed", lambda x, w: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * w, "CompositeExplicitAutograd")
 LIBRARY.define("parts(Tensor x) -> Tensor")
 LIBRARY.impl("parts", lambda x: torch.relu(x) + 1, "CompositeImplicitAutograd")
-
-
-@pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
-    """Rules hold for the process: each test begins without those of others."""
-    before = dict(REFERENCES)
-    yield
-    REFERENCES.clear()
-    REFERENCES.update(before)
 
 
 class Net(nn.Module):

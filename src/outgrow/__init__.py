@@ -25,6 +25,7 @@ __all__ = [
     "GrowthError",
     "Kernel",
     "MeanFill",
+    "Method",
     "Net2Net",
     "NetMorph",
     "PActivation",
@@ -46,6 +47,7 @@ __all__ = [
     "places",
     "plateau",
     "reached",
+    "register_method",
     "register_optimizer",
     "rule",
     "save",
@@ -56,7 +58,7 @@ __all__ = [
     "zero_init",
 ]
 
-INTEGRATIONS = ("accelerate", "lightning", "transformers")  # each needs the library that it is called after
+MODULES = ("accelerate", "extending", "lightning", "transformers")  # public; integrations need the library of their name
 
 
 class Package(ModuleType):
@@ -65,7 +67,7 @@ class Package(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name in __all__:
             return getattr(importlib.import_module("outgrow.public"), name)
-        if f"outgrow.{name}" in sys.modules or name in INTEGRATIONS:
+        if f"outgrow.{name}" in sys.modules or name in MODULES:
             return importlib.import_module(f"outgrow.{name}")  # waits for another thread that is importing it
         raise AttributeError(f"module 'outgrow' has no attribute {name!r}")
 

@@ -10,7 +10,7 @@ from outgrow.draft import irregular
 from outgrow.errors import Problem, TraceError
 from outgrow.finding import find_volumes
 from outgrow.garbage import collected_later
-from outgrow.methods import BY_NAME
+from outgrow.methods import by_name
 from outgrow.paths import judge
 from outgrow.reading import read
 from outgrow.rules import RULES
@@ -106,8 +106,8 @@ def explain(anatomy: Anatomy, volume: Volume) -> None:
         volume.reason = str(problem)
         return
     legal, reasons = [], []
-    for name, methods in BY_NAME.items():
-        if name in ("auto", "random"):
+    for name, methods in by_name().items():
+        if name == "auto" or not methods[0].exact:
             continue
         verdicts = [judge(anatomy, volume, method.state) for method in methods]
         refusals = [verdict.refusal or (verdict.stuck if len(methods) > 1 else "") for verdict in verdicts]

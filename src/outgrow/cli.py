@@ -290,12 +290,13 @@ def _shortened(modules: Sequence[str], most: int = 2) -> str:
 
 def _reasons(volume: Volume) -> str:
     """Why not by which methods; methods with one reason together."""
-    from outgrow.methods import BY_NAME
+    from outgrow.methods import by_name
 
+    names = by_name()
     methods: dict[str, list[str]] = {}
-    for part in re.split(rf"; (?=(?:{'|'.join(BY_NAME)}): )", volume.reason):
+    for part in re.split(rf"; (?=(?:{'|'.join(names)}): )", volume.reason):
         method, colon, reason = part.partition(": ")
-        if not colon or method not in BY_NAME:
+        if not colon or method not in names:
             method, reason = "", part
         methods.setdefault(reason, []).append(method)
     return "; ".join(f"{', '.join(names)}: {reason}".removeprefix(": ") for reason, names in methods.items())

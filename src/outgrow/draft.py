@@ -14,6 +14,7 @@ import numpy as np
 from outgrow.errors import Problem
 from outgrow.labels import Labels
 from outgrow.methods.base import Init, Method, Recipe
+from outgrow.methods.checks import draft_by, recipe_by
 from outgrow.plan import Change, Edit, Insertion, Plan, Rescaling
 from outgrow.states import Verdict
 from outgrow.volumes import Anatomy, Slot, Volume
@@ -86,7 +87,7 @@ def make_plan(anatomy: Anatomy, choices: Sequence[Choice], seed: int) -> Plan:
 def _edits_of(anatomy: Anatomy, choice: Choice, seed: int, born: dict[tuple[str, int], Labels]) -> list[Edit]:
     volume, method, verdict = choice.volume, choice.method, choice.verdict
     rng = np.random.default_rng(zlib.crc32(f"{seed}/{volume.name}/{volume.count}".encode()))
-    drafted = method.draft(volume, verdict, choice.new, rng)
+    drafted = draft_by(method, volume, verdict, choice.new, rng)
     slots: dict[tuple[str, int], Slot] = {}
     for slot in sorted(volume.slots, key=lambda slot: slot.role == "writes"):
         before = slots.get((slot.tensor, slot.axis))
@@ -96,7 +97,7 @@ def _edits_of(anatomy: Anatomy, choice: Choice, seed: int, born: dict[tuple[str,
     for slot in slots.values():
         if slot.role == "reads" and (slot.tensor, slot.axis) not in verdict.readers:
             slot = replace(slot, role="scales")  # whole groups of a grouped layer: no sum goes over them
-        recipe = method.recipe(slot, volume, verdict, drafted)
+        recipe = recipe_by(method, slot, volume, verdict, drafted)
         if slot.role == "writes" and verdict.readers.get((slot.tensor, slot.axis)) == "zero":
             recipe = Recipe("zero", drafted.models)
         now = born.setdefault((slot.tensor, slot.axis), np.arange(anatomy.origin[slot.tensor, slot.axis].size))

@@ -14,9 +14,11 @@ from outgrow.folded import Fold as Fold
 from outgrow.grow import grow as grow
 from outgrow.methods import R2R as R2R
 from outgrow.methods import MeanFill as MeanFill
+from outgrow.methods import Method as Method
 from outgrow.methods import Net2Net as Net2Net
 from outgrow.methods import NetMorph as NetMorph
 from outgrow.methods import RandomPad as RandomPad
+from outgrow.methods.register import register_method as register_method
 from outgrow.optimizers.register import register_optimizer as register_optimizer
 from outgrow.report import Growth as Growth
 from outgrow.rules.outside import rule as rule

@@ -8,6 +8,13 @@ from fractions import Fraction
 
 
 class State(Enum):
+    """What new units are where they are written: this decides through which operators a method is exact.
+
+    PAIR: units come in twins with equal values; twins are read with opposite signs. COPY: each equals an existing unit, with
+    which it shares what reads it. ANY: nothing is known; what reads them must be zero. ZERO: all are zero. MEAN: each equals
+    the mean of the existing units. CONST is found on the way, and is not for methods.
+    """
+
     PAIR = "pairs"
     COPY = "copies"
     ANY = "anything"
@@ -61,7 +68,11 @@ class MoveEps:
 
 @dataclass
 class Verdict:
-    """What a state demands of the slots of a volume, or why it is refused."""
+    """What a state demands of the slots of a volume, or why it is refused.
+
+    readers: for (tensor, axis) of each reader, what its new columns must be: "sign" (opposite for twins), "share" (the parts
+    of a unit and its copies add up to one), "zero", "free", "mean" (of the row), or "spread" (mean plus or minus).
+    """
 
     state: State
     refusal: str = ""

@@ -21,7 +21,11 @@ from outgrow.trace import Op
 
 @dataclass(frozen=True)
 class Slot:
-    """A place in a parameter or buffer that belongs to a volume."""
+    """A place in a parameter or buffer that belongs to a volume: `tensor` by name, and the axis along which the units lie.
+
+    role: "writes" (rows and biases that produce units), "scales" (one value per unit, as in batch norm), or "reads" (columns
+    that consume them).
+    """
 
     tensor: str
     axis: int

@@ -1,7 +1,8 @@
-"""What a method is: a state for new units, and the numbers that realise it at each slot.
+"""What a method is: a state for new units, and the values that realise it at each slot.
 
-A method sees units, never operators: `paths` has already found what each reader must hold. It answers with a `Recipe` for each
-slot: which fill, and for each new unit its model, draw, sign and share.
+A method sees units, never operators: `paths` has already found what each reader must hold. It returns a `Recipe` for each slot:
+which fill, and for each new unit its model, draw, sign and share. Methods from outside the package derive from `Method` too,
+and `outgrow.register_method` gives them a name; what they need is in `outgrow.extending`.
 """
 
 from __future__ import annotations
@@ -24,24 +25,43 @@ INITS = ("std", "he", "xavier", "copy")
 Init = str | Callable[[torch.Tensor, tuple[int, ...], torch.Generator], torch.Tensor]
 
 
+FILLS = ("free", "zero", "one", "mean", "rowmean", "spread", "copy")
+REGISTERED: dict[str, type[Method]] = {}  # methods from outside, by name: the purpose of `outgrow.register_method`
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """How the new units of one slot are filled; lists have one entry a new unit."""
+    """How the new units of one slot are filled. Tuples have one entry per new unit, unless stated otherwise.
+
+    fill: "free" (drawn values), "zero", "one", "mean" (of the existing units), "copy" (of the units in `models`), "rowmean"
+    (of each row of a weight), or "spread" (the row's mean plus or minus drawn values with the row's variance).
+    models: the existing unit that each new unit is modelled on; what "copy" copies.
+    draws, for "free" and "spread": which draw a unit takes, counted from 0; units with the same draw get the same values.
+    signs, for "free", "spread" and "copy": a factor on the values of each unit.
+    weights, for "mean": the name of a tensor by which the existing units are weighted.
+    keep: a factor for each existing unit, where its part is shared with copies (one entry per existing unit).
+    gradient, gradient_keep: how gradients scale, so that optimizer state follows: for each copy, and for each existing unit.
+    fade: over how many optimizer steps the values come in, starting from zero.
+    """
 
     fill: str
-    models: tuple[int, ...]  # old unit that each is modelled on
+    models: tuple[int, ...]
     draws: tuple[int, ...] = ()
     signs: tuple[float, ...] = ()
     weights: str = ""
-    keep: tuple[float, ...] = ()  # one entry an old unit
+    keep: tuple[float, ...] = ()
     gradient: tuple[float, ...] = ()
     gradient_keep: tuple[float, ...] = ()
-    fade: int = 0  # over how many steps the values come in
+    fade: int = 0
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Choices made once a volume, so that all its slots agree."""
+    """Choices made once per volume, so that all its slots agree.
+
+    new: how many units are added. models: for each, the existing unit that it is modelled on. extra: anything that the method
+    wants to hand from `draft` to `recipe`.
+    """
 
     new: int
     models: tuple[int, ...]
@@ -50,11 +70,27 @@ class Draft:
 
 @dataclass(frozen=True, kw_only=True)
 class Method(abc.ABC):
-    """Base of all methods.
+    """Base of all methods: a frozen dataclass whose fields are the method's options.
+
+    A method of your own defines `state` and `recipe`, and what else differs from the defaults here. It is passed as an instance
+    (`method=Echo()`), or by its name after `outgrow.register_method("echo", Echo)`; schedule files hold names.
 
     init: how free values are drawn: "std" (uniform, with the standard deviation of the tensor they join), "he", "xavier",
     "copy" (of existing units), or a function of (existing tensor, shape, generator).
     scale: a factor on free values. noise: standard deviation of noise on all new values, relative to their tensor's.
+
+    Example:
+        >>> import torch, outgrow
+        >>> from dataclasses import dataclass
+        >>> from outgrow.extending import Draft, Recipe, Slot, State, Verdict, Volume, forced, free
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Quiet(outgrow.Method):
+        ...     state = State.ANY
+        ...     def recipe(self, slot: Slot, volume: Volume, verdict: Verdict, draft: Draft) -> Recipe:
+        ...         return (slot.role == "reads" and forced(slot, verdict, draft)) or free(draft)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> outgrow.widen(model, torch.randn(1, 4), "0", to=9, method=Quiet(init="he")).plan.changes[0].method
+        'Quiet'
     """
 
     init: Init = "std"
@@ -71,18 +107,22 @@ class Method(abc.ABC):
                 raise MethodError(f"{name}={value!r}: write a finite number{' from 0 on' if name == 'noise' else ''}")
 
     @property
-    @abc.abstractmethod
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What plans and reports call it: the name that it is registered under, otherwise that of its class."""
+        return next((name for name, kind in REGISTERED.items() if kind is type(self)), type(self).__name__)
 
     @property
     @abc.abstractmethod
-    def state(self) -> State: ...
+    def state(self) -> State:
+        """What new units are where they are written; it decides where the method is exact (see `State`)."""
 
     @abc.abstractmethod
-    def recipe(self, slot: Slot, volume: Volume, verdict: Verdict, draft: Draft) -> Recipe: ...
+    def recipe(self, slot: Slot, volume: Volume, verdict: Verdict, draft: Draft) -> Recipe:
+        """How to fill one slot. `verdict.readers` says what readers must hold; `forced` gives the recipe for that."""
 
     @property
     def exact(self) -> bool:
+        """Whether the model computes the same afterwards. Outputs are compared, and a difference is refused, where it is."""
         return self.noise == 0.0
 
     @property
@@ -91,26 +131,28 @@ class Method(abc.ABC):
         return 1
 
     def draft(self, volume: Volume, verdict: Verdict, new: int, rng: np.random.Generator) -> Draft:
-        """Which old units the new ones are modelled on: in turn, from a random start order."""
+        """Choices for all slots of a volume; here, which existing units are models: in turn, in a random order."""
         order = rng.permutation(volume.count)
         return Draft(new, tuple(int(order[index % volume.count]) for index in range(new)))
 
 
 def typical(slot: Slot, draft: Draft) -> Recipe:
-    """A scale (γ, a variance, a slope) starts at the mean of the existing ones."""
+    """The mean of the existing values: for a scale (γ, a variance, a slope)."""
     return Recipe("mean", draft.models)
 
 
 def zeros(draft: Draft) -> Recipe:
+    """Zero for all new units."""
     return Recipe("zero", draft.models)
 
 
 def free(draft: Draft, draws: tuple[int, ...] | None = None, signs: tuple[float, ...] = ()) -> Recipe:
+    """Drawn values: by default, each new unit has a draw of its own, with sign +1."""
     return Recipe("free", draft.models, draws or tuple(range(draft.new)), signs or (1.0,) * draft.new)
 
 
 def forced(slot: Slot, verdict: Verdict, draft: Draft) -> Recipe | None:
-    """What a reader must hold whatever the method: zero columns, or the mean of its row."""
+    """What a reader must hold whatever the method: zero columns, or the mean of its row; None if it is free to choose."""
     demand = verdict.readers.get((slot.tensor, slot.axis), "free")
     if demand == "zero":
         return zeros(draft)

@@ -49,7 +49,7 @@ def rule(*operators: str, like: Callable[..., Any] | None = None, replace: bool 
         >>> @torch.library.custom_op("doctest::gated", mutates_args=())
         ... def gated(x: Tensor, gate: Tensor) -> Tensor:
         ...     return x * gate.sigmoid()
-        >>> @outgrow.rule("doctest::gated", replace=True)
+        >>> @outgrow.rule("doctest::gated")
         ... def reference(x: Tensor, gate: Tensor) -> Tensor:
         ...     return x * torch.sigmoid(gate)
         >>> class Gated(nn.Module):

@@ -24,6 +24,7 @@ from typing import Any
 
 from outgrow.errors import GrowthError, ScheduleError
 from outgrow.methods import R2R, MeanFill, Method, Net2Net, NetMorph, RandomPad
+from outgrow.methods.base import REGISTERED
 from outgrow.training.atomic import check_path, write_plain
 from outgrow.training.rules import Plateau, Reached
 from outgrow.training.schedule import At, Event, Schedule, Transform, When
@@ -75,9 +76,12 @@ def _transform_out(transform: Transform, place: str) -> dict[str, Any]:
     options.pop(field, None)
     method = getattr(transform, "method", None)
     if isinstance(method, Method):
-        name = _named(METHODS, method)
+        name = _named({**METHODS, **REGISTERED}, method)
         if name is None:
-            raise ScheduleError(f"{place}: {method!r} is a method of your own, which no file can hold: use it in Python")
+            way_out = f"outgrow.register_method('…', {type(method).__name__}) gives it one"
+            raise ScheduleError(
+                f"{place}: {method!r} is a method of your own without a name, which no file can hold: {way_out}"
+            )
         if callable(method.init):
             inits = "name one ('std', 'he', 'xavier', 'copy'), or keep the schedule in Python"
             raise ScheduleError(f"{place}: init={method.init!r} is a function, which no file can hold: {inits}")
@@ -159,7 +163,7 @@ def _transform(entry: Any, place: str) -> Transform:
     values = {field if key == kinds[0] else key: value for key, value in entry.items()}
     for key, value in entry.items():
         if key == "method" and isinstance(value, Mapping) and kind is Widen:
-            values[key] = _built(METHODS, value, "name", f"{place}, method", "{ name = 'r2r', init = 'he' }")
+            values[key] = _built({**METHODS, **REGISTERED}, value, "name", f"{place}, method", "{ name = 'r2r', init = 'he' }")
         else:
             _no_table(value, key, place)
     return _made(kind, values, place)  # type: ignore[no-any-return]
