@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all lint coverage optimizers bench stall spike reproduce figures report clean
+.PHONY: demo test test-all lint docs coverage optimizers bench stall spike reproduce figures report clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -23,6 +23,9 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest -n 2
+
+docs: $(READY)
+	$(BIN)/python docs/build_site.py
 
 coverage: $(READY)
 	$(BIN)/python benchmarks/coverage_others.py
@@ -56,4 +59,4 @@ report: $(READY)
 	$(BIN)/python -m experiments.report
 
 clean:
-	rm -rf $(VENV) build dist demo report
+	rm -rf $(VENV) build dist demo report site

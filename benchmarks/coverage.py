@@ -10,7 +10,7 @@ A family counts when, in float64 and with every parameter and buffer randomised 
     python benchmarks/coverage.py                  # all families: hours on two cores
     python benchmarks/coverage.py resnet levit     # some, merged into the results
     python benchmarks/coverage.py --device cuda --workers 12
-    python benchmarks/coverage.py --table          # only write docs/coverage.md anew
+    python benchmarks/coverage.py --table          # only write docs/results/coverage.md anew
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from learning import new_entries
 HERE = Path(__file__).parent
 FAMILIES = HERE / "timm_families.json"
 RESULTS = HERE / "results" / "coverage.json"
-PAGE = HERE.parent / "docs" / "coverage.md"
+PAGE = HERE.parent / "docs" / "results" / "coverage.md"
 LARGE = 60_000_000
 FACTOR = 1.5
 PLAIN, PATIENCE = 5, 20.0  # plain places to try, and seconds for all places of a family
@@ -312,7 +312,7 @@ def main() -> None:
     parser.add_argument("--missing", action="store_true", help="only those without a result that counts")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=1, help="processes side by side")
-    parser.add_argument("--table", action="store_true", help="only write docs/coverage.md anew")
+    parser.add_argument("--table", action="store_true", help="only write docs/results/coverage.md anew")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     families = json.loads(FAMILIES.read_text())

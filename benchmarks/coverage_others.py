@@ -233,7 +233,7 @@ def examine(case: Case) -> dict[str, Any]:
 
 
 def section() -> list[str]:
-    """The part of docs/coverage.md on other libraries."""
+    """The part of docs/results/coverage.md on other libraries."""
     results = json.loads(RESULTS.read_text())
     models = results["models"]
     counted = sum(result["counts"] for result in models.values())

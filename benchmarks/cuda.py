@@ -8,8 +8,8 @@ Llamas of more than 500 M parameters with Adam's moments, in float32, on one CUD
    memory that the allocator has at hand is measured too.
 2. stall. `outgrow.Run.step()` that grows, with the default check of outputs and without any, beside a usual training step.
 
-    python benchmarks/cuda.py            # writes results/cuda.json and docs/cuda.md
-    python benchmarks/cuda.py --table    # only write docs/cuda.md again
+    python benchmarks/cuda.py            # writes results/cuda.json and docs/results/cuda.md
+    python benchmarks/cuda.py --table    # only write docs/results/cuda.md again
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from speed import say, spread
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "cuda.json"
-PAGE = HERE.parent / "docs" / "cuda.md"
+PAGE = HERE.parent / "docs" / "results" / "cuda.md"
 
 LIMIT = 1.5
 REPETITIONS = 5

@@ -5,9 +5,9 @@ few repetitions. Goals are times, but for two: what four times the layers cost, 
 takes that is on the meta device. Beside the first stands the cost of one forward pass on the meta device that is watched,
 operator by operator: the model's own Python, which runs for every layer whatever is known of the layers before it.
 
-    python benchmarks/large.py            # all of it; writes results/large.json and docs/speed.md
+    python benchmarks/large.py            # all of it; writes results/large.json and docs/results/speed.md
     python benchmarks/large.py --jobs 12  # so many processes side by side: CPU seconds are what is counted
-    python benchmarks/large.py --table    # only write docs/speed.md again
+    python benchmarks/large.py --table    # only write docs/results/speed.md again
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def verdicts(results: dict[str, Any]) -> list[tuple[str, str, str, str]]:
 
 
 def section(results: dict[str, Any]) -> list[str]:
-    """The part of docs/speed.md that is about large models."""
+    """The part of docs/results/speed.md that is about large models."""
 
     def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
         return ["| " + " | ".join(line) + " |" for line in [header, ("---",) * len(header), *rows]] + [""]
@@ -265,7 +265,7 @@ def section(results: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", action="store_true", help="only write docs/speed.md again")
+    parser.add_argument("--table", action="store_true", help="only write docs/results/speed.md again")
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     parser.add_argument("--measure", nargs=2, metavar=("WHAT", "NAME"), help="one measurement, as JSON (for the benchmark)")
     arguments = parser.parse_args()

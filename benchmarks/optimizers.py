@@ -1,4 +1,4 @@
-"""Examine every optimizer of the libraries that are installed, and write the table of docs/optimizers.md.
+"""Examine every optimizer of the libraries that are installed, and write the table of docs/results/optimizers.md.
 
     python benchmarks/optimizers.py                  # all that are not in benchmarks/results/optimizers.json yet
     python benchmarks/optimizers.py timm SOAP        # these libraries or optimizers alone, again
@@ -25,7 +25,7 @@ from torch import nn
 from carried import Make, Result, examine
 
 HERE = Path(__file__).parent
-RESULTS, PAGE = HERE / "results" / "optimizers.json", HERE.parent / "docs" / "optimizers.md"
+RESULTS, PAGE = HERE / "results" / "optimizers.json", HERE.parent / "docs" / "results" / "optimizers.md"
 START, END = "<!-- table -->", "<!-- end of the table -->"
 TORCH = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD", "Adafactor")
 RATES = {"schedulefreesgd": 0.01, "dadaptlion": 0.01, "lbfgs": 0.001}
@@ -169,7 +169,7 @@ def write_table(results: list[Result]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("which", nargs="*", help="libraries or optimizers to examine again")
-    parser.add_argument("--table", action="store_true", help="only write the table of docs/optimizers.md")
+    parser.add_argument("--table", action="store_true", help="only write the table of docs/results/optimizers.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
     known = {(result.library, result.name): result for result in load()}

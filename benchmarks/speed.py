@@ -14,8 +14,8 @@ Every requirement is a ratio of two things measured in turn in one process, or a
    pass), on one image.
 4. import. `import outgrow` and `outgrow.widen` after `import torch`, each time in a new process.
 
-    python benchmarks/speed.py            # all of it, in about four minutes; writes results/speed.json and docs/speed.md
-    python benchmarks/speed.py --table    # only write docs/speed.md anew
+    python benchmarks/speed.py            # all of it, in about 4 minutes; writes results/speed.json and docs/results/speed.md
+    python benchmarks/speed.py --table    # only write docs/results/speed.md anew
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ import large
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "speed.json"
-PAGE = HERE.parent / "docs" / "speed.md"
+PAGE = HERE.parent / "docs" / "results" / "speed.md"
 
 FACTOR = 1.5
 GROWN = ("mlp", "resnet152", "vit_base_patch16_224")
@@ -349,7 +349,7 @@ def write_page() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", action="store_true", help="only write docs/speed.md anew")
+    parser.add_argument("--table", action="store_true", help="only write docs/results/speed.md anew")
     parser.add_argument(
         "--measure", nargs=2, metavar=("WHAT", "MODEL"), help="one measurement, as JSON (for the benchmark itself)"
     )

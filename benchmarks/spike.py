@@ -9,9 +9,9 @@ goes on as it is. Measured for each arm and seed:
 - the share of new weights that a gradient reached and that moved within those 50 steps, which must be at least 95%;
 - the error that the growth itself reports, parameters before and after, and its seconds.
 
-    python benchmarks/spike.py --data DIR --device cuda    # all of it; writes results/spike.json and docs/spike.md
+    python benchmarks/spike.py --data DIR --device cuda    # all of it; writes results/spike.json and docs/results/spike.md
     python benchmarks/spike.py --data DIR --seeds 1 --epochs 1 --models resnet --only "deepen*" --out some.json
-    python benchmarks/spike.py --table                     # only write docs/spike.md anew
+    python benchmarks/spike.py --table                     # only write docs/results/spike.md anew
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from spike_page import LIMITS, page, verdicts
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "spike.json"
-PAGE = HERE.parent / "docs" / "spike.md"
+PAGE = HERE.parent / "docs" / "results" / "spike.md"
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"resnet": ResNetCifar, "vit": ViT}
 OPTIMIZERS: dict[str, dict[str, dict[str, float]]] = {
@@ -236,7 +236,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--only", default="*", help="arms whose kind and name match, e.g. 'deepen*'")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="only write docs/spike.md anew from the committed results")
+    parser.add_argument("--table", action="store_true", help="only write docs/results/spike.md anew from the committed results")
     arguments = parser.parse_args(given)
     warnings.filterwarnings("ignore")
     if not arguments.table:

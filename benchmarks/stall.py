@@ -15,9 +15,9 @@ example's size, and has no limit to keep. What a run looks at before it starts, 
 With `torch.compile`, what comes on top is the next step's compilation, which any change of shape costs; it is timed once, on a
 small model.
 
-    python benchmarks/stall.py            # all of it, in about ten minutes; writes results/stall.json and docs/stall.md
+    python benchmarks/stall.py            # all of it, in about ten minutes; writes results/stall.json and docs/results/stall.md
     python benchmarks/stall.py llama      # one of the models, beside the results that are there
-    python benchmarks/stall.py --table    # only write docs/stall.md anew
+    python benchmarks/stall.py --table    # only write docs/results/stall.md anew
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from speed import build, clock, map_from, processor, say, spread
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "stall.json"
-PAGE = HERE.parent / "docs" / "stall.md"
+PAGE = HERE.parent / "docs" / "results" / "stall.md"
 
 LIMIT = 3.0
 THREADS = 1

@@ -1,6 +1,6 @@
 """Run the python blocks of the documentation; write what they print into the text blocks that follow them.
 
-    python docs/refresh.py          rewrites README.md and docs/*.md
+    python docs/refresh.py          rewrites README.md and the pages under docs/
     python docs/refresh.py FILE …   rewrites these
 
 The blocks of a file share one namespace, in order. A console block is one command, `$ outgrow …`, and what it prints. A line
@@ -48,7 +48,7 @@ class Told:
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks_of(page: Path) -> list[Block]:

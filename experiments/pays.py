@@ -1,4 +1,4 @@
-"""Does growing pay? The honest comparison as a page, docs/does-it-pay.md: answers, what to hold against them, and tables.
+"""Does growing pay? The honest comparison as a page, docs/results/does-it-pay.md: answers, caveats, and tables.
 
 python -m experiments.pays [--results FOLDER] [--out PAGE]
 """
@@ -17,7 +17,7 @@ from experiments.results import ResultsError, unusable
 from experiments.training import BATCH, rate_at
 from experiments.ways import VERBS, Table, tables
 
-RESULTS, PAGE = Path(__file__).parent / "results", Path("docs") / "does-it-pay.md"
+RESULTS, PAGE = Path(__file__).parent / "results", Path("docs") / "results" / "does-it-pay.md"
 
 
 def caveats(compared: Comparison) -> list[str]:
@@ -76,11 +76,11 @@ def page(compared: Comparison) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
     said = "\n".join(f"- **{one.title}.** {one.text}" for one in answers(compared))
     held = "\n".join(f"- {one}" for one in caveats(compared))
-    return f"""# Does growing pay?
+    return f"""# Does growing pay? All tables
 
-Made by `python -m experiments.pays` from [experiments/results](../experiments/results), which `python -m experiments --set
-tuning`, then `sweep`, then `protocol` made on one {made["device"]} ({versions}). How it is done is told in
-[experiments/protocol.py](../experiments/protocol.py): CIFAR-10, ResNetCifar-18(1/4), which is reached by widening 18(1/8) by
+Made by `python -m experiments.pays` from `experiments/results`, which `python -m experiments --set
+tuning`, then `sweep`, then `protocol` made on one {made["device"]} ({versions}). The protocol is described in
+`experiments/protocol.py`: CIFAR-10, ResNetCifar-18(1/4), which is reached by widening 18(1/8) by
 two, by deepening 10(1/4), or from 10(1/8) by both; AdamW, a cosine down to zero in every run, as much tuning for each kind of
 run, paired seeds. A budget is so many epochs of the big network, in FLOPs. Two accounts: *from nothing* counts the small
 network's training; under *reuse* a trained small network is there already.

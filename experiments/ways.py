@@ -1,4 +1,4 @@
-"""The honest comparison as tables, for the report and for docs/does-it-pay.md.
+"""The honest comparison as tables, for the report and for docs/results/does-it-pay.md.
 
 Cells are plain text in which **…** is bold: a difference whose 95 % interval over seeds leaves zero out.
 """

@@ -119,7 +119,7 @@ def test_the_sweep_is_against_the_run_in_which_nothing_changes(compared: Compari
 def test_the_page_is_what_the_results_say(compared: Comparison, tmp_path: Path) -> None:
     page = tmp_path / "does-it-pay.md"
     assert pays.main(["--out", str(page)]) == 0
-    kept = ROOT / "docs" / "does-it-pay.md"
+    kept = ROOT / "docs" / "results" / "does-it-pay.md"
     assert page.read_text(encoding="utf-8") == kept.read_text(encoding="utf-8"), "`python -m experiments.pays` writes it anew"
     assert page.with_suffix(".svg").read_bytes() == kept.with_suffix(".svg").read_bytes()
     scratch, best = statistics.mean(ends("EQ-scratch@4")), statistics.mean(ends("EQ-deepen-r2r-0.5@4"))
@@ -183,7 +183,8 @@ def test_remarks_are_of_the_earlier_results(compared: Comparison) -> None:
     assert f"scratch was {ahead:.1f} points ahead" in first
     better = [mean(f"EQ-scratch@{budget}", "earlier") - mean(f"EQ-scratch@{budget}", "protocol") for budget in (2, 4)]
     assert f"by {better[0]:.1f} points at budget 2 and {better[1]:.1f} at budget 4" in second
-    assert all(remark in (ROOT / "docs" / "does-it-pay.md").read_text(encoding="utf-8") for remark in compared.remarks)
+    page = (ROOT / "docs" / "results" / "does-it-pay.md").read_text(encoding="utf-8")
+    assert all(remark in page for remark in compared.remarks)
 
 
 def test_the_best_of_several_has_several_chances() -> None:

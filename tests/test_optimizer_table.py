@@ -1,4 +1,4 @@
-"""The table of docs/optimizers.md says what the code does."""
+"""The table of docs/results/optimizers.md says what the code does."""
 
 from __future__ import annotations
 

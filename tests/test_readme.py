@@ -21,7 +21,11 @@ from experiments import demo
 from experiments.results import read_all
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 def load(path: Path) -> ModuleType:
@@ -38,7 +42,7 @@ def load(path: Path) -> ModuleType:
 REFRESH = load(ROOT / "docs" / "refresh.py")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_blocks_run_and_print_what_the_page_says(page: Path) -> None:
     stale = [item for item in REFRESH.told(page) if item.block and not REFRESH.agrees(item.block.text, item.printed)]
     for item in stale:
@@ -46,7 +50,7 @@ def test_blocks_run_and_print_what_the_page_says(page: Path) -> None:
     assert not stale, "`python docs/refresh.py` writes into the pages what their blocks print"
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=name_of)
 def test_links_lead_to_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
         assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name} links to {target}"

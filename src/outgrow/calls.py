@@ -39,7 +39,9 @@ def widen(
 
     Args:
         where: names or globs; a pattern selects a volume if it matches its name, or the path of every module that writes it.
-        factor, by, to: exactly one; a factor is rounded to the nearest size that the volume and the method allow.
+        factor: how many times as wide, rounded to the nearest size that the volume and the method allow.
+        by: how many units more; exactly one of `factor`, `by` and `to` is given.
+        to: how many units in all.
         method: "auto", "r2r", "net2net", "netmorph", "mean", "random", or an instance such as `outgrow.R2R(init="he")`.
         residual: "stream" widens whole residual streams; "fold" is the paper's folded residual: `where` names a module
             that writes a stream, and only the volume it writes is widened, by R2R; its skips go through an `outgrow.Fold`.
@@ -153,8 +155,9 @@ def branch(
         beside: the path of a layer or a stage that turns one tensor into another.
         method: "auto" or "r2r" (zero by pairs), "netmorph" (zero by its last layer); "copy" (of the module) and "random", which
             preserve the function only with `fade`.
-        layers, hidden: build a branch of so many layers and hidden units; without, a copy of the module is made zero, or
-            beside a single layer a branch of two is built.
+        layers: build a branch of so many layers; without `layers` and `hidden`, a copy of the module is made zero, or beside
+            a single layer a branch of two layers is built.
+        hidden: how many hidden units that branch has.
         fade: over how many optimizer steps the branch sets in.
 
     Example:
