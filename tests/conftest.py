@@ -16,6 +16,7 @@ from commands import run as run
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # their pieces are tested too
 
+collect_ignore = ["outside"]  # a package of its own, which registers things when it is imported
 _STAND_INS: list[torch.library.Library] = []
 
 

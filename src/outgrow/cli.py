@@ -21,6 +21,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from outgrow.plugins import load_plugins
 from outgrow.tables import WIDTH, make_table
 from outgrow.targets import CommandError, named_model
 
@@ -189,6 +190,7 @@ def run_timeline(args: argparse.Namespace) -> str:
     from outgrow.training.schedule import Schedule
     from outgrow.training.timeline import timeline
 
+    load_plugins()  # a schedule may name a method of theirs
     schedule = Schedule.from_file(args.schedule)  # its mistakes are told before a model is built
     found = timeline(*named_model(args.model, args.shapes, args.batch, args.dtype), schedule)
     if args.svg is not None:
@@ -202,6 +204,7 @@ def _model_of(args: argparse.Namespace) -> tuple[nn.Module, Any]:
     """The model that a command names, loaded if it names a checkpoint too, and an example for it."""
     import outgrow
 
+    load_plugins()
     model, example = named_model(args.model or args.target, args.shapes, args.batch, args.dtype)
     return (outgrow.load(model, args.target) if args.model else model), example
 

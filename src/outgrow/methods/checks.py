@@ -99,12 +99,13 @@ def _check_list(place: str, name: str, values: Any, length: int, needed: bool) -
         raise MethodError(f"{place} has {name}={values!r:.60}: it must be a tuple")
     if len(values) != length and (values or needed):
         raise MethodError(f"{place} has {len(values)} {name}: there must be {length}")
-    if not all(isinstance(value, (int, float, np.number)) for value in values):
+    if not all(issubclass(kind, (int, float, np.number)) for kind in set(map(type, values))):
         raise MethodError(f"{place} has {name}={values!r:.60}: they must be numbers")
 
 
 def _check_units(place: str, name: str, units: Sequence[int], length: int, count: int) -> None:
     _check_list(place, name, units, length, True)
-    wrong = [unit for unit in units if not isinstance(unit, (int, np.integer)) or not 0 <= unit < count]
-    if wrong:
-        raise MethodError(f"{place} has {wrong[0]!r} among its {name}: existing units are numbered from 0 to {count - 1}")
+    whole = all(issubclass(kind, (int, np.integer)) for kind in set(map(type, units)))
+    if not whole or min(units, default=0) < 0 or max(units, default=0) >= count:
+        wrong = next(unit for unit in units if not isinstance(unit, (int, np.integer)) or not 0 <= unit < count)
+        raise MethodError(f"{place} has {wrong!r} among its {name}: existing units are numbered from 0 to {count - 1}")

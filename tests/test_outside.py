@@ -1,0 +1,85 @@
+"""A package of somebody else's (tests/outside), installed: its operator, method and optimizer work in runs and commands."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from outgrow.cli import main
+
+OUTSIDE = Path(__file__).parent / "outside"
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the package is installed: built from its pyproject.toml, without a network."""
+    pytest.importorskip("setuptools")
+    folder = tmp_path_factory.mktemp("outside")
+    source = shutil.copytree(OUTSIDE, folder / "source", ignore=shutil.ignore_patterns("__pycache__"))
+    quiet = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--no-compile"]
+    pip = subprocess.run(
+        [sys.executable, "-m", "pip", "install", *quiet, "--target", str(folder / "site"), str(source)],
+        capture_output=True,
+        text=True,
+    )
+    if pip.returncode and "No module named pip" in pip.stderr:
+        pytest.skip("pip is not installed here")
+    assert pip.returncode == 0, pip.stderr
+    return folder / "site"
+
+
+def python(installed: Path, *arguments: str) -> str:
+    """Run Python where the package is installed, away from its source."""
+    path = os.pathsep.join([str(installed), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=installed.parent,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+def test_a_run_is_saved_and_goes_on_in_a_new_process(installed: Path, tmp_path: Path) -> None:
+    for _ in range(2):  # the whole run, saved half way; then from there on
+        python(installed, "-m", "outside_growth.train", str(tmp_path))
+    names = "whole.pt", "half.pt", "resumed.pt"
+    whole, half, resumed = (torch.load(tmp_path / name, weights_only=True) for name in names)
+    assert half["model"]["value.weight"].shape == (12, 4)
+    assert whole["model"]["gate.weight"].shape == (14, 4)
+    for name, tensor in whole["model"].items():
+        assert torch.equal(tensor, resumed["model"][name]), name
+    states = [run["optimizers"][0]["state"] for run in (whole, resumed)]
+    assert states[0]
+    for key, state in states[0].items():
+        assert torch.equal(state["momentum"], states[1][key]["momentum"])
+
+
+def test_commands_know_its_method_and_operator_by_the_entry_point(installed: Path) -> None:
+    schedule, model = str(installed / "outside_growth" / "schedule.toml"), "outside_growth.train:build"
+    commands = ["timeline", schedule, "--model", model], ["inspect", model]
+    told = python(installed, "-c", f"from outgrow.cli import main; [main(command) for command in {commands!r}]")
+    assert "8 → 12" in told
+    assert "12 → 14" in told
+    (row,) = (line for line in told.splitlines() if line.startswith("value "))
+    assert "echo" in row
+
+
+def test_a_plugin_that_fails_is_reported_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken-1.dist-info"
+    broken.mkdir()
+    (broken / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    (broken / "entry_points.txt").write_text("[outgrow]\nbroken = no_such_module\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["inspect", "torch.nn:Identity", "--input", "3"]) == 0
+    assert "the plugin broken (no_such_module) can't be loaded: ModuleNotFoundError" in capsys.readouterr().err
