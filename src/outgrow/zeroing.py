@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ from outgrow.usage import usage
 from outgrow.verify import run
 from outgrow.volumes import Anatomy, Volume
 
+M = TypeVar("M", bound=nn.Module)
 ROUNDING = 1e4  # units in the last place of what the module put out before
 
 
@@ -267,7 +269,7 @@ def magnitude(module: nn.Module, example: Example) -> Iterator[float]:
 
 
 @usage("outgrow.zero_init(module, example)")
-def zero_init(module: nn.Module, example: Example, *, literal: bool = False) -> nn.Module:
+def zero_init(module: M, example: Example, *, literal: bool = False) -> M:
     """Give a module weights with which it outputs zero, up to rounding, while they stay dense and learn. Returns the module.
 
     Args:

@@ -20,7 +20,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,7 @@ from outgrow.training.reshaping import reshaping
 from outgrow.training.sharded import gathered, group_of, whole
 from outgrow.usage import usage
 
+M = TypeVar("M", bound=nn.Module)
 VERSION = 1
 SEAL = f"outgrow.{checksum.SEAL}"  # of the metadata, beside "outgrow"
 SAVE, LOAD = "outgrow.save(model, 'model.safetensors')", "outgrow.load(model, 'model.safetensors')"
@@ -116,7 +117,7 @@ def _write(model: nn.Module, histories: Histories, contents: Mapping[str, Tensor
 
 
 @usage("outgrow.load(model, 'model.safetensors')")
-def load(model: nn.Module, path: Path, *, checksums: bool = True) -> nn.Module:
+def load(model: M, path: Path, *, checksums: bool = True) -> M:
     """Grow a freshly built small model to the shapes in a file that `save` wrote, and load its weights. Returns the model.
 
     A file that `Run.save` wrote will do, too: of that, the weights are taken. The model may also have gone through some or all
@@ -144,7 +145,8 @@ def load(model: nn.Module, path: Path, *, checksums: bool = True) -> nn.Module:
     if _of_a_run(path):
         from outgrow.training.runfile import load_model
 
-        return load_model(model, path, checksums)
+        load_model(model, path, checksums)
+        return model
     inner = unwrapped(model)
     with opened(path) as file:
         about = _describe(path, file, checksums)

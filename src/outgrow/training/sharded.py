@@ -18,7 +18,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,7 @@ from outgrow.training.optimizer import unwrapped
 from outgrow.training.stale import watch_for_gone
 from outgrow.usage import usage
 
+M = TypeVar("M", bound=nn.Module)
 HOW = "_outgrow_shard"
 MANAGED = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
 WAY_OUT = "tell how it is sharded: outgrow.shard(model, function), where function(model) calls fully_shard"
@@ -41,7 +42,7 @@ How = Callable[[Any], object]
 
 
 @usage("outgrow.shard(model, function)")
-def shard(model: nn.Module, how: How) -> nn.Module:
+def shard(model: M, how: How) -> M:
     """Shard a model by a function of yours, which is remembered: growths shard the model again by it. Returns the model.
 
     A model that is sharded already is left as it is. Make the optimizer after this, as always with `fully_shard`:
