@@ -76,8 +76,9 @@ class _After:
 def _node(parameter: Tensor) -> Any:
     if not (parameter.requires_grad and parameter.is_leaf):
         return None
-    with torch.enable_grad():
-        return torch.autograd.graph.get_gradient_edge(parameter).node
+    with torch.enable_grad():  # as `torch.autograd.graph.get_gradient_edge` does, which takes twice as long
+        view: Any = parameter.view_as(parameter)
+    return view.grad_fn.next_functions[0][0]
 
 
 def _hooks(register: Any) -> Mapping[int, Any]:

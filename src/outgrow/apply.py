@@ -57,12 +57,14 @@ def apply_plan(
     inits: Mapping[str, Init],
     journal: Journal,
     like: Mapping[str, Tensor] | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Grow the model's tensors and gradients, and set its attributes.
 
+    tensors: those of the model by name, if they are at hand.
     like: the tensors of the model that this one is a copy of, perhaps on another device: the copy gets the values drawn there.
     """
-    tensors = tensors_of(model)
+    tensors = tensors_of(model) if tensors is None else tensors
     olds = {name: tensor.detach() for name, tensor in tensors.items()}
     by_tensor = edits_by_tensor(plan)
     drawn = [name for name, edits in by_tensor.items() if needs_deviation(edits) and not olds[name].is_meta]
@@ -76,7 +78,7 @@ def apply_plan(
         if tensor.grad is not None:
             before = tensor.grad.to_dense() if tensor.grad.is_sparse else tensor.grad
             gradient = grown_moment(before, edits, power=1, fresh="zero")
-        _replace(tensor, new, gradient, journal)
+        _replace(tensor, olds[name], new, gradient, journal)
     modules = dict(model.named_modules(remove_duplicate=False))
     for setting in plan.settings:
         _set(modules[setting.module], setting, journal)
@@ -85,16 +87,22 @@ def apply_plan(
             module.flatten_parameters()
 
 
-def _replace(tensor: Tensor, new: Tensor, gradient: Tensor | None, journal: Journal) -> None:
-    old, old_gradient = tensor.detach(), tensor.grad
+def _replace(tensor: Tensor, old: Tensor, new: Tensor, gradient: Tensor | None, journal: Journal) -> None:
+    """Let a tensor hold other values, and another gradient, than the old ones; without gradients being recorded."""
+    old_gradient = tensor.grad
 
     def put(value: Tensor, grad: Tensor | None) -> None:
-        with torch.no_grad(), hooks_kept(tensor):
+        with hooks_kept(tensor):
             tensor.grad = None
             tensor.set_(value)  # type: ignore[call-overload]
-            tensor.grad = grad
+            if grad is not None:
+                tensor.grad = grad
 
-    journal.note(lambda: put(old, old_gradient))
+    def put_back() -> None:
+        with torch.no_grad():
+            put(old, old_gradient)
+
+    journal.note(put_back)
     put(new, gradient)
 
 

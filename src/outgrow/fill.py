@@ -17,10 +17,12 @@ from torch import Tensor
 
 from outgrow.errors import MethodError
 from outgrow.plan import Edit, Insertion, Rescaling, Rotation
-from outgrow.positions import FEW, Place, Positions, TensorEdits, ascending, edits_of, is_range, runs
+from outgrow.positions import FEW, Place, Positions, TensorEdits, edits_of, is_range, runs
 
 MANY = 64  # more slices than this are slower than one copy by index
 MILLION = 2**20
+SMALL = 2**14  # values: to write all of them takes no longer than to call a function
+FANS = ("he", "xavier")
 Init = str | Callable[[Tensor, tuple[int, ...], torch.Generator], Tensor]
 
 
@@ -36,6 +38,8 @@ def _empty(old: Tensor, edits: TensorEdits) -> Tensor:
     shape = list(old.shape)
     for axis, size in edits.sizes.items():
         shape[axis] = max(shape[axis], size)
+    if old.is_contiguous() and not _pinned(old):
+        return old.new_empty(shape)
     return torch.empty(shape, dtype=old.dtype, device=old.device, memory_format=_memory_format(old), pin_memory=_pinned(old))
 
 
@@ -43,6 +47,11 @@ def _move(new: Tensor, old: Tensor, edits: TensorEdits) -> None:
     """Copy the old values to their new places."""
     if edits.moves is None:
         return scatter(new, old, edits.where)
+    if len(edits.moves) == 1 and type(new) is Tensor:  # one block: a view of it in one call
+        strides = new.stride()
+        offset = sum(after * strides[axis] for axis, _, after, _ in edits.moves[0])
+        new.as_strided(old.shape, strides, offset).copy_(old)
+        return
     for move in edits.moves:
         source, target = old, new
         for axis, before, after, count in move:
@@ -105,11 +114,12 @@ def _put(tensor: Tensor, axis: int, positions: Positions, block: Tensor) -> None
         tensor.narrow(axis, first, count).copy_(block.narrow(axis, start, count))
 
 
-def _fill(tensor: Tensor, axis: int, positions: Positions, value: float | Tensor) -> None:
-    if is_range(positions):
-        tensor.narrow(axis, int(positions[0]), len(positions)).fill_(value)
+def _fill(tensor: Tensor, axis: int, place: Place, value: float | Tensor) -> None:
+    """Give all new entries of a place one value."""
+    if place.span is not None:
+        tensor.narrow(axis, *place.span).fill_(value)
     else:
-        tensor.index_fill_(axis, _index(positions, tensor), value)
+        tensor.index_fill_(axis, _index(place.at, tensor), value)
 
 
 def _multiply(tensor: Tensor, axis: int, positions: Positions, factors: Sequence[float]) -> None:
@@ -156,20 +166,20 @@ def fill_values(
             continue
         axis = edit.axis
         if edit.keep:
-            _multiply(new, axis, kept[ascending(edit.members)], edit.keep)
+            _multiply(new, axis, place.members, edit.keep)
         if edit.fill == "zero" or edit.fade:
-            _fill(new, axis, at, 0.0)
+            _fill(new, axis, place, 0.0)
         elif edit.fill == "one":
-            _fill(new, axis, at, 1.0)
+            _fill(new, axis, place, 1.0)
         elif edit.fill == "mean":
-            _put(new, axis, at, _mean(new, edit, kept, others))
+            _put(new, axis, at, _mean(new, edit, place, others))
         elif edit.fill == "rowmean":
             rows = _part(new, axis, kept).mean(dim=list(range(1, new.ndim)), keepdim=True)
             _put(new, axis, at, rows.expand([len(at) if a == axis else size for a, size in enumerate(new.shape)]))
         elif edit.fill == "spread":
             _put(new, axis, at, _spread(new, edit, kept, seed, draws_on or new.device))
         elif edit.fill == "copy":
-            block = new.index_select(axis, _index(kept[list(edit.sources)], new))
+            block = new.index_select(axis, _index(place.sources, new))
             factors = edit.signs
             if edit.keep:  # the sources were just multiplied by what they keep
                 kept_share = dict(zip(edit.members, edit.keep, strict=True))
@@ -185,10 +195,10 @@ def fill_values(
             _put(new, axis, at, block.add_(noise.to(new.device)))
 
 
-def _mean(new: Tensor, edit: Insertion, kept: Positions, others: Mapping[str, Tensor]) -> Tensor:
+def _mean(new: Tensor, edit: Insertion, place: Place, others: Mapping[str, Tensor]) -> Tensor:
     """The mean of the old units, for each run of them and each position of a unit by itself."""
     axis = edit.axis
-    part = _part(new, axis, kept[ascending(edit.members)])
+    part = _part(new, axis, place.members)
     apart: Tensor = part.unflatten(axis, (edit.runs, -1, edit.length))
     if edit.weights:
         apart = apart * others[edit.weights].reshape(-1).to(new).view(_along(axis + 1, apart.ndim))
@@ -237,42 +247,58 @@ def _draw(
     device: torch.device,
 ) -> None:
     """Draw free values, straight into their place where that is one slice, then lay out those that are drawn again."""
-    axis, at, drawing = edit.axis, place.at, place.drawing
-    draws, signs, count = drawing.draws, drawing.signs, drawing.count
-    shape = tuple(count if a == axis else size for a, size in enumerate(new.shape))
+    axis, drawing = edit.axis, place.drawing
     init = inits.get(edit.init, edit.init.partition("*")[0])
     factor = float(edit.init.partition("*")[2] or 1.0)
     generator = _generator(device, edit, seed)
-    in_place = drawing.direct > 0 and new.is_contiguous() and not callable(init) and device == new.device
-    if callable(init):
-        given = init(old, shape, generator)
-        if not isinstance(given, Tensor) or tuple(given.shape) != shape:
-            found = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
-            raise MethodError(f"init= gave {found} for {edit.tensor}: it must return a tensor of the shape it is told, {shape}")
-        drawn = given.detach().to(new, copy=True)
+    done = drawing.direct if new.is_contiguous() and not callable(init) and device == new.device else 0
+    if done:  # all draws, in place
+        drawn = new.narrow(axis, drawing.first, done)
     else:
-        fan_in = math.prod(new.shape[1:]) if new.ndim > 1 else new.shape[0]
-        fan_out = new.shape[0] * math.prod(new.shape[2:]) if new.ndim > 1 else new.shape[0]
-        spread = {"he": math.sqrt(2 / fan_in), "xavier": math.sqrt(2 / (fan_in + fan_out))}.get(init, deviation)
-        bound = spread * math.sqrt(3) / (math.sqrt(2) if new.is_complex() and init in ("he", "xavier") else 1.0)
-        drawn = _part(new, axis, at[:count]) if in_place else torch.empty(shape, dtype=new.dtype, device=device)
+        shape = tuple(drawing.count if a == axis else size for a, size in enumerate(new.shape))
+        drawn = (
+            _given(init, old, shape, generator, edit).to(new, copy=True)
+            if callable(init)
+            else new.new_empty(shape, device=device)
+        )
+    if not callable(init):
+        bound = _deviation(init, new, deviation) * math.sqrt(3)
+        bound /= math.sqrt(2) if new.is_complex() and init in FANS else 1.0  # real and imaginary part
         _reals(drawn).uniform_(-bound, bound, generator=generator)
         drawn = drawn.to(new.device)
     if factor != 1.0:
         drawn.mul_(factor)
-    done = drawing.direct if in_place else 0
     pieces = drawing.rest if done == drawing.direct else drawing.pieces(done)
     if len(pieces) > MANY:
-        block = drawn.index_select(axis, _index(draws[done:], new))
-        _multiply(block, axis, np.arange(len(at) - done), edit.signs[done:])
-        return _put(new, axis, at[done:], block)
-    for piece in pieces:
-        source = _part(drawn, axis, draws[piece])
-        sign = float(signs[piece.start])
-        if sign == 1.0 or not is_range(at[piece]):
-            _put(new, axis, at[piece], source if sign == 1.0 else source * sign)
+        block = drawn.index_select(axis, _index(drawing.draws[done:], new))
+        _multiply(block, axis, np.arange(len(place.at) - done), edit.signs[done:])
+        return _put(new, axis, place.at[done:], block)
+    for first, target, count, sign in pieces:
+        source, part = drawn.narrow(axis, first, count), new.narrow(axis, target, count)
+        if sign == 1.0:
+            part.copy_(source)
         else:
-            torch.mul(source, sign, out=_part(new, axis, at[piece]))
+            torch.mul(source, sign, out=part)
+
+
+def _given(
+    init: Callable[..., Tensor], old: Tensor, shape: tuple[int, ...], generator: torch.Generator, edit: Insertion
+) -> Tensor:
+    """The values of a user's function, which must have the shape that it is given."""
+    given = init(old, shape, generator)
+    if not isinstance(given, Tensor) or tuple(given.shape) != shape:
+        found = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+        raise MethodError(f"init= gave {found} for {edit.tensor}: it must return a tensor of the shape it is told, {shape}")
+    return given.detach()
+
+
+def _deviation(init: str, new: Tensor, of_old: float) -> float:
+    """The standard deviation of draws for a tensor; `of_old`: that of its old values."""
+    if init not in FANS:
+        return of_old
+    fan_in = math.prod(new.shape[1:]) if new.ndim > 1 else new.shape[0]
+    fan_out = new.shape[0] * math.prod(new.shape[2:]) if new.ndim > 1 else new.shape[0]
+    return math.sqrt(2 / (fan_in if init == "he" else fan_in + fan_out))
 
 
 def _generator(device: torch.device, edit: Insertion, seed: int) -> torch.Generator:
@@ -316,11 +342,11 @@ def _precise(tensor: Tensor) -> Tensor:
 
 
 def _read(scalars: Mapping[int, Tensor]) -> dict[int, float]:
-    """Scalars as Python numbers, by one transfer per device."""
+    """Scalars as Python numbers, by one transfer per device and type."""
     result: dict[int, float] = {}
-    for device in {scalar.device for scalar in scalars.values()}:
-        here = {n: scalar for n, scalar in scalars.items() if scalar.device == device}
-        result.update(zip(here, torch.stack([scalar.double() for scalar in here.values()]).tolist(), strict=True))
+    for kind in {(scalar.device, scalar.dtype) for scalar in scalars.values()}:
+        here = {n: scalar for n, scalar in scalars.items() if (scalar.device, scalar.dtype) == kind}
+        result.update(zip(here, torch.stack(list(here.values())).tolist(), strict=True))
     return result
 
 
@@ -334,8 +360,8 @@ def grown_moment(old: Tensor, edits: Sequence[Edit], power: int, fresh: str) -> 
     if fresh == "mean" and old.numel():  # it stays on its device, which is not waited for
         start = old.to(torch.promote_types(old.dtype, torch.float32)).mean()
     new = _empty(old, edits)
-    if old.is_cuda and edits.plain:  # fewer kernels: a GPU is held up by their number, not by what they write
-        _move(new.fill_(start), old, edits)
+    if edits.plain and (old.is_cuda or old.numel() < SMALL):  # few calls and kernels: their number counts, not what they write
+        _move(new.fill_(start) if isinstance(start, Tensor) else new.zero_(), old, edits)
         return new
     _move(new, old, edits)
     _fill_moment(new, edits, power, start)
@@ -345,7 +371,7 @@ def grown_moment(old: Tensor, edits: Sequence[Edit], power: int, fresh: str) -> 
 def _fill_moment(new: Tensor, edits: TensorEdits, power: int, start: float | Tensor) -> None:
     """Like `fill_values`: write what all edits make of a moment, in order."""
     for edit, place in zip(edits, edits.places, strict=True):
-        at, kept = place.at, place.kept
+        at = place.at
         if isinstance(edit, Rescaling):
             new.mul_(edit.factor ** (-power))
             start = start * edit.factor ** (-power)
@@ -356,11 +382,11 @@ def _fill_moment(new: Tensor, edits: TensorEdits, power: int, start: float | Ten
         axis = edit.axis
         if edit.gradient:
             shares, keeps = [g**power for g in edit.gradient], [g**power for g in edit.gradient_keep]
-            block = new.index_select(axis, _index(kept[list(edit.sources)], new))
+            block = new.index_select(axis, _index(place.sources, new))
             _multiply(block, axis, np.arange(len(at)), shares)
             if keeps:
-                _multiply(new, axis, kept[ascending(edit.members)], keeps)
+                _multiply(new, axis, place.members, keeps)
             _put(new, axis, at, block)
             start = start * ((sum(shares) + sum(keeps) + edit.size - len(keeps)) / edit.new_size)
         else:
-            _fill(new, axis, at, start)
+            _fill(new, axis, place, start)

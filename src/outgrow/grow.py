@@ -317,10 +317,10 @@ class Work:
             olds = {name: tensor.detach() for name, tensor in own.items()}
             if one is not self.model:
                 apply_grafts(one, plan, self.journal)
-            apply_plan(one, plan, inits, self.journal, like=tensors)
+            apply_plan(one, plan, inits, self.journal, like=tensors, tensors=own)
             grow_drifts(one, plan, olds, inits, self.journal, start=one is self.model)
-        grow_optimizers(self.optimizers, self.model, plan, before, self.journal)
-        self.changed += shapes_before(self.model, plan)
+        grow_optimizers(self.optimizers, tensors, plan, before, self.journal)
+        self.changed += shapes_before(tensors, plan)
         self.plans.append(plan)
         self.inits.append(inits)
 

@@ -23,6 +23,8 @@ FEW = 16  # so many slices along an axis are quicker than one copy by index
 Positions = NDArray[np.int64]
 Run = tuple[int, int, int]  # positions without a gap: where they start in the list, the first one, how many
 Move = tuple[tuple[int, int, int, int], ...]  # for each axis that grows: axis, start before, start after, how many
+Piece = tuple[int, int, int, float]  # neighbouring draws: the first one, the position it goes to, how many, their sign
+Span = tuple[int, int]  # positions without a gap: the first one, how many
 
 
 class TensorEdits(tuple[Edit, ...]):
@@ -84,10 +86,31 @@ class Place:
     kept: Positions
 
     @cached_property
+    def sources(self) -> Positions:
+        """For each new entry, where that is which it is modelled on."""
+        found: Positions = self.kept[np.array(self._insertion.sources)]
+        return found
+
+    @cached_property
+    def members(self) -> Positions:
+        """Where the entries are that belong to the volume."""
+        found: Positions = self.kept[ascending(self._insertion.members)]
+        return found
+
+    @property
+    def _insertion(self) -> Insertion:
+        assert isinstance(self.edit, Insertion)
+        return self.edit
+
+    @cached_property
+    def span(self) -> Span | None:
+        """The positions of the new entries, if they follow each other without a gap."""
+        return (int(self.at[0]), len(self.at)) if is_range(self.at) else None
+
+    @cached_property
     def drawing(self) -> Drawing:
         """How drawn values are laid out, for an insertion that draws."""
-        assert isinstance(self.edit, Insertion)
-        draws, signs = np.array(self.edit.draws), np.array(self.edit.signs)
+        draws, signs = np.array(self._insertion.draws), np.array(self._insertion.signs)
         count = int(draws.max()) + 1
         plain = bool((draws[:count] == np.arange(count)).all() and (signs[:count] == 1.0).all())
         done = count if plain and is_range(self.at[:count]) else 0
@@ -108,14 +131,20 @@ class Drawing:
     direct: int
 
     @cached_property
-    def rest(self) -> list[slice]:
-        """Runs of entries behind the direct ones that neighbouring draws fill with one sign."""
+    def first(self) -> int:
+        """The position of the first entry."""
+        return int(self.at[0])
+
+    @cached_property
+    def rest(self) -> list[Piece]:
+        """What is left to lay out behind the direct entries."""
         return self.pieces(self.direct)
 
-    def pieces(self, start: int) -> list[slice]:
+    def pieces(self, start: int) -> list[Piece]:
+        """Runs of entries from `start` on that neighbouring draws fill with one sign."""
         jumps = (np.diff(self.at) != 1) | (np.diff(self.draws) != 1) | (np.diff(self.signs) != 0)
         bounds = [start, *(b for b in (np.flatnonzero(jumps) + 1).tolist() if b > start), len(self.at)]
-        return [slice(a, b) for a, b in pairwise(bounds) if a < b]
+        return [(int(self.draws[a]), int(self.at[a]), b - a, float(self.signs[a])) for a, b in pairwise(bounds) if a < b]
 
 
 def edits_of(edits: Sequence[Edit]) -> TensorEdits:
@@ -137,7 +166,7 @@ def edits_by_tensor(plan: Plan) -> Mapping[str, TensorEdits]:
 def prepare(plan: Plan) -> None:
     """Work positions out before the growth, so that it need not."""
     for edits in edits_by_tensor(plan).values():
-        _ = edits.moves
+        _ = edits.moves, edits.plain, [place.span for place in edits.places if len(place.at)]
         _ = [place.drawing.rest for place in edits.places if isinstance(place.edit, Insertion) and place.edit.draws]
 
 

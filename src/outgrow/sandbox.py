@@ -22,7 +22,20 @@ _TURN = RLock()  # the random state and torch's choice of kernels are the proces
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by name; a tied tensor under its first name."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    kind = type(model)
+    if kind.named_parameters is not nn.Module.named_parameters or kind.named_buffers is not nn.Module.named_buffers:
+        return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    parameters: dict[int, tuple[str, Tensor]] = {}  # both in one walk: this is called often
+    buffers: dict[int, tuple[str, Tensor]] = {}
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        held: tuple[tuple[dict[int, tuple[str, Tensor]], Mapping[str, Tensor | None]], ...]
+        held = (parameters, module._parameters), (buffers, module._buffers)
+        for found, own in held:
+            for name, tensor in own.items():
+                if tensor is not None:
+                    found.setdefault(id(tensor), (f"{prefix}{name}", tensor))
+    return dict((*parameters.values(), *buffers.values()))
 
 
 def on_meta(tree: Any) -> Any:

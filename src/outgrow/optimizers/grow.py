@@ -21,7 +21,6 @@ from outgrow.optimizers.quantised import decoded, encoded
 from outgrow.optimizers.state import grown_state, has_tensors, obstacle, plain, tensors_in
 from outgrow.optimizers.wrappers import NEW_ONE, TRANSPARENT, held_by, layers_of, unwrapped
 from outgrow.plan import Edit, Insertion, Plan
-from outgrow.sandbox import tensors_of
 
 ELSEWHERE = frozenset({"state", "param_groups", "defaults", "name2qmap"})  # the last are the codes of bitsandbytes
 
@@ -32,7 +31,11 @@ def check_optimizers(optimizers: Sequence[Any], model: nn.Module, plan: Plan, ol
     Args:
         olds: the parameters before the growth, by id, if the plan has been carried out already.
     """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    _check(optimizers, dict(model.named_parameters()), plan, olds)
+
+
+def _check(optimizers: Sequence[Any], tensors: Mapping[str, Tensor], plan: Plan, olds: Mapping[int, Tensor] | None) -> None:
+    names = {id(tensor): name for name, tensor in tensors.items()}
     edits = edits_by_tensor(plan)
     problems = [*unknown_wrappers(optimizers), *_unfading(optimizers, plan)]
     for optimizer in unwrapped(optimizers):
@@ -115,18 +118,23 @@ def _outside(optimizer: Optimizer) -> str:
 
 @torch.no_grad()
 def grow_optimizers(
-    optimizers: Sequence[Any], model: nn.Module, plan: Plan, olds: Mapping[int, Tensor], journal: Journal
+    optimizers: Sequence[Any], tensors: Mapping[str, Tensor], plan: Plan, olds: Mapping[int, Tensor], journal: Journal
 ) -> None:
-    """Grow the state of optimizers whose parameters have just grown; `olds` are the parameters before, by id."""
-    check_optimizers(optimizers, model, plan, olds)
-    tensors, edits = tensors_of(model), edits_by_tensor(plan)
+    """Grow the state of optimizers whose parameters have just grown.
+
+    tensors: of the model, by name. olds: the same as they were before, by id.
+    """
+    _check(optimizers, tensors, plan, olds)
+    edits = edits_by_tensor(plan)
     names = {id(tensors[name]): name for name in edits}
     for optimizer in unwrapped(optimizers):
         about = known(optimizer)
-        before = {parameter: dict(optimizer.state.get(parameter, {})) for parameter in held_by(optimizer)}
+        before: dict[str, Mapping[Any, Any]] = {}
+        if any(rule.kind == "weights" for rule in about.rules.values()):
+            before = {name: dict(optimizer.state.get(tensors[name], {})) for name in tensors}
 
-        def beside(key: Any, name: str, before: Mapping[Tensor, Mapping[Any, Any]] = before) -> Tensor:
-            value = before.get(tensors[name], {}).get(key)
+        def beside(key: Any, name: str, before: Mapping[str, Mapping[Any, Any]] = before) -> Tensor:
+            value = before.get(name, {}).get(key)
             old = olds[id(tensors[name])]
             return value.view(old.shape) if isinstance(value, Tensor) and value.numel() == old.numel() else old
 

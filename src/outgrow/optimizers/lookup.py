@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -37,6 +38,12 @@ class Known:
 
     def rule(self, key: Any, beside: Iterable[Any] = ()) -> Rule | None:
         """The rule of a key of the state, in a state that has those other keys beside it; None if there is none."""
+        place = key, tuple(beside)
+        if place not in self._found:
+            self._found[place] = self._search(*place)
+        return self._found[place]
+
+    def _search(self, key: Any, beside: tuple[Any, ...]) -> Rule | None:
         special = next((self.rules[name] for other in beside if (name := f"{key} beside {other}") in self.rules), None)
         if special is not None:
             return special
@@ -46,7 +53,12 @@ class Known:
             return WORDS[WRAPPED[key]]
         return next((rule for pattern, rule in self.rules.items() if isinstance(key, str) and fnmatchcase(key, pattern)), None)
 
-    @property
+    @cached_property
+    def _found(self) -> dict[tuple[Any, tuple[Any, ...]], Rule | None]:
+        """Rules that were searched for: the same keys come with every parameter."""
+        return {}
+
+    @cached_property
     def factors(self) -> list[tuple[str, str]]:
         """Keys of the row and column means that belong together."""
         rows, columns = (

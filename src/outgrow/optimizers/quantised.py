@@ -18,6 +18,8 @@ BLOCK = 256  # bitsandbytes: so many values share a scale
 
 def decoded(optimizer: Optimizer, parameter: Tensor, state: Mapping[Any, Any]) -> dict[Any, Any]:
     """A parameter's state with plain tensors in place of quantised ones."""
+    if all(type(value) is Tensor and value.dtype != torch.uint8 for value in state.values()):
+        return dict(state)
     if _by_blocks(state):
         functional = sys.modules["bitsandbytes.functional"]
         plain = {key: value for key, value in state.items() if not str(key).startswith(("qmap", "absmax"))}

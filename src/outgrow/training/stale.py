@@ -15,7 +15,7 @@ An optimizer that trains a block but not the new one beside it is reported once,
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from weakref import ref
 
@@ -28,7 +28,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from outgrow.apply import edits_by_tensor
 from outgrow.errors import Problem, StaleOptimizerError
 from outgrow.plan import Insertion, Plan
-from outgrow.sandbox import tensors_of
 from outgrow.training.bystanders import WeakNotes, held_parameters, state_of, states_with
 from outgrow.training.optimizer import ANEW, state_shape
 
@@ -37,9 +36,8 @@ FUSED = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer",
 Changed = Sequence[tuple[Tensor, str, Shape]]  # a grown tensor, its name, and its former shape
 
 
-def shapes_before(model: nn.Module, plan: Plan) -> list[tuple[Tensor, str, Shape]]:
-    """Tensors that a plan, which has just been carried out, has given another shape, and the one they had."""
-    tensors = tensors_of(model)
+def shapes_before(tensors: Mapping[str, Tensor], plan: Plan) -> list[tuple[Tensor, str, Shape]]:
+    """Those of a model's tensors that a plan, just carried out, has given another shape, with their name and former shape."""
     result = []
     for name, edits in edits_by_tensor(plan).items():
         shape = list(tensors[name].shape)
