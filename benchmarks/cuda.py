@@ -95,17 +95,17 @@ def measure_apply(size: str, name: str, fresh: bool) -> dict[str, Any]:
     import torch
 
     import outgrow
-    from outgrow.grow import Work
+    from outgrow.execute import Work
 
     model, example, optimizer = build(size)
     train(model, example, optimizer)
     run = outgrow.Run(model, example, optimizer, [outgrow.At(step=1, grow=[request(name)])], check=False, quiet=True)
     ready, pairs = run._ready[0], []
     for _ in range(REPETITIONS + 1):
-        work = Work(model, [], [optimizer], example, 0)
+        work = Work(model, [], [optimizer], example)
         if fresh:
             torch.cuda.empty_cache()
-        seconds, _ = clock(lambda work=work: work.follow(ready, example))
+        seconds, _ = clock(lambda work=work: [work.carry_out(step) for step in ready.steps])
         made = tensors(model, optimizer)
         held = sum(tensor.nbytes for tensor in made)
         if fresh:

@@ -103,7 +103,7 @@ def language() -> tuple[nn.Module, Any]:
 D, B, W, K = outgrow.Deepen, outgrow.Branch, outgrow.Widen, outgrow.Kernel
 CASES: dict[str, tuple[Callable[[], tuple[nn.Module, Any]], tuple[Any, ...]]] = {
     **{
-        f"images {method} {fade or ''}": (images, (D("3.0", method=method, fade=fade),))
+        f"images {method} {fade or ''}".strip(): (images, (D("3.0", method=method, fade=fade),))
         for method, fade in (("auto", None), ("r2r-paper", None), ("copy", None), ("random", None), ("auto", 7), ("random", 7))
     },
     "images two": (images, (D("3.1", count=2),)),

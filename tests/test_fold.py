@@ -292,7 +292,7 @@ def test_a_growth_that_fails_late_takes_the_folds_back(monkeypatch: pytest.Monke
     def fail(*args: object) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(sys.modules["outgrow.grow"], "grow_optimizers", fail)
+    monkeypatch.setattr(sys.modules["outgrow.execute"], "grow_optimizers", fail)
     with pytest.raises(RuntimeError, match="out of memory"):
         outgrow.widen(model, images(3, 0), "one.0.conv2", by=2, residual="fold")
     assert state_of(model) == before

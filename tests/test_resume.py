@@ -82,7 +82,7 @@ def train(folder: Path, armed: Callable[[], None] | None = None) -> None:
 
 def dying(number: int, dice: random.Random) -> Callable[[], None]:
     """Die at a chosen moment: in the middle of a save (written, not synced; synced, not renamed), or of a growth."""
-    growing = importlib.import_module("outgrow.grow")
+    growing = importlib.import_module("outgrow.execute")
     saving = [(torch, "save"), (atomic, "_sync"), (os, "replace")]
     places = [*saving, (growing, "apply_plan"), (growing, "grow_optimizers")]
     target, name = places[number % len(places)]

@@ -45,6 +45,7 @@ __all__ = [
     "kernel",
     "load",
     "places",
+    "plan",
     "plateau",
     "reached",
     "register_method",

@@ -8,8 +8,10 @@ a skip through a folded residual. Insertions of one tensor are made in order, ea
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
+
+from outgrow.starts import Start
 
 COLUMNS = ("volume", "size", "method")
 LONGEST = 2**28  # entries along an axis: a bound for what a damaged file may claim
@@ -118,6 +120,7 @@ class Insert:
     made: tuple[tuple[str, Any], ...] = ()
     wraps: bool = False
     beside: bool = False
+    start: Start = field(default=Start(), compare=False, repr=False)  # not saved: a file holds the values themselves
 
     @property
     def path(self) -> str:
@@ -227,7 +230,7 @@ class Plan:
                 {**vars(setting), "old": _plain(setting.old), "new": _plain(setting.new)} for setting in self.settings
             ],
             **({"grafts": [asdict(graft) for graft in self.grafts]} if self.grafts else {}),
-            **({"inserts": [asdict(insert) for insert in self.inserts]} if self.inserts else {}),
+            **({"inserts": [_unstarted(insert) for insert in self.inserts]} if self.inserts else {}),
             **({"continues": True} if self.continues else {}),
         }
 
@@ -242,6 +245,16 @@ class Plan:
             tuple(Insert(**{**insert, "made": tuple(map(tuple, insert["made"]))}) for insert in data.get("inserts", ())),
             bool(data.get("continues", False)),
         )
+
+
+def _unstarted(insert: Insert) -> dict[str, Any]:
+    values = asdict(replace(insert, start=Start()))
+    return {name: value for name, value in values.items() if name != "start"}
+
+
+def recorded(plan: Plan) -> Plan:
+    """A plan as a history keeps it: without the starts of new modules, whose values are in the model."""
+    return replace(plan, inserts=tuple(replace(insert, start=Start()) for insert in plan.inserts))
 
 
 def joined(plans: Sequence[Plan]) -> Plan:

@@ -20,6 +20,7 @@ from outgrow.methods import NetMorph as NetMorph
 from outgrow.methods import RandomPad as RandomPad
 from outgrow.methods.register import register_method as register_method
 from outgrow.optimizers.register import register_optimizer as register_optimizer
+from outgrow.preview import plan as plan
 from outgrow.report import Growth as Growth
 from outgrow.rules.outside import rule as rule
 from outgrow.training.checkpoint import load as load

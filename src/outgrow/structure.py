@@ -50,8 +50,11 @@ def numbering(container: nn.Module) -> tuple[str, int] | None:
     return (prefix, first) if list(container._modules) == [f"{prefix}{first + i}" for i in range(len(matches))] else None
 
 
-def apply_insert(model: nn.Module, insert: Insert, journal: Journal) -> nn.Module:
-    """Put a copy of a sibling, or a module that is built, into a container; returns it."""
+def apply_insert(model: nn.Module, insert: Insert, journal: Journal, shared: bool = False) -> nn.Module:
+    """Put a copy of a sibling, or a module that is built, into a container; returns it.
+
+    shared: the copy holds the sibling's own tensors, for a trial that only runs the model.
+    """
     if insert.wraps:
         wrap(model, insert.container, journal, insert.beside)
     container = model.get_submodule(insert.container)
@@ -63,7 +66,7 @@ def apply_insert(model: nn.Module, insert: Insert, journal: Journal) -> nn.Modul
     else:
         source = modules[insert.copy_of]
         assert source is not None
-        new = twin_of(source, model)
+        new = twin_of(source, model, shared)
         without_gates(new)
         without_drifts(new)
     for module in new.modules():
@@ -75,6 +78,18 @@ def apply_insert(model: nn.Module, insert: Insert, journal: Journal) -> nn.Modul
         keys = [f"{insert.prefix}{insert.first + index}" for index in range(len(modules))]
     _put_children(container, dict(zip(keys, modules, strict=True)), journal)
     return new
+
+
+def like_of(model: nn.Module, insert: Insert) -> str:
+    """The path of the module whose optimizers a new module joins: what it is a copy of, or what it stands behind or beside."""
+    keys = list(model.get_submodule(insert.container)._modules)
+    if insert.beside:
+        index = 0
+    elif insert.made:
+        index = insert.at - 1
+    else:
+        index = insert.copy_of + (insert.copy_of >= insert.at)
+    return f"{insert.container}.{keys[index]}" if insert.container else keys[index]
 
 
 def wrap(model: nn.Module, path: str, journal: Journal, beside: bool = False) -> None:

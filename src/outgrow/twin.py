@@ -26,12 +26,14 @@ HOOKS = {  # each with those that hold more about the same hooks
 }
 
 
-def twin_of(block: nn.Module, model: nn.Module) -> nn.Module:
-    """A deep copy of a block of a model; see above for its hooks."""
+def twin_of(block: nn.Module, model: nn.Module, shared: bool = False) -> nn.Module:
+    """A deep copy of a block of a model; see above for its hooks. shared: with the block's own tensors."""
     instead: dict[int, Any] = {id(vars(one)[name]): OrderedDict() for one in block.modules() for name in HOOKS}
     for value in (value for one in block.modules() for value in vars(one).values() if isinstance(value, Tensor)):
         if not value.is_leaf:  # computed from parameters in the last pass, as pruning does: torch would not copy it
             instead[id(value)] = value.detach().clone()
+    if shared:
+        instead.update({id(tensor): tensor for tensor in (*block.parameters(), *block.buffers())})
     new = copy.deepcopy(block, instead)
     copies = dict(new.named_modules(remove_duplicate=False))
     pairs = [(module, copies[path]) for path, module in block.named_modules() if path in copies]

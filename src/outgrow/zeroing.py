@@ -14,7 +14,7 @@ exact at growth, and the loss explodes one step later. There γ = β = 0 by defa
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -31,6 +31,7 @@ from outgrow.errors import MethodError, Problem
 from outgrow.labels import Labels
 from outgrow.roles import READS, weight_of
 from outgrow.sandbox import random_state, tensors_of
+from outgrow.starts import Fill, Repeats, Write, Zeros
 from outgrow.trace import Example
 from outgrow.usage import usage
 from outgrow.verify import run
@@ -225,19 +226,15 @@ class Search:
             self.columns.append((*key, tuple(sorted(left))))
 
 
-@torch.no_grad()
-def carry_out(module: nn.Module, anatomy: Anatomy, zeroing: Zeroing, seed: int | None = None) -> None:
-    """Write the zeros and the pairs into the module's tensors.
+def resolved(anatomy: Anatomy, zeroing: Zeroing, seed: int | None = None) -> tuple[Write, ...]:
+    """The zeros and the pairs as positions of tensors, in the order in which they are written.
 
     seed: decides which unit of a pair is made like the other; two copies of a block should not start alike. Without one it is
     the second.
     """
-    tensors = tensors_of(module)
     rng = None if seed is None else np.random.default_rng(seed)
-    for name, number in zeroing.fills:
-        tensors[name].fill_(number)
-    for name, axis, positions in zeroing.columns:
-        tensors[name].index_fill_(axis, _index(np.array(positions), tensors[name]), 0.0)
+    writes: list[Write] = [Fill(name, value) for name, value in zeroing.fills]
+    writes += [Zeros(name, axis, positions) for name, axis, positions in zeroing.columns]
     for pairing in zeroing.pairings:
         volume = pairing.volume
         swapped = np.zeros(volume.count // 2, bool) if rng is None else rng.random(volume.count // 2) < 0.5
@@ -248,17 +245,34 @@ def carry_out(module: nn.Module, anatomy: Anatomy, zeroing: Zeroing, seed: int |
             even, odd, rest = table[:, 0 : volume.count - 1 : 2], table[:, 1::2], table[:, volume.count - volume.count % 2 :]
             kept, made = (np.where(swapped[None, :, None], *sides) for sides in ((odd, even), (even, odd)))
             sign = -1.0 if (slot.tensor, slot.axis) == pairing.reader else 1.0
-            _assign(tensors[slot.tensor], slot.axis, made, kept, sign)
+            writes.append(Repeats(slot.tensor, slot.axis, _flat(made), _flat(kept), sign))
             if sign < 0 and rest.size:
-                tensors[slot.tensor].index_fill_(slot.axis, _index(rest, tensors[slot.tensor]), 0.0)
+                writes.append(Zeros(slot.tensor, slot.axis, _flat(rest)))
+    return tuple(writes)
 
 
-def _assign(tensor: Tensor, axis: int, to: Labels, source: Labels, sign: float) -> None:
-    tensor.index_copy_(axis, _index(to, tensor), tensor.index_select(axis, _index(source, tensor)) * sign)
+def _flat(positions: Labels) -> tuple[int, ...]:
+    return tuple(positions.reshape(-1).tolist())
 
 
-def _index(positions: Labels, like: Tensor) -> Tensor:
-    return torch.from_numpy(positions.reshape(-1).copy()).to(like.device)
+@torch.no_grad()
+def write(module: nn.Module, writes: Sequence[Write]) -> None:
+    """Write zeros and pairs into the tensors of a module."""
+    tensors = tensors_of(module)
+    for one in writes:
+        tensor = tensors[one.tensor]
+        match one:
+            case Fill():
+                tensor.fill_(one.value)
+            case Zeros():
+                tensor.index_fill_(one.axis, _index(one.at, tensor), 0.0)
+            case Repeats():
+                values = tensor.index_select(one.axis, _index(one.source, tensor)) * one.sign
+                tensor.index_copy_(one.axis, _index(one.to, tensor), values)
+
+
+def _index(positions: Sequence[int], like: Tensor) -> Tensor:
+    return torch.tensor(positions, dtype=torch.int64, device=like.device)
 
 
 def magnitude(module: nn.Module, example: Example) -> Iterator[float]:
@@ -294,7 +308,7 @@ def zero_init(module: M, example: Example, *, literal: bool = False) -> M:
             search = Search(anatomy, literal)
             for output in anatomy.reading.trace.outputs:
                 search.zero(output)
-            carry_out(module, anatomy, search.found())
+            write(module, resolved(anatomy, search.found()))
             after = list(magnitude(module, example))
             eps = max(torch.finfo(t.dtype).eps for t in tensors_of(module).values() if t.is_floating_point())
             if any(now > ROUNDING * eps * max(was, 1.0) for now, was in zip(after, before, strict=True)):

@@ -28,6 +28,8 @@ from outgrow.optimizers.rules import Rule, shape_of
 from outgrow.optimizers.state import axis_of, mapped
 from outgrow.optimizers.wrappers import held_by, unwrapped
 
+THAWED = "what is new there learns, though what it is a copy of is frozen"
+
 
 def adopt(
     optimizers: Sequence[Any], model: nn.Module, sources: Sequence[tuple[str, str]], journal: Journal
@@ -84,16 +86,22 @@ def adopt(
     return [(new, likes[key], names[id(new)]) for key, news in twins.items() for new in news]
 
 
-def thaw(model: nn.Module, sources: Sequence[tuple[str, str]]) -> bool:
-    """Let new modules learn that are copies of frozen ones, of which not one parameter does; whether there were any."""
-    frozen = False
-    for path, _ in sources:
-        own = [p for p in model.get_submodule(path).parameters() if p.is_floating_point() or p.is_complex()]
-        if not any(parameter.requires_grad for parameter in own):
-            frozen |= bool(own)
-            for parameter in own:
+def thaw(model: nn.Module, paths: Sequence[str]) -> None:
+    """Let new modules learn that are copies of frozen ones."""
+    for module in (model.get_submodule(path) for path in paths):
+        if is_frozen(module):
+            for parameter in _learnable(module):
                 parameter.requires_grad_(True)
-    return frozen
+
+
+def is_frozen(module: nn.Module) -> bool:
+    """Whether a module has parameters, and not one of them learns."""
+    own = _learnable(module)
+    return bool(own) and not any(parameter.requires_grad for parameter in own)
+
+
+def _learnable(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p.is_floating_point() or p.is_complex()]
 
 
 def _nearest(model: nn.Module, parameter: nn.Parameter, inside: str, new: Sequence[str]) -> nn.Parameter:

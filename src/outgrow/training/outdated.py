@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from outgrow.errors import ApplyError, GrowthError, MethodError, Problem, VerifyError
-from outgrow.grow import Ready
+from outgrow.ready import Ready
 from outgrow.trace import Example
 from outgrow.training.schedule import At, Schedule, When
 from outgrow.training.sharded import is_sharded

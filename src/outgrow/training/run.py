@@ -26,7 +26,7 @@ from outgrow.admit import bare, check_averages, check_model, check_seed
 from outgrow.apply import Journal
 from outgrow.brief import study
 from outgrow.errors import CheckpointError, GrowthError, OptimizerError, ScheduleError
-from outgrow.grow import carry_through, several
+from outgrow.grow import Request, run_growth, several
 from outgrow.interrupts import Deferral
 from outgrow.plan import Plan
 from outgrow.report import Growth
@@ -353,18 +353,10 @@ class Run:
                     scale_rates(self.optimizers, self.schedulers, event.lr, journal)
                 if event.weight_decay is not None:
                     scale_decay(self.optimizers, event.weight_decay, journal)
-                growth, _ = carry_through(
-                    self.model,
-                    self.example,
-                    event.grow,
-                    set_aside(self.optimizers, journal) if fresh else self.optimizers,
-                    self.averages,
-                    seed,
-                    bool(self.check),
-                    ready=ready,
-                    brief=self._brief,
-                    interrupts=interrupts,
-                )
+                optimizers = set_aside(self.optimizers, journal) if fresh else self.optimizers
+                checks = bool(self.check), ready, self._brief
+                request = Request(self.model, self.example, event.grow, optimizers, self.averages, seed, *checks)
+                growth = run_growth(request, interrupts)
             if fresh:
                 start_fresh(self.optimizers)
             self.pace.grown(new_lr=event.new_lr, train=event.train, hold=event.hold, warmup=event.warmup)

@@ -24,9 +24,10 @@ from outgrow.anatomy import dissect
 from outgrow.apply import edits_by_tensor
 from outgrow.errors import GrowthError, ScheduleError, SelectionError, SizeError
 from outgrow.flops import count_flops
-from outgrow.grow import Ready, rehearse
+from outgrow.grow import dry_run
 from outgrow.optimizers.state import plain
 from outgrow.plan import Change
+from outgrow.ready import Ready
 from outgrow.rebuilt import shapes_suffice
 from outgrow.sandbox import on_meta, random_state, tensors_of
 from outgrow.tables import plain_table
@@ -182,7 +183,7 @@ def _stages(twin: nn.Module, example: Example, schedule: Schedule, seeds: Sequen
         _pass(twin, math.inf if now is None or step is None else now - step)
         step = now
         try:
-            growth, ready = rehearse(twin, example, event.grow, seeds[number - 1])
+            growth, ready = dry_run(twin, example, event.grow, seeds[number - 1])
         except GrowthError as error:
             time = f"{'at' if isinstance(event, At) else 'when'} {event.time}"
             raise ScheduleError(f"event {number}, {time}: {error}") from error

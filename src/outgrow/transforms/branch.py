@@ -10,23 +10,23 @@ stand in an `outgrow.Parallel`, which takes the place of m.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from outgrow.admit import check_fade
-from outgrow.apply import Journal
 from outgrow.blocks import CONVOLUTIONS, LAYERS, LINEAR, Parallel
 from outgrow.errors import MethodError, Problem, SelectionError, SizeError, TraceError
 from outgrow.plan import Change, Insert, Plan
 from outgrow.residual import by_itself
-from outgrow.structure import Call, apply_insert, calls_of, draw_anew
-from outgrow.trace import Example
-from outgrow.training.fade import close_gates
+from outgrow.starts import Start, Write
+from outgrow.structure import Call, apply_insert, calls_of
+from outgrow.training.optimizer import THAWED, is_frozen
 from outgrow.transforms.plain import LEAST, surroundings
+from outgrow.transforms.site import Site, Step
 from outgrow.usage import usage
-from outgrow.zeroing import NotZero, Search, Zeroing, carry_out
+from outgrow.zeroing import NotZero, Search, resolved
 
 METHODS = ("auto", "r2r", "netmorph", "copy", "random")
 
@@ -77,11 +77,9 @@ class Branch:
         return usual if self.method == "auto" else self.method
 
 
-def branch_step(
-    models: Sequence[nn.Module], example: Example, request: Branch, seed: int, journal: Journal
-) -> tuple[Plan, list[tuple[str, str]]]:
-    """Put the branch into a model and its averaged copies; the plan, and the branch's path with that of its like."""
-    model, path = models[0], request.beside
+def branch_plan(site: Site, request: Branch) -> Step:
+    """The branch that a request puts beside a module, and how it starts."""
+    model, example, path = site.model, site.example, request.beside
     try:
         module = model.get_submodule(path)
     except AttributeError:
@@ -92,38 +90,30 @@ def branch_step(
         given, output = _tensors(call)
         there = list(module.children()) if isinstance(module, Parallel) else []
         main = there[0] if there else module
-        made, zeroing = _branch(model, main, path, call, request, seed)
+        made, writes = _branch(model, main, path, call, request, site.seed)
     except NotZero as reason:
         raise MethodError("no branch can be put there", [Problem(path, str(reason))]) from None
-    insert = Insert(
-        path,
-        max(len(there), 1),
-        -1 if made else 0,
-        str(max(len(there), 1)),
-        "",
-        0,
-        tuple(sorted(made.items())),
-        not there,
-        True,
-    )
-    blocks = [apply_insert(one, insert, journal) for one in models]
-    try:
-        calls_of(model, example, [insert.path])
-    except TraceError as error:
-        why = f"the code around it looks at more than what it puts out ({error.__cause__})"
-        raise MethodError("no branch can be put there", [Problem(path, why)]) from None
-    for block in blocks:
-        if request.kind == "random" and not made:
-            draw_anew(block, seed)
-        if zeroing is None and request.exact and request.fade is None:
-            zeroing = _zeroing(block, Call((given,), output), request)
-        if zeroing is not None:
-            carry_out(block, *zeroing)
-    if request.fade is not None:
-        close_gates(model, blocks, [""], request.fade)
+    count = max(len(there), 1)
+    description = tuple(sorted(made.items()))
+    insert = Insert(path, count, -1 if made else 0, str(count), "", 0, made=description, wraps=not there, beside=True)
+    with site.trial() as journal:
+        block = apply_insert(model, insert, journal, shared=True)
+        try:
+            calls_of(model, example, [insert.path])
+        except TraceError as error:
+            why = f"the code around it looks at more than what it puts out ({error.__cause__})"
+            raise MethodError("no branch can be put there", [Problem(path, why)]) from None
+        if made and request.exact and request.fade is None:
+            try:
+                writes = _zeros(block, Call((given,), output), request)
+            except NotZero as reason:
+                raise MethodError("no branch can be put there", [Problem(path, str(reason))]) from None
+        thawed = is_frozen(block)
+    draw = site.seed if request.kind == "random" and not made else None
+    start = Start(draw, writes, gates=("",) if request.fade else (), steps=request.fade or 0)
     name = request.kind + (f", faded in over {request.fade} steps" if request.fade else "")
-    change = Change(f"beside {path}", max(len(there), 1), max(len(there), 1) + 1, name, request.exact)
-    return Plan((change,), (), seed=seed, inserts=(insert,)), [(insert.path, f"{path}.0")]
+    change = Change(f"beside {path}", count, count + 1, name, request.exact, THAWED if thawed else "")
+    return Step((Plan((change,), (), seed=site.seed, inserts=(replace(insert, start=start),)),))
 
 
 def _only(calls: Sequence[Call]) -> Call:
@@ -143,33 +133,34 @@ def _tensors(call: Call) -> tuple[Tensor, Tensor]:
     return given, output
 
 
-def _branch(model: nn.Module, main: nn.Module, path: str, call: Call, request: Branch, seed: int) -> tuple[dict[str, Any], Any]:
-    """The description of a branch to build, or none where a copy is to be made zero as is told."""
+def _branch(
+    model: nn.Module, main: nn.Module, path: str, call: Call, request: Branch, seed: int
+) -> tuple[dict[str, Any], tuple[Write, ...]]:
+    """The description of a branch to build; or none, and what makes a copy of the module zero."""
     wanted = request.layers or request.hidden or type(main).__name__ in LAYERS or not len(main._modules)
     reason = ""
     if request.kind == "copy" or not wanted:
         if not any(True for _ in main.parameters()):
             raise NotZero("it has no parameters, so that a copy of it would learn nothing: write method='random'")
         if request.kind in ("copy", "random"):
-            return {}, None
+            return {}, ()
         try:
-            return {}, _zeroing(main, call, request)
+            return {}, _zeros(main, call, request)
         except NotZero as no:
             reason = f"a copy of it can't be made zero ({no}), and "
     first, dims, channels = _first(main, *_tensors(call), request.hidden, reason)
     activation, norm = surroundings(model, path, dims)
     made = {"kind": "branch", "first": first, "channels": channels, "layers": request.layers or 2, "dims": dims}
-    return {**made, "norm": norm, "activation": activation, "seed": seed}, None
+    return {**made, "norm": norm, "activation": activation, "seed": seed}, ()
 
 
-def _zeroing(block: nn.Module, given: Call, request: Branch) -> Any:
-    """How to make what a module puts out zero."""
+def _zeros(block: nn.Module, given: Call, request: Branch) -> tuple[Write, ...]:
+    """What makes the output of a module zero."""
     anatomy = by_itself(block, given)
     search = Search(anatomy, pairs=request.kind != "netmorph")
     for output in anatomy.reading.trace.outputs:
         search.zero(output)
-    zeroing: Zeroing = search.found()
-    return anatomy, zeroing
+    return resolved(anatomy, search.found())
 
 
 def _first(main: nn.Module, given: Tensor, output: Tensor, hidden: int | None, reason: str) -> tuple[dict[str, Any], int, int]:

@@ -23,22 +23,15 @@ from outgrow.per_layer import contradiction, depth_settings, layer_lists
 from outgrow.plan import Change, Insert, Plan, joined
 from outgrow.residual import Identity, by_itself, check_bent, identity_of
 from outgrow.shadow import calls_without_values
-from outgrow.structure import (
-    CONTAINERS,
-    Call,
-    apply_insert,
-    counters,
-    draw_anew,
-    numbering,
-    renumbering,
-    signature,
-)
+from outgrow.starts import Start
+from outgrow.structure import CONTAINERS, Call, apply_insert, counters, numbering, renumbering, signature
 from outgrow.trace import Example, outputs_in
-from outgrow.training.fade import close_gates
-from outgrow.transforms.plain import plain_step
+from outgrow.training.optimizer import THAWED, is_frozen
+from outgrow.transforms.plain import plain_plan
+from outgrow.transforms.site import Site, Step
 from outgrow.usage import usage
 from outgrow.volumes import Anatomy
-from outgrow.zeroing import NotZero, carry_out
+from outgrow.zeroing import NotZero, resolved
 
 OWN = ("r2r", "r2r-paper")
 NOT_RUN = "the model's code does not run a block that is added there"
@@ -151,15 +144,9 @@ def _holds_blocks(module: nn.Module) -> bool:
     return (isinstance(module, CONTAINERS) and bool(kinds)) or (len(kinds) == 1 and len(module._modules) > 1)
 
 
-def deepen_step(
-    models: Sequence[nn.Module], example: Example, request: Deepen, seed: int, journal: Journal, known: Templates | None = None
-) -> tuple[list[Plan], list[tuple[str, str]], Templates | None]:
-    """Put the new modules into a model and its averaged copies; plans, and each new one's path with that of its like.
-
-    The first of `models` is the one that is grown. Edits of the plans are still to be made, settings are made.
-    known: what blocks of the model's own kind are copied from, if that was found out before. Returned too, if they are such.
-    """
-    model = models[0]
+def deepen_plans(site: Site, request: Deepen) -> Step:
+    """The new modules that a request puts behind another one, each with how it starts."""
+    model, example = site.model, site.example
     if request.after not in dict(model.named_modules(remove_duplicate=False)) or not request.after:
         names = ", ".join([join(path, key) for path, module in containers(model) for key in module._modules][:8])
         what = f"the model has no module {request.after!r}" if request.after else "after='' is the model itself"
@@ -167,18 +154,17 @@ def deepen_step(
     container = model.get_submodule(request.after.rpartition(".")[0])
     reasons = []
     if request.method not in ("residual", "net2net", "netmorph") and request.layers is None:
-        trial = Journal()
-        journal.note(trial.undo)
         try:
             if not _holds_blocks(container):
                 raise NotZero(f"it is no child of an nn.Sequential or nn.ModuleList, but of a {type(container).__name__}")
-            return own_kind(models, example, request, seed, trial, known)
+            with site.trial() as journal:
+                return Step(own_kind(model, example, request, site.seed, journal))
         except NotZero as reason:
-            trial.undo()
             reasons.append(f"no block of the model's own kind can follow it: {reason}")
     if request.method in ("auto", "r2r", "residual", "net2net", "netmorph", "random") or request.fade:
         try:
-            return *_plain(models, example, request, seed, journal), None
+            with site.trial() as journal:
+                return Step((_plain(model, example, request, site.seed, journal),))
         except NotZero as reason:
             reasons += [str(reason)] if not any(str(reason) in told for told in reasons) else []
     instead = "outgrow.places(model, example) lists the places, and what is exact there"
@@ -187,68 +173,69 @@ def deepen_step(
     raise MethodError("the model can't be deepened there", [Problem(request.after, "; ".join(reasons), instead)])
 
 
-def _plain(
-    models: Sequence[nn.Module], example: Example, request: Deepen, seed: int, journal: Journal
-) -> tuple[list[Plan], list[tuple[str, str]]]:
-    """Layers of our own behind a module."""
+def _plain(model: nn.Module, example: Example, request: Deepen, seed: int, journal: Journal) -> Plan:
+    """Layers of our own behind a module. Each is put into the model for a trial, so that the next can be planned."""
     plans: list[Plan] = []
-    sources: list[tuple[str, str]] = []
     after, method = request.after, {"auto": "r2r", "copy": "r2r"}.get(request.method, request.method)
     if request.layers is not None and method == "r2r":
         method = "residual"
     for step in range(request.count):
-        plan, new = plain_step(models, example, after, method, seed + step, journal, request.fade, request.layers or 2)
+        plan = plain_plan(model, example, after, method, seed + step, journal, request.fade, request.layers or 2)
         plans.append(plan)
-        sources = [(plan.renamed(path), plan.renamed(like)) for path, like in sources] + new
         after = plan.renamed(after)
     name = f"{method}, faded in over {request.fade} steps" if request.fade else method
     change = Change(f"behind {request.after}", 0, request.count, name, request.exact)
-    return [replace(joined(plans), changes=(change,), seed=seed)], sources
+    return replace(joined(plans), changes=(change,), seed=seed)
 
 
 def own_kind(
-    models: Sequence[nn.Module], example: Example, request: Deepen, seed: int, journal: Journal, known: Templates | None
-) -> tuple[list[Plan], list[tuple[str, str]], Templates]:
-    """Copies of the model's own blocks, a plan for each: settings go by the names that there are at the time."""
-    model = models[0]
+    model: nn.Module, example: Example, request: Deepen, seed: int, journal: Journal, known: Templates | None = None
+) -> tuple[Plan, ...]:
+    """Copies of the model's own blocks, a plan for each: settings go by the names that there are at the time.
+
+    The copies are put into the model for a trial, with the tensors of their siblings, to see whether its code runs them.
+    known: what to copy, if that was found out before; then no trial run is made.
+    """
     container_path, _, key = request.after.rpartition(".")
     container = model.get_submodule(container_path)
     paths = [join(container_path, name) for name in container._modules]
     found = calls_without_values(model, example, paths) if known is None else {}
-    first = list(container._modules).index(key) + 1
     before = len(container._modules)
     plans: list[Plan] = []
-    origins: list[tuple[str, str]] = []
     counted = counters(container)
     lists, order = layer_lists(model, container_path), list(range(before))
     templates = known or [template_for(model, found, request, step, Kinds()) for step in range(request.count)]
+    first = list(container._modules).index(key) + 1
     for step, template in enumerate(templates):
         at, source = first + step, template.index + (step if template.index >= first else 0)
         prefix, number = numbering(container) or (None, 0)
-        insert = Insert(container_path, at, source, _key(container, at, key), prefix, number)
+        start = _start(template, request, seed + step)
+        insert = Insert(container_path, at, source, _key(container, at, key), prefix, number, start=start)
         settings = depth_settings(model, insert, len(container._modules))
         order.insert(at, order[source])
-        blocks = [apply_insert(one, insert, journal) for one in models]
-        for block in blocks:
-            if request.method == "random":
-                draw_anew(block, seed + step)
-            if template.identity is not None:
-                carry_out(block, template.identity.anatomy, template.identity.zeroing, seed + step)
-        if template.identity is not None and request.fade:
-            close_gates(model, blocks, template.identity.gates, request.fade)
+        apply_insert(model, insert, journal, shared=True)
         settings += renumbering(model, container_path, counted)
-        for one in models:
-            for setting in settings:
-                apply_setting(one, setting, journal)
+        for setting in settings:
+            apply_setting(model, setting, journal)
         plans.append(Plan((), (), tuple(settings), seed, inserts=(insert,)))
-        origins = [(insert.renamed(new), insert.renamed(old)) for new, old in origins]
-        origins.append((insert.path, join(container_path, list(container._modules)[source + (source >= at)])))
     if wrong := contradiction(model, container_path, lists, order):
         raise NotZero(wrong)
-    change = Change(container_path or "the model", before, len(container._modules), request.named, request.exact)
+    thawed = any(is_frozen(model.get_submodule(path)) for path in joined(plans).new_blocks)
+    change = Change(
+        container_path or "the model", before, len(container._modules), request.named, request.exact, THAWED if thawed else ""
+    )
     if found:
         _check_called(model, example, joined(plans), [path for path in paths if found[path]])
-    return [*plans[:-1], replace(plans[-1], changes=(change,))], origins, templates
+    return (*plans[:-1], replace(plans[-1], changes=(change,)))
+
+
+def _start(template: Template, request: Deepen, seed: int) -> Start:
+    """How a copy of a block starts."""
+    draw, identity = seed if request.method == "random" else None, template.identity
+    if identity is None:
+        return Start(draw)
+    gates = tuple(identity.gates) if request.fade else ()
+    return Start(draw, resolved(identity.anatomy, identity.zeroing, seed), gates=gates, steps=request.fade or 0)
 
 
 def _key(container: nn.Module, at: int, after: str) -> str:

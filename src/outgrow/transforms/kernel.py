@@ -17,6 +17,7 @@ from torch import nn
 from outgrow.admit import check_fade
 from outgrow.errors import MethodError, Problem, SelectionError, SizeError
 from outgrow.plan import Change, Insertion, Plan, Setting
+from outgrow.transforms.site import Site, Step
 from outgrow.usage import usage
 from outgrow.volumes import Anatomy
 
@@ -48,9 +49,9 @@ class Kernel:
         check_fade(self.fade)
 
 
-def kernel_plan(model: nn.Module, anatomy: Anatomy, request: Kernel, seed: int) -> Plan:
+def kernel_plan(site: Site, request: Kernel) -> Step:
     """The edits that enlarge a kernel."""
-    path = request.where
+    model, anatomy, path = site.model, site.anatomy, request.where
     try:
         layer = model.get_submodule(path)
     except AttributeError:
@@ -82,7 +83,7 @@ def kernel_plan(model: nn.Module, anatomy: Anatomy, request: Kernel, seed: int) 
         settings.append(Setting(path, twice, list(vars(layer)[twice]), padded))
     method = f"random, faded in over {request.fade} steps" if request.fade else "netmorph"
     changes = (Change(f"{path} (kernel)", old, new, method),)
-    return Plan(changes, tuple(edits), tuple(settings), seed)
+    return Step((Plan(changes, tuple(edits), tuple(settings), site.seed),))
 
 
 def _ring(weight: str, axis: int, size: int, at: tuple[int, ...], fade: int | None) -> Insertion:

@@ -6,7 +6,8 @@ where that leaves doubts is the model itself run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 
 from outgrow.admit import bare, check_module
 from outgrow.anatomy import dissect, without_values
-from outgrow.apply import Journal
+from outgrow.apply import Journal, apply_setting
 from outgrow.errors import TraceError
 from outgrow.garbage import collected_later
-from outgrow.plan import joined
+from outgrow.inserting import put_in
+from outgrow.plan import Plan, joined
 from outgrow.sandbox import on_meta
 from outgrow.shadow import has_values, shadow
 from outgrow.structure import Call, calls_of
@@ -25,6 +27,7 @@ from outgrow.trace import Example, Trace, outputs_in, record
 from outgrow.training.compiled import uncompiled
 from outgrow.transforms.deepen import NOT_RUN, OWN, Deepen, Kinds, Template, containers, join, own_kind, template_for
 from outgrow.transforms.plain import LAYERS, Neighbours, is_activation, legal, unwrappable
+from outgrow.transforms.site import trial
 from outgrow.transforms.unchanged import runs_as_before, within
 from outgrow.usage import usage
 from outgrow.volumes import Anatomy
@@ -168,14 +171,11 @@ def _survey(model: nn.Module, example: Example, paths: Sequence[str], blocks: Se
 def _without_values(model: nn.Module, example: Example, path: str, template: Template | str, before: Trace) -> str | None:
     """Like `_idle`, as far as that follows without values; None where it does not."""
     assert isinstance(template, Template)
-    journal = Journal()
     try:
-        plan = joined(own_kind([model], example, Deepen(path), 0, journal, [template])[0])
-        after = record(model, example)
+        with _deepened(model, example, path, [template]) as plan:
+            after = record(model, example)
     except Exception:  # the model itself will show what this means
         return None
-    finally:
-        journal.undo()
     if not any(within(op, block) for op in after.ops for block in plan.new_blocks):
         return NOT_RUN
     return "" if before.meta and runs_as_before(before, after, plan) else None
@@ -183,19 +183,33 @@ def _without_values(model: nn.Module, example: Example, path: str, template: Tem
 
 def _idle(model: nn.Module, example: Example, path: str, before: Iterable[Tensor]) -> str:
     """Try whether a block that is added there is run, and changes nothing; why not, if it is not."""
-    journal = Journal()
     try:
-        own_kind([model], example, Deepen(path), 0, journal, None)
-        after = outputs_in(calls_of(model, example, [""])[""][0].output)
+        with _deepened(model, example, path, None):
+            after = outputs_in(calls_of(model, example, [""])[""][0].output)
         if not all(_close(one, other) for one, other in zip(before, after, strict=True)):
             return "with a block more there the model computes something else: its code does more for each block than run it"
     except NotZero as reason:
         return str(reason)
     except Exception as error:
         return f"the model does not run with a block more there: {str(error).splitlines()[0]}"
+    return ""
+
+
+@contextmanager
+def _deepened(model: nn.Module, example: Example, path: str, known: Sequence[Template] | None) -> Iterator[Plan]:
+    """For a while, the model with one block more behind another; by which plan."""
+    journal = Journal()
+    with trial(journal) as tried:
+        plans = own_kind(model, example, Deepen(path), 0, tried, known)
+    try:
+        for plan in plans:
+            for insert in plan.inserts:
+                put_in([model], example, insert, journal)
+            for setting in plan.settings:
+                apply_setting(model, setting, journal)
+        yield joined(plans)
     finally:
         journal.undo()
-    return ""
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,19 +22,18 @@ from torch import Tensor, nn
 
 from outgrow.anatomy import dissect
 from outgrow.apply import Journal
-from outgrow.blocks import CONVOLUTIONS, LINEAR, TRANSPOSED, make_identity, make_rotation
+from outgrow.blocks import CONVOLUTIONS, LINEAR, TRANSPOSED
 from outgrow.errors import TraceError
-from outgrow.fill import rotation
 from outgrow.plan import Edit, Insert, Plan, Rotation
 from outgrow.residual import idempotent, identity_of
 from outgrow.rules.elementwise import UNARY, plain
 from outgrow.sandbox import untouched
+from outgrow.starts import Start
 from outgrow.structure import Call, apply_insert, calls_of, numbering, wrap
 from outgrow.trace import Example, call, outputs_in
-from outgrow.training.fade import PActivation, close_gates, link_ramps
-from outgrow.verify import Sober
+from outgrow.training.fade import PActivation
 from outgrow.volumes import Anatomy
-from outgrow.zeroing import NotZero, carry_out
+from outgrow.zeroing import NotZero, resolved
 
 LEAST = 16  # hidden units of a residual block: a few pairs alone may all be dead behind a ReLU
 METHODS = ("r2r", "residual", "net2net", "netmorph")
@@ -232,8 +232,8 @@ def _stuck(
     return {}
 
 
-def plain_step(
-    models: Sequence[nn.Module],
+def plain_plan(
+    model: nn.Module,
     example: Example,
     after: str,
     method: str,
@@ -241,13 +241,12 @@ def plain_step(
     journal: Journal,
     fade: int | None,
     layers: int = 2,
-) -> tuple[Plan, list[tuple[str, str]]]:
-    """Put one new module behind another, in a model and its averaged copies; raises NotZero with the reason if it can't be.
+) -> Plan:
+    """The plan that puts one new module behind another; raises NotZero with the reason if there is none.
 
     fade: over how many steps its branch, or its activation, sets in. An activation that does is legal whatever it is.
-    layers: of a residual block.
+    layers: of a residual block. The new module is put into the model for a trial, which the journal undoes.
     """
-    model = models[0]
     calls = calls_of(model, example, [after])[after]
     anatomy = dissect(model, example)
     reasons = legal(model, after, calls, anatomy, unwrappable(model, example, [after]))
@@ -255,52 +254,61 @@ def plain_step(
     if reason:
         raise NotZero(reason)
     output, made = behind(model, after, calls, anatomy)
-    module = model.get_submodule(after)
-    if method in RESIDUAL:
-        hidden = max(made["channels"] + made["channels"] % 2, LEAST)
-        made = {"kind": "residual", **made, "hidden": hidden, "layers": layers, "seed": seed}
-    elif method == "net2net":
-        ends_in = _follows_activation(anatomy, after)[0]
-        made = {"kind": "layer", **made, "activation": ends_in or made["activation"], "soft": 0 if ends_in else fade or 0}
-    else:
-        made = {"kind": "layer", **made, "kernel": 1, "norm": False, "soft": fade or 0, "leading": True}
-        made["activation"] = made["activation"] if fade else ""
-    parent, _, key = after.rpartition(".")
-    container = model.get_submodule(parent)
-    if not stands_alone(container):
-        at = list(container._modules).index(key) + 1
-        prefix, first = numbering(container) or ("", 0)
-        insert = Insert(parent, at, -1, f"{prefix}{first + at}", prefix, first, made=tuple(sorted(made.items())))
-    else:
-        insert = Insert(after, 1, -1, "1", "", 0, made=tuple(sorted(made.items())), wraps=True)
-    seen = _batch(model, example, after, output)
+    ends_in = _follows_activation(anatomy, after)[0] if method == "net2net" else ""
+    made = _description(made, method, seed, fade, layers, ends_in)
     draw = zlib.crc32(f"{seed}/{after}".encode())
-    blocks = [apply_insert(one, insert, journal) for one in models]
-    for block in blocks:
-        if method == "random":
-            continue
-        if method in RESIDUAL:
-            identity = identity_of(block, Call((output,), output), faded=fade is not None)
-            carry_out(block, identity.anatomy, identity.zeroing)
-        elif method == "net2net":
-            assert isinstance(block, nn.Sequential)
-            make_identity(block, seen)
-        else:
-            assert isinstance(block, nn.Sequential)
-            make_rotation(block, rotation(made["channels"], draw))
-    if fade and method in RESIDUAL:
-        close_gates(model, blocks, ["branch"], fade)
-    link_ramps(blocks)
+    insert = _insert(model, after, made)
+    edits = (
+        _rotations(model.get_submodule(after), insert.renamed(after), made["channels"], draw) if method == "netmorph" else []
+    )
+    block = apply_insert(model, insert, journal)
     if made.get("soft"):
-        _check_backward(model, blocks[0], example)
-    edits: list[Edit] = []
-    if method == "netmorph":
-        axis = 1 if isinstance(module, tuple(TRANSPOSED.values())) else 0
-        name = insert.renamed(after)
-        edits.append(Rotation(f"{name}.weight", axis, made["channels"], draw))
-        if module.bias is not None:
-            edits.append(Rotation(f"{name}.bias", 0, made["channels"], draw))
-    return Plan((), tuple(edits), seed=seed, inserts=(insert,)), [(insert.path, insert.renamed(after))]
+        _check_backward(model, block, example)
+    insert = replace(insert, start=_start(block, Call((output,), output), after, method, fade, (made["channels"], draw)))
+    return Plan((), tuple(edits), seed=seed, inserts=(insert,))
+
+
+def _description(
+    surrounded: dict[str, Any], method: str, seed: int, fade: int | None, layers: int, ends_in: str
+) -> dict[str, Any]:
+    """What to build. surrounded: by what; ends_in: the idempotent activation before it, if there is one."""
+    if method in RESIDUAL:
+        hidden = max(surrounded["channels"] + surrounded["channels"] % 2, LEAST)
+        return {"kind": "residual", **surrounded, "hidden": hidden, "layers": layers, "seed": seed}
+    usual = surrounded["activation"]
+    if method == "net2net":
+        return {"kind": "layer", **surrounded, "activation": ends_in or usual, "soft": 0 if ends_in else fade or 0}
+    split = {"kernel": 1, "norm": False, "soft": fade or 0, "leading": True, "activation": usual if fade else ""}
+    return {"kind": "layer", **surrounded, **split}
+
+
+def _insert(model: nn.Module, after: str, made: Mapping[str, Any]) -> Insert:
+    """Where a new module goes that follows another."""
+    parent, _, key = after.rpartition(".")
+    container, description = model.get_submodule(parent), tuple(sorted(made.items()))
+    if stands_alone(container):
+        return Insert(after, 1, -1, "1", "", 0, made=description, wraps=True)
+    at = list(container._modules).index(key) + 1
+    prefix, first = numbering(container) or ("", 0)
+    return Insert(parent, at, -1, f"{prefix}{first + at}", prefix, first, made=description)
+
+
+def _start(block: nn.Module, given: Call, after: str, method: str, fade: int | None, matrix: tuple[int, int]) -> Start:
+    """How a new module starts. given: what it will be given, and should return."""
+    if method == "random":
+        return Start(gates=("branch",) if fade else (), steps=fade or 0)
+    if method in RESIDUAL:
+        identity = identity_of(block, given, faded=fade is not None)
+        writes = resolved(identity.anatomy, identity.zeroing)
+        return Start(writes=writes, gates=("branch",) if fade else (), steps=fade or 0)
+    return Start(identity=after) if method == "net2net" else Start(rotation=matrix)
+
+
+def _rotations(layer: nn.Module, name: str, side: int, draw: int) -> list[Edit]:
+    """What a layer is multiplied by so that a new one behind it can undo it; name: the layer's, with the new one there."""
+    axis = 1 if isinstance(layer, tuple(TRANSPOSED.values())) else 0
+    edits: list[Edit] = [Rotation(f"{name}.weight", axis, side, draw)]
+    return edits if layer.bias is None else [*edits, Rotation(f"{name}.bias", 0, side, draw)]
 
 
 def _check_backward(model: nn.Module, block: nn.Module, example: Example) -> None:
@@ -323,13 +331,3 @@ def _check_backward(model: nn.Module, block: nn.Module, example: Example) -> Non
     finally:
         for ramp, done in zip(ramps, before, strict=True):
             ramp.done = done
-
-
-def _batch(model: nn.Module, example: Example, path: str, output: Tensor) -> Tensor:
-    """What a module puts out in train mode, dropout at its mean: the batch whose statistics make a batch norm the identity."""
-    try:
-        with torch.no_grad(), Sober():
-            found = calls_of(model, example, [path], training=True)[path][0].output
-        return next(iter(outputs_in(found)))
-    except Exception:  # batch norm on a single value: eval mode must do
-        return output

@@ -1,0 +1,86 @@
+"""From transforms to steps: what a growth will do, found while the model stays as it is.
+
+Transforms are planned one after the other, each on the model as those before it leave it. To that end their steps are carried
+out on trial: modules hold other tensors meanwhile, which share the memory of the model's own, and a journal takes everything
+back. A growth by one transform needs no such trial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from outgrow.anatomy import dissect
+from outgrow.apply import Journal
+from outgrow.execute import Work
+from outgrow.plan import Plan, renamed
+from outgrow.sandbox import substituted, tensors_of
+from outgrow.trace import Example
+from outgrow.transforms.site import Site, Step, trial
+from outgrow.transforms.table import TABLE, Kind
+from outgrow.volumes import Anatomy
+
+
+def steps_of(
+    model: nn.Module, example: Example, transforms: Sequence[Any], seed: int, anatomy: Anatomy, journal: Journal
+) -> list[Step]:
+    """The steps that transforms take, in their order; the model is afterwards as it was.
+
+    anatomy: the model's, as it is. journal: undoes trials that an interrupt left.
+    """
+    steps: list[Step] = []
+    batches = list(_batches(transforms))
+    with ExitStack() as stack:
+        work: Work | None = None
+        for number, (kind, request) in enumerate(batches):
+            plans = [plan for step in steps for plan in step.plans]
+            site = Site(model, example, seed, _reader(model, example, anatomy, bool(plans)), journal)
+            step = kind.plan(site, _renamed(kind, request, plans))
+            steps.append(step)
+            if number + 1 < len(batches):
+                if work is None:
+                    stack.enter_context(substituted(model, aliases(model)))
+                    work = Work(model, [], [], example, stack.enter_context(trial(journal)))
+                work.carry_out(step)
+    return steps
+
+
+def _batches(transforms: Sequence[Any]) -> Iterator[tuple[Kind, Any]]:
+    """The transforms in the order in which they are planned; some kinds all at once."""
+    for kind in TABLE:
+        own = [transform for transform in transforms if isinstance(transform, kind.request)]
+        if kind.together:
+            yield from [(kind, own)] if own else []
+        else:
+            yield from ((kind, transform) for transform in own)
+
+
+def _renamed(kind: Kind, request: Any, plans: Sequence[Plan]) -> Any:
+    """A request by the name that its place has after some plans. Kinds that are planned together select by pattern."""
+    place = None if kind.together else getattr(request, kind.place)
+    if not isinstance(place, str) or renamed(place, plans) == place:
+        return request
+    return replace(request, **{kind.place: renamed(place, plans)})
+
+
+def _reader(model: nn.Module, example: Example, first: Anatomy, grown: bool) -> Callable[[], Anatomy]:
+    """Reads the model as it is now; `first` is how it was before."""
+    if not grown:
+        return lambda: first
+    return lambda: dissect(model, example, both_modes=len(first.reading.trace.passes) > 1)
+
+
+def aliases(model: nn.Module) -> dict[str, Tensor]:
+    """Other tensors with the memory of a model's own. One that gets another storage leaves the model's as it was.
+
+    `data` and not `detach()`, which would share the count of changes by which autograd knows a saved tensor to be out of date.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors_of(model).items():
+        alias = tensor.data
+        found[name] = nn.Parameter(alias, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else alias
+    return found
