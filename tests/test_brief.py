@@ -69,10 +69,16 @@ def test_passes_of_a_growth(check: Any, expected: Seen) -> None:
     assert grown(network(dtype=torch.float64), HIDDEN, check=check) == expected
 
 
-def test_blocks_that_are_built_from_numbers_are_checked_thoroughly() -> None:
-    model = network(dtype=torch.float64)
-    assert len(grown(model, outgrow.Deepen("1"))) > 4
-    assert len(model) == 6
+def test_blocks_that_are_built_are_planned_by_the_rehearsal_too() -> None:
+    for transform in (outgrow.Deepen("1"), outgrow.Branch("2"), outgrow.Deepen("2", method="netmorph")):
+        assert grown(network(dtype=torch.float64), transform) == [(False, ONCE)] * 2
+
+
+def test_batch_statistics_of_a_new_norm_call_for_the_thorough_check() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2)).double()
+    image = torch.randn(6, 1, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert (True, tuple(image.shape)) in grown(model, outgrow.Deepen("2", method="net2net"), example=image)
+    assert isinstance(model[3], nn.Sequential)
 
 
 def test_what_fades_in_at_the_time_calls_for_the_thorough_check() -> None:

@@ -46,7 +46,8 @@ class Ready:
     @property
     def takes_statistics(self) -> bool:
         """Whether a new batch norm is the identity by the statistics of the example: train mode then has to be compared too."""
-        return any(insert.start.identity for plan in self.plans for insert in plan.inserts)
+        inserts = [insert for plan in self.plans for insert in plan.inserts]
+        return any(insert.start.identity and dict(insert.made).get("norm") for insert in inserts)
 
     def fits(self, model: nn.Module) -> bool:
         """Whether the model is as the copy was. What is fading in changes how it is read."""
