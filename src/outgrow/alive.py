@@ -30,18 +30,18 @@ def slope_at_zero(op: Op) -> float:
     return float(slope)
 
 
-def why_stuck(walk: Carrier) -> str:
+def why_stuck(carrier: Carrier) -> str:
     """Why zeros at the writers would stay zero, or leap; empty if they can learn. The walk began with zeros, and is done."""
     dead: dict[int, str] = {}  # values through which nothing reaches the writers
     read: list[str] = []  # for each reader, why nothing passes it
-    for index in walk.anatomy.ops_of[walk.volume.name]:
-        op, effect = walk.reading.trace.ops[index], walk.reading.effects[index]
-        values = [ref.value for ref in refs_in((op.args, op.kwargs)) if not walk.reading.constant[ref.value]]
-        zeros = [value for value in values if value in walk.known and walk.known[value].state is State.ZERO]
+    for index in carrier.places.anatomy.ops_of[carrier.places.volume.name]:
+        op, effect = carrier.reading.trace.ops[index], carrier.reading.effects[index]
+        values = [ref.value for ref in refs_in((op.args, op.kwargs)) if not carrier.reading.constant[ref.value]]
+        zeros = [value for value in values if value in carrier.known and carrier.known[value].state is State.ZERO]
         place = op.module or "the model"
         if isinstance(effect, Contract):
-            sides = [side for side in (effect.left, effect.right) if not walk.reading.constant[side.value]]
-            if any(walk.axes(side.layout) & effect.contracted for side in sides):
+            sides = [side for side in (effect.left, effect.right) if not carrier.reading.constant[side.value]]
+            if any(carrier.places.axes(side.layout) & effect.contracted for side in sides):
                 read += [dead.get(side.value, "") for side in sides]
                 continue
             if len(set(zeros)) == 2:

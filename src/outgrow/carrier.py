@@ -1,4 +1,4 @@
-"""What each value of a trace carries of a volume: which axes its units lie along, in which state, who wrote them."""
+"""What each value of a trace carries of a volume: in which state its new units are, at which scale, who wrote them."""
 
 from __future__ import annotations
 
@@ -6,74 +6,42 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 from outgrow.kinds import Lookups
-from outgrow.labels import Labels, Layout
+from outgrow.labels import Layout
 from outgrow.roles import SCALES
-from outgrow.states import STRICTNESS, Carried, Ratio, Refused, State, Verdict, blended
+from outgrow.states import STRICTNESS, Carried, Refused, State, Verdict, blended
 from outgrow.trace import Op
-from outgrow.volumes import Anatomy, Volume
+from outgrow.unit_places import UnitPlaces
 
 
 class Carrier:
-    """Answers for one volume, with its new units in one state at the writers."""
+    """What a walk has found so far for one volume, with its new units in one state at the writers."""
 
-    def __init__(self, anatomy: Anatomy, volume: Volume, start: State) -> None:
-        self.anatomy, self.volume, self.start = anatomy, volume, start
-        self.reading = anatomy.reading
+    def __init__(self, places: UnitPlaces, start: State) -> None:
+        self.places, self.start, self.reading = places, start, places.reading
         self.verdict = Verdict(start)
-        self.paid: set[tuple[str, int]] = set()  # parameters that took up a debt, and at which operator
-        self.passed: set[int] = set()  # operators that make readers' weights of tensors
-        self.read_at: set[tuple[str, int]] = set()  # tensors, and the operators where they read
         self.looked_up = Lookups()
         self.known: dict[int, Carried] = {}
-        self.op: Op = self.reading.trace.ops[0]
-        self.sight = anatomy.sight(volume)
-
-    def ids(self, labels: Labels) -> Labels:
-        return self.sight.ids(labels)
-
-    def axes(self, layout: Layout) -> set[int]:
-        """Axes along which the volume's units lie."""
-        return {block.axes[position] for block in layout for position in self.sight.along(block.labels)}
+        self.op: Op = self.reading.trace.ops[0]  # where the walk is
 
     def carried(self, value: int, layout: Layout | None = None) -> Carried:
         """What is known of an operand; parameters are where the walk starts."""
         if value in self.known:
             return self.known[value]
-        if not self.axes(self.reading.layouts[value] if layout is None else layout):
+        if not self.places.axes(self.reading.layouts[value] if layout is None else layout):
             return Carried(None)
         if self.reading.uniform[value]:
             return Carried(State.CONST)
         if self.reading.constant[value]:
             mine = self.reading.layouts[value]
-            scales = all(self.volume.births.roles.get(key) == {SCALES} for key in self.slots_in(mine))
+            scales = all(self.places.volume.births.roles.get(key) == {SCALES} for key in self.places.slots_in(mine))
             state = State.ANY if scales and self.start is State.ZERO else self.start  # scales stay alive where writers are zero
-            return Carried(state, writers=self.unscaled(mine))
+            return Carried(state, writers=self.places.unscaled(mine))
         return Carried(State.CONST if not self.reading.layouts[value] else State.ANY)
-
-    def origins(self, layout: Layout) -> frozenset[str]:
-        """Names of the tensors whose labels of this volume stand in a layout."""
-        return frozenset(tensor for tensor, _ in self.slots_in(layout))
-
-    def unscaled(self, layout: Layout) -> frozenset[tuple[str, str]]:
-        return frozenset((name, "") for name in self.origins(layout))
-
-    def slots_in(self, layout: Layout) -> set[tuple[str, int]]:
-        return {key for block in layout for key in self.sight.born(block.labels)}
-
-    def ratio(self, layout: Layout, axes: frozenset[int], whole: bool) -> Ratio:
-        """How a count over `axes` changes with each new unit."""
-        for block in layout:
-            ids = self.ids(block.labels)
-            if set(block.axes) & axes and (ids >= 0).any():
-                if whole and ((ids < 0).any() or ids.size != self.volume.count):
-                    raise Refused("a norm goes over it together with other units")
-                return Ratio(ids.size, int((ids == self.volume.count - 1).sum()))
-        raise Refused("its statistics could not be followed")
 
     def copied_whole(self, layout: Layout, axes: frozenset[int]) -> None:
         """A statistic over copies stays if all that it goes over is copied, equally often; groups must hold the same units."""
         for block in layout:
-            ids = self.ids(block.labels)
+            ids = self.places.ids(block.labels)
             others = [position for position, axis in enumerate(block.axes) if axis not in axes]
             if len(others) < ids.ndim and (ids < 0).any():
                 raise Refused(f"{self.op.module or self.op.name} takes a statistic over it together with other units")
@@ -84,7 +52,7 @@ class Carrier:
     def mean_of(self, x: Carried, layout: Layout, axes: frozenset[int]) -> None:
         """The mean of the units at each place is not the mean over units and places together."""
         self.averaged(x)
-        if axes - self.axes(layout):
+        if axes - self.places.axes(layout):
             raise Refused(f"{self.op.module or self.op.name} takes a statistic over its units and over places at once")
 
     def settled(self, *items: Carried) -> None:
@@ -119,8 +87,8 @@ class Carrier:
 
     def maker(self, value: int) -> Op | None:
         self.looked_up.makers.add(value)
-        return self.anatomy.maker.get(value)
+        return self.places.anatomy.maker.get(value)
 
     def users(self, value: int) -> list[int]:
         self.looked_up.users.add(value)
-        return self.anatomy.consumers.get(value, [])
+        return self.places.anatomy.consumers.get(value, [])

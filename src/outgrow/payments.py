@@ -9,34 +9,39 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
+from outgrow.carrier import Carrier
 from outgrow.effects import Operand
 from outgrow.states import Carried, Refused, Rescale
 from outgrow.weights import Weights
 
 
-class Payments(Weights):
+class Payments:
     """Lets parameters take up debts, and checks that they do so wherever they are used."""
+
+    def __init__(self, carrier: Carrier, weights: Weights) -> None:
+        self.carrier, self.places, self.reading, self.weights = carrier, carrier.places, carrier.reading, weights
+        self.paid: set[tuple[str, int]] = set()  # parameters that took up a debt, and at which operator
 
     def pay(self, x: Carried, operand: Operand) -> Carried:
         """Let a parameter that multiplies take up the debt."""
-        source = self.multiple_of(operand.value)
+        source = self.weights.multiple_of(operand.value)
         if source is None or x.ratio is None:
             return x
         payment = Rescale(source[0], x.ratio, -x.debt, source[1])
-        self.paid.add((payment.tensor, self.op.index))
-        earlier = next((rescale for rescale in self.verdict.rescales if rescale.tensor == payment.tensor), None)
+        self.paid.add((payment.tensor, self.carrier.op.index))
+        earlier = next((rescale for rescale in self.carrier.verdict.rescales if rescale.tensor == payment.tensor), None)
         if earlier is None:
-            self.verdict.rescales.append(payment)
+            self.carrier.verdict.rescales.append(payment)
         elif earlier != payment:
             raise Refused(f"{payment.tensor} is used in two places that need different scales of it")
         return replace(x, debt=Fraction(0), ratio=None)
 
-    def check_payments(self) -> None:
+    def check(self) -> None:
         """A parameter that takes up a debt at one operator must do so wherever it is used."""
         for tensor in {tensor for tensor, _ in self.paid}:
-            todo = [self.anatomy.held[tensor]]
+            todo = [self.places.anatomy.held[tensor]]
             while todo:
-                for index in self.users(todo.pop()):
+                for index in self.carrier.users(todo.pop()):
                     if (tensor, index) in self.paid:
                         continue
                     op = self.reading.trace.ops[index]
@@ -47,7 +52,7 @@ class Payments(Weights):
     def pay_at_reader(self, x: Carried, reader: Operand, contracted: frozenset[int]) -> Carried:
         """Let a layer's weight take up the debt of what it reads, if all its columns read these units."""
         columns = [block for block in reader.layout if set(block.axes) & contracted]
-        if not x.debt or not columns or any((self.ids(block.labels) < 0).any() for block in columns):
+        if not x.debt or not columns or any((self.places.ids(block.labels) < 0).any() for block in columns):
             return x
-        source = self.multiple_of(reader.value)
+        source = self.weights.multiple_of(reader.value)
         return self.pay(x, reader) if source is not None and not source[1] else x

@@ -11,8 +11,19 @@ from outgrow.effects import Contract, Map, Move, Normalise, Operand, Scale, Shif
 from outgrow.states import Carried, Refused, State
 
 
-class Weights(Carrier):
+class Weights:
     """Follows readers' weights back to the tensors that they are made of."""
+
+    def __init__(self, carrier: Carrier) -> None:
+        self.carrier, self.places, self.reading = carrier, carrier.places, carrier.reading
+        self.passed: set[int] = set()  # operators that make readers' weights of tensors
+        self.read_at: set[tuple[str, int]] = set()  # tensors, and the operators where they read
+
+    def read(self, weight: int, demand: str) -> set[str]:
+        """Tensors whose columns read units at the present operator, as parts of a weight."""
+        names = self.sources(weight, demand)
+        self.read_at |= {(name, self.carrier.op.index) for name in names}
+        return names
 
     def sources(self, weight: int, demand: str) -> set[str]:
         """Tensors whose columns become those of a reader's weight; the operators on the way are noted."""
@@ -23,7 +34,7 @@ class Weights(Carrier):
             name = self.reading.trace.values[value].name
             if name:
                 names.add(name)
-            elif (op := self.maker(value)) is not None:
+            elif (op := self.carrier.maker(value)) is not None:
                 self.passed.add(op.index)
                 todo.extend(self._made_of(op.index, demand))
         return names
@@ -33,14 +44,14 @@ class Weights(Carrier):
         op, effect = self.reading.trace.ops[index], self.reading.effects[index]
         match effect:
             case Move():
-                return [value for value in effect.inputs if self._carries(value)]
+                return [value for value in effect.inputs if self.places.carries(value)]
             case Scale():
                 return [effect.input]
-            case Sum() if all(self._carries(side.value) for side in effect.inputs):
+            case Sum() if all(self.places.carries(side.value) for side in effect.inputs):
                 return [side.value for side in effect.inputs]
             case Contract():
-                sides = [side for side in (effect.left, effect.right) if self._carries(side.value)]
-                if not any(self.axes(side.layout) & effect.contracted for side in sides):
+                sides = [side for side in (effect.left, effect.right) if self.places.carries(side.value)]
+                if not any(self.places.axes(side.layout) & effect.contracted for side in sides):
                     return [side.value for side in sides[:1]]
             case Normalise():  # weight standardisation: the columns are chosen to suit it
                 return [effect.input.value]
@@ -48,14 +59,11 @@ class Weights(Carrier):
                 return list(effect.inputs)
         raise Refused(f"a weight that reads it goes through {op.name} first ({op.module or 'the model'})")
 
-    def _carries(self, value: int) -> bool:
-        return bool(self.axes(self.reading.layouts[value]))
-
     def multiple_of(self, value: int) -> tuple[str, float] | None:
         """The tensor of which a value is a multiple, and the number that is added to it first (1 + w); if any."""
         offset = 0.0
         while not self.reading.trace.values[value].name:
-            op = self.maker(value)
+            op = self.carrier.maker(value)
             match None if op is None else self.reading.effects[op.index]:
                 case Move(inputs=(source,)):
                     value = source
@@ -69,10 +77,10 @@ class Weights(Carrier):
 
     def check_uses(self) -> None:
         """A tensor whose columns are chosen to suit its readers must be used for nothing else."""
-        for tensor in {tensor for tensor, _ in self.verdict.readers}:
-            todo = [self.anatomy.held[tensor]]
+        for tensor in {tensor for tensor, _ in self.carrier.verdict.readers}:
+            todo = [self.places.anatomy.held[tensor]]
             while todo:
-                for index in self.users(todo.pop()):
+                for index in self.carrier.users(todo.pop()):
                     op = self.reading.trace.ops[index]
                     if (tensor, index) in self.read_at or not all(self.reading.constant[output] for output in op.outputs):
                         continue
@@ -85,20 +93,20 @@ class Weights(Carrier):
 
         The buffers follow the weight while the model trains, so that their own new entries can't hide those of the weight.
         """
-        place = self.op.module.partition(".parametrizations.")[0] or "the model"
-        keys = self.slots_in(weight.layout)
-        if all("writes" in self.volume.births.roles.get(key, ()) for key in keys):
+        place = self.carrier.op.module.partition(".parametrizations.")[0] or "the model"
+        keys = self.places.slots_in(weight.layout)
+        if all("writes" in self.places.volume.births.roles.get(key, ()) for key in keys):
             if w.state is not State.ZERO:
                 raise Refused(
                     f"the spectral norm of {place} would change with the new rows of its weight, unless they are zero "
                     "(NetMorph(zero='writers'))"
                 )
             return
-        if self.start is not State.ANY:
+        if self.carrier.start is not State.ANY:
             raise Refused(
                 f"the spectral norm of {place} would change with the new columns of its weight, unless they are zero "
                 "(NetMorph()); with zero writers too, new units would never learn"
             )
-        self.read_at |= {(name, self.op.index) for name in self.sources(weight.value, "zero")}
+        self.read(weight.value, "zero")
         for key in keys:
-            self.demand(key, "zero")
+            self.carrier.demand(key, "zero")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from outgrow.paths import Walk
 from outgrow.states import Carried, Refused, State
 from outgrow.trace import Op
+from outgrow.unit_places import UnitPlaces
 from outgrow.volumes import Anatomy, Volume
 
 RANDOM = """
@@ -30,8 +31,10 @@ def random_at(anatomy: Anatomy, volume: Volume, state: State) -> str | None:
     masks: set[int] = set()  # random numbers, made of nothing that comes from the example
     for op in reading.trace.ops:
         taken = {ref.value for ref in op.refs}
-        equal = [value for value in taken if walk.known.get(value, Carried(None)).state in (State.PAIR, State.COPY)]
-        if equal and (_is_random(op) or any(_one_a_unit(walk, mask, value) for mask in masks & taken for value in equal)):
+        equal = [value for value in taken if walk.carrier.known.get(value, Carried(None)).state in (State.PAIR, State.COPY)]
+        if equal and (
+            _is_random(op) or any(_one_a_unit(walk.places, mask, value) for mask in masks & taken for value in equal)
+        ):
             return op.module
         others = [value for value in taken - masks if not reading.uniform[value] and not reading.constant[value]]
         if _is_random(op) or (masks & taken and not others):
@@ -43,9 +46,9 @@ def _is_random(op: Op) -> bool:
     return op.name.removeprefix("aten.").removesuffix("_") in RANDOM
 
 
-def _one_a_unit(walk: Walk, mask: int, value: int) -> bool:
+def _one_a_unit(places: UnitPlaces, mask: int, value: int) -> bool:
     """Whether a mask has a number for each unit of a value: more than one along an axis that they lie on."""
-    values = walk.reading.trace.values
+    values = places.reading.trace.values
     behind = len(values[mask].shape) - len(values[value].shape)  # shapes are aligned at their ends
-    along = [axis + behind for axis in walk.axes(walk.reading.layouts[value])]
+    along = [axis + behind for axis in places.axes(places.reading.layouts[value])]
     return any(axis >= 0 and values[mask].shape[axis] > 1 for axis in along)

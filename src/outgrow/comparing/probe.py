@@ -21,14 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from outgrow.carrier import Carrier
 from outgrow.comparing.replay import Numbers, lively, named, outside, played
 from outgrow.effects import Contract, Effect, Folded, Ignore, Map, Mix, Move, Normalise, PerUnit, Reduce, Sum
 from outgrow.errors import TraceError
 from outgrow.labels import Layout
 from outgrow.roles import SHIFTS, WRITES
-from outgrow.states import State
 from outgrow.trace import Example, Op
+from outgrow.unit_places import UnitPlaces
 from outgrow.volumes import Anatomy, Volume
 
 POINTS = 512  # at which an activation is tried, at least
@@ -88,7 +87,7 @@ def way_of(model: nn.Module, example: Example, volume: Volume) -> Way:
     return Way(operators, tuple(finder.sums), probe.keeps_zero())
 
 
-class Finder(Carrier):
+class Finder:
     """Follows the units from their writers on, and cuts their way into pieces.
 
     Every value on the way has a root: the value that it is a function of, by operators that go on from one to the next. A
@@ -96,7 +95,7 @@ class Finder(Carrier):
     """
 
     def __init__(self, anatomy: Anatomy, volume: Volume) -> None:
-        super().__init__(anatomy, volume, State.PAIR)
+        self.anatomy, self.reading, self.places = anatomy, anatomy.reading, UnitPlaces(anatomy, volume)
         self.root: dict[int, int] = {}
         self.found: dict[int, Piece] = {}  # by exit
         self.sums: list[str] = []
@@ -108,9 +107,6 @@ class Finder(Carrier):
     def pieces(self) -> list[Piece]:
         return [self.found[exit] for exit in sorted(self.found)]
 
-    def carries(self, value: int) -> bool:
-        return bool(self.axes(self.reading.layouts[value]))
-
     def run(self) -> None:
         for op in self.reading.trace.ops:
             effect = self.reading.effects[op.index]
@@ -118,14 +114,14 @@ class Finder(Carrier):
                 self._step(op, effect, tuple(dict.fromkeys(ref.value for ref in op.refs if ref.value in self.root)))
 
     def _step(self, op: Op, effect: Effect, taken: tuple[int, ...]) -> None:
-        own = [ref.value for ref in op.refs if self.reading.constant[ref.value] and self.carries(ref.value)]
+        own = [ref.value for ref in op.refs if self.reading.constant[ref.value] and self.places.carries(ref.value)]
         if not taken or self._reads(effect):
             self._leave(taken)
             self.read += taken
-            self.written += [output for output in op.outputs if self.carries(output)]
-            self.root.update({output: output for output in op.outputs if self.carries(output)})
+            self.written += [output for output in op.outputs if self.places.carries(output)]
+            self.root.update({output: output for output in op.outputs if self.places.carries(output)})
             return
-        if isinstance(effect, Move) and not any(map(self.carries, op.outputs)) and any(map(self.carries, taken)):
+        if isinstance(effect, Move) and not any(map(self.places.carries, op.outputs)) and any(map(self.places.carries, taken)):
             return  # what is picked out here are other units that were laid beside these
         self.passed_through.append(op)
         roots = {self.root[value] for value in taken}
@@ -148,14 +144,16 @@ class Finder(Carrier):
         if not isinstance(effect, Contract):
             return False
         constant = any(self.reading.constant[side.value] for side in (effect.left, effect.right))
-        return constant and bool((self.axes(effect.left.layout) | self.axes(effect.right.layout)) & effect.contracted)
+        return constant and bool(
+            (self.places.axes(effect.left.layout) | self.places.axes(effect.right.layout)) & effect.contracted
+        )
 
     def _leave(self, values: Sequence[int]) -> None:
         """Values that go to a layer, a norm or a sum: what made them of their roots is one function."""
         for value in values:
             root, todo = self.root[value], [value]
             last = self.anatomy.maker[value]
-            if value != root and isinstance(self.reading.effects[last.index], Reduce) and self.carries(value):  # pooling
+            if value != root and isinstance(self.reading.effects[last.index], Reduce) and self.places.carries(value):  # pooling
                 source = last.args[0].value
                 self._leave([source])
                 self.found[value] = Piece((last,), (source,), value)
@@ -177,7 +175,7 @@ class Probe:
 
     def __init__(self, finder: Finder, numbers: Numbers) -> None:
         self.finder, self.numbers = finder, numbers
-        self.reading, self.volume = finder.reading, finder.volume
+        self.reading, self.volume = finder.reading, finder.places.volume
         self.generator = torch.Generator().manual_seed(0)
 
     @torch.no_grad()
@@ -206,7 +204,7 @@ class Probe:
     def own(self, piece: Piece) -> dict[int, Tensor]:
         """Parameters and buffers with entries for each unit that a piece computes with."""
         taken = {ref.value for op in piece.ops for ref in op.refs}
-        mine = [value for value in taken if self.reading.constant[value] and self.finder.carries(value)]
+        mine = [value for value in taken if self.reading.constant[value] and self.finder.places.carries(value)]
         return {value: self.numbers[value] for value in mine}
 
     @torch.no_grad()
@@ -218,13 +216,15 @@ class Probe:
             made = played(whole.ops, self.zeros(whole), self.numbers)
         except Exception:  # they do not run by themselves
             return all(self.test(piece).zero for piece in finder.pieces)
-        return all(self._is_zero(value, made[value]) for value in finder.read if finder.carries(value))
+        return all(self._is_zero(value, made[value]) for value in finder.read if finder.places.carries(value))
 
     def zeros(self, piece: Piece) -> dict[int, Tensor]:
         """Zeros for what a piece takes, and for what its parameters add; its scales stay."""
         roles, values, layouts = self.volume.births.roles, self.reading.trace.values, self.reading.layouts
         own = self.own(piece)
-        adds = [v for v in own if any(roles.get(key, set()) & {WRITES, SHIFTS} for key in self.finder.slots_in(layouts[v]))]
+        adds = [
+            v for v in own if any(roles.get(key, set()) & {WRITES, SHIFTS} for key in self.finder.places.slots_in(layouts[v]))
+        ]
         return own | {v: torch.zeros(values[v].shape, dtype=torch.float64) for v in (*piece.entries, *adds)}
 
     def _zero(self, piece: Piece) -> bool:
@@ -232,7 +232,7 @@ class Probe:
 
     def _is_zero(self, value: int, x: Tensor) -> bool:
         """Whether all numbers of the volume's units are zero; others may be laid beside them."""
-        mine = self.of_units(value) if self.finder.carries(value) else torch.ones(x.shape, dtype=torch.bool)
+        mine = self.of_units(value) if self.finder.places.carries(value) else torch.ones(x.shape, dtype=torch.bool)
         return bool((x[mine] == 0).all())
 
     def _idempotent(self, piece: Piece) -> bool | None:
@@ -266,7 +266,7 @@ class Probe:
         shape = self.reading.trace.values[value].shape
         mine = torch.zeros(shape, dtype=torch.bool)
         for block in self._blocks(value):
-            ids = self.finder.ids(block.labels)
+            ids = self.finder.places.ids(block.labels)
             here = ids >= 0 if unit is None else ids == unit
             mine |= torch.from_numpy(here.reshape([size if a in block.axes else 1 for a, size in enumerate(shape)]))
         return mine
@@ -274,7 +274,7 @@ class Probe:
     def swapped(self, value: int, x: Tensor) -> Tensor:
         """A value with the first and the last unit in each other's place."""
         for block in self._blocks(value):
-            ids = self.finder.ids(block.labels).ravel()
+            ids = self.finder.places.ids(block.labels).ravel()
             order = np.arange(ids.size)
             first, last = np.flatnonzero(ids == 0), np.flatnonzero(ids == self.volume.count - 1)
             order[first], order[last] = last, first
@@ -285,7 +285,7 @@ class Probe:
         return x
 
     def _blocks(self, value: int) -> Layout:
-        return tuple(block for block in self.reading.layouts[value] if self.finder.axes((block,)))
+        return tuple(block for block in self.reading.layouts[value] if self.finder.places.axes((block,)))
 
 
 def close(one: Tensor, other: Tensor) -> bool:
