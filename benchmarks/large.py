@@ -31,6 +31,7 @@ FAMILIES = json.loads((HERE / "timm_families.json").read_text())
 RESULTS = HERE / "results" / "large.json"
 
 LLAMA = {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 32000}
+MEDIUM = {"hidden_size": 1024, "intermediate_size": 2731, "num_attention_heads": 16, "vocab_size": 1000}
 SEVEN_B = {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "vocab_size": 32000}
 PLACES = {"convnext_base": 224, "swin_base_patch4_window7_224": 224, "maxvit_tiny_rw_224": 224, "vit_base_patch16_224": 224}
 SLOW = {
@@ -45,6 +46,7 @@ DEEPENED = {
     "convnext_base": "stages.2.blocks.5",
     "swin_base_patch4_window7_224": "layers.2.blocks.5",
 }
+GROWN = {"104 M": LLAMA, "302 M": MEDIUM}
 GOALS = {"llama": 3.0, "places": 5.0, "family": 60.0, "layers": 1.5, "meta_s": 30.0, "meta_gib": 2.0}
 REPETITIONS = 2
 
@@ -97,6 +99,32 @@ def measure_layers(layers: str) -> dict[str, float]:
         "volumes_s": found,
         "widen_s": time.process_time() - start,
         "parameters": growth.parameters[0],
+    }
+
+
+def measure_grown(size: str) -> dict[str, float]:
+    """A growth without optimizer state, beside a copy of the grown model and one of its forward passes."""
+    import torch
+
+    import outgrow
+
+    model, example = llama(24, sizes=GROWN[size])
+    outgrow.volumes(*llama(1))
+    start = time.process_time()
+    growth = outgrow.widen(model, example, "*", factor=1.5)
+    widened = time.process_time() - start
+
+    def copy() -> None:
+        _ = [torch.empty_like(parameter).copy_(parameter) for parameter in model.parameters()]
+
+    with torch.no_grad():
+        copied, passed = best(copy), best(lambda: model(**example))
+    return {
+        "widen_s": widened,
+        "copy_s": copied,
+        "pass_s": passed,
+        "before": growth.parameters[0],
+        "after": growth.parameters[1],
     }
 
 
@@ -158,6 +186,7 @@ def measure_meta(what: str) -> dict[str, float]:
 
 MEASURES: dict[str, tuple[Callable[[str], dict[str, float]], tuple[str, ...]]] = {
     "layers": (measure_layers, ("24", "96")),
+    "grown": (measure_grown, tuple(GROWN)),
     "places": (measure_places, tuple(PLACES)),
     "slow": (measure_slow, tuple(SLOW)),
     "deepened": (measure_deepened, tuple(DEEPENED)),
@@ -220,6 +249,22 @@ def verdicts(results: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     return rows
 
 
+def grown(results: dict[str, Any], table: Callable[..., list[str]]) -> list[str]:
+    """Growths without optimizer state: passes of the check and copies of the weights, both as large as the model."""
+    rows = [
+        (
+            f"{item['before'] / 1e6:.0f} M → {item['after'] / 1e6:.0f} M",
+            f"{item['widen_s']:.2f} s",
+            f"{item['copy_s']:.2f} s",
+            f"{item['widen_s'] / item['copy_s']:.1f} ×",
+            f"{item['pass_s']:.2f} s",
+        )
+        for item in results.values()
+    ]
+    header = ("Llama, 24 layers", '`widen("*")`, checked', "a copy of the grown model", "ratio", "one pass of it")
+    return [*table(header, rows)] if rows else []
+
+
 def section(results: dict[str, Any]) -> list[str]:
     """The part of docs/results/speed.md that is about large models."""
 
@@ -254,6 +299,7 @@ def section(results: dict[str, Any]) -> list[str]:
                 for count, item in layers.items()
             ],
         ),
+        *grown(results.get("grown", {}), table),
         "One block more, compared with the old model in eval and train mode:",
         "",
         *table(

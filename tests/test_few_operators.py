@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import outgrow
 from outgrow import fill
-from outgrow.grow import Work
+from outgrow.execute import Work
 from outgrow.sandbox import tensors_of
 
 VIEWS = (
@@ -58,7 +58,9 @@ def operators(depth: int) -> int:
     ready = outgrow.Run(model, x, optimizer, events, check=False, quiet=True)._ready[0]
     assert ready is not None
     with Counter() as counter:
-        Work(model, [], [optimizer], x, 0).follow(ready, x)
+        work = Work(model, [], [optimizer], x)
+        for step in ready.steps:
+            work.carry_out(step)
     return len(counter.names)
 
 

@@ -22,9 +22,10 @@ from outgrow.apply import Journal, apply_setting
 from outgrow.errors import TraceError
 from outgrow.plan import Plan, Setting, renamed
 from outgrow.rebuilt import NAME, Unbuildable, Unlike, rebuilt
-from outgrow.structure import calls_of
+from outgrow.structure import Call, calls_of
 from outgrow.trace import Example
 from outgrow.training.fade import gates_of
+from outgrow.verify import Evaluation
 
 WIDTHS = ("hidden", "intermediate", "inner", "ffn", "d_ff", "embd", "embed", "d_model", "dim", "proj", "pooler_output")
 NO_WIDTHS = ("layers", "head_dim")
@@ -40,16 +41,19 @@ Pairs = Sequence[tuple[float, float]]  # sizes before and after
 Guess = Mapping[tuple[str, str], tuple[Any, Any]]  # module that holds the configuration, name → value before and after
 
 
-def follow(model: nn.Module, example: Example, plans: Sequence[Plan], journal: Journal) -> tuple[list[Setting], str]:
+def follow(
+    model: nn.Module, example: Example, plans: Sequence[Plan], journal: Journal, shared: Evaluation | None = None
+) -> tuple[list[Setting], str]:
     """Bring the configurations of a model that has just grown up to date: settings, which are made; what is to be said.
 
-    plans: all growths so far, oldest first, those that have just been carried out among them.
+    plans: all growths so far, oldest first, those that have just been carried out among them. shared: a pass of the model,
+    which the check of its outputs goes on with.
     """
     settings: list[Setting] = []
     note = ""
     for path in (path for path in _described(model) if _grew(path, plans)):
         try:
-            settings += _settled(model, path, example, plans, journal)
+            settings += _settled(model, path, example, plans, journal, None if path else shared)
         except Unlike as reason:
             why = f"{'' if isinstance(reason, Unbuildable) else 'built from it, '}{reason}"
             note = f"{LEFT} ({why}); outgrow.save and outgrow.load bring it back, save_pretrained would not"
@@ -87,15 +91,14 @@ def _within(name: str, path: str) -> bool:
     return not path or name == path or name.startswith(f"{path}.")
 
 
-def _settled(model: nn.Module, path: str, example: Example, plans: Sequence[Plan], journal: Journal) -> list[Setting]:
+def _settled(
+    model: nn.Module, path: str, example: Example, plans: Sequence[Plan], journal: Journal, shared: Evaluation | None
+) -> list[Setting]:
     """The settings of the first guess that is right; if there is none, raises what is wrong with the present values."""
     part = model.get_submodule(path)
-    try:
-        runs = calls_of(model, example, [path])[path]
-    except TraceError:  # it does not run any more: that is told where it is compared with what it was
-        runs = []
-    sure = bool(runs) and not gates_of(part)  # what fades in is not all there yet: then outputs can't be compared
-    steady, run = _steady(part, path, plans), runs[0] if runs else None
+    run = _call(model, path, example) if shared is None else shared
+    sure = run is not None and not gates_of(part)  # what fades in is not all there yet: then outputs can't be compared
+    steady = _steady(part, path, plans)
     for guess in itertools.islice(_guesses(model, path, plans), TRIES if sure else 1):
         trial = Journal()
         journal.note(trial.undo)
@@ -106,13 +109,33 @@ def _settled(model: nn.Module, path: str, example: Example, plans: Sequence[Plan
             twin = rebuilt(part, steady, run, outputs=sure)
         except Unlike:
             trial.undo()
+            _changed(shared)
             continue
+        if shared is not None and sure and not shared.kept:  # by rounding, or because its code reads what was set?
+            trial.undo()
+            _changed(shared)
+            return _settled(model, path, example, plans, journal, None)
         more = _copies(model, path, twin, guess)
+        if more:
+            _changed(shared)
         for setting in more:
             apply_setting(model, setting, journal)
         return [*settings, *more]
     rebuilt(part, steady, run, outputs=sure)
     return []
+
+
+def _call(model: nn.Module, path: str, example: Example) -> Call | None:
+    try:
+        return next(iter(calls_of(model, example, [path])[path]), None)
+    except TraceError:  # it does not run any more: that is reported where it is compared with what it was
+        return None
+
+
+def _changed(shared: Evaluation | None) -> None:
+    """A configuration has changed, which the model's code may read."""
+    if shared is not None:
+        shared.forget()
 
 
 def _set(model: nn.Module, setting: Setting, journal: Journal) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from outgrow import adapters
+from outgrow import adapters, verify
 from outgrow.apply import Journal, apply_plan, apply_setting
 from outgrow.configuration import changed, follow
 from outgrow.device_memory import reserve
@@ -45,6 +45,7 @@ class Work:
         self.notes: list[str] = []
         self.changed: list[tuple[Tensor, str, tuple[int, ...]]] = []
         self.added: list[tuple[nn.Parameter, nn.Parameter, str]] = []
+        self.shared: verify.Evaluation | None = None  # the grown model's pass in eval mode
 
     def carry_out(self, step: Step) -> None:
         """Put new modules in, give their parameters to the optimizers, then make all edits and settings."""
@@ -87,9 +88,13 @@ class Work:
         grow_optimizers(self.optimizers, tensors, edits, before, self.journal)
         self.changed += shapes_before(tensors, edits)
 
-    def describe(self, sample: Example) -> None:
-        """Let the model's configuration, if it has one, follow: part of the last plan, and named in the report."""
-        settings, told = follow(self.model, sample, [*history(self.model), *self.plans], self.journal)
+    def describe(self, sample: Example, base: verify.Outputs | None = None) -> None:
+        """Let the model's configuration, if it has one, follow: part of the last plan, and named in the report.
+
+        base: outputs on the sample that are to be kept; they are checked by the pass that is made here.
+        """
+        self.shared = None if base is None else verify.evaluation(self.model, sample, base)
+        settings, told = follow(self.model, sample, [*history(self.model), *self.plans], self.journal, self.shared)
         for one in self.copies:
             for setting in settings:
                 apply_setting(one, setting, self.journal)

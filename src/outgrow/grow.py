@@ -259,12 +259,12 @@ def _carried_out(planned: Planned, look: Look, work: Work) -> tuple[int, int]:
     work.notes += planned.notes
     if look.ready is not None:
         if look.ready.adds_modules:
-            work.describe(look.sample)
+            work.describe(look.sample, look.base)
         return look.ready.flops
     assert planned.anatomy is not None
     trace = planned.anatomy.reading.trace
     flops = count_flops(trace, [value.shape for value in trace.values].__getitem__), _flops_now(planned, work)
-    work.describe(work.example)
+    work.describe(look.sample, look.base)
     return flops
 
 
@@ -283,7 +283,7 @@ def _compared(request: Request, look: Look, planned: Planned, work: Work) -> tup
     if look.base is None:
         return float("nan"), 0.0
     preserving = _preserves(work)
-    worst, allowed = verify.check(work.model, look.sample, look.base, preserving)
+    worst, allowed = verify.check(work.model, look.sample, look.base, preserving, work.shared)
     check_turns(work.model, work.example, planned.turns, planned.understudies, work.plans, preserving)
     check_gates(request.given, work.model, look.sample)
     if request.brief is not None and (work.added or any(plan.grafts for plan in work.plans)):

@@ -19,15 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from outgrow.adapters import with_adapters
 from outgrow.graft import base_of
 from outgrow.sandbox import random_state
 from outgrow.structure import Call
 from outgrow.trace import call, outputs_in
-from outgrow.verify import FLOOR, epsilon, error
+from outgrow.verify import FLOOR, Evaluation, epsilon, error
 
 NAME = "config"
+INITIALS = frozenset({"normal_", "uniform_", "trunc_normal_", "kaiming_uniform_", "kaiming_normal_", "zeros_", "ones_"})
 STACKS = (nn.ModuleList, nn.Sequential)
 Layers = Mapping[str, Mapping[tuple[str, str], Any]]  # child of a stack → path within it, attribute → value
 Steady = Mapping[tuple[str, str], float]  # path, attribute → a value with a fraction that must be the same
@@ -58,13 +60,17 @@ class _Hollow(TorchFunctionMode):
     """Gives weights, which modules make empty and fill later, no memory; tables that they compute are real."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in INITIALS:
+            filled = args[0] if args else (kwargs or {}).get("tensor")
+            if isinstance(filled, Tensor) and filled.is_meta:  # there is nothing to fill
+                return filled
         return func(*args, **{**(kwargs or {}), **({"device": "meta"} if func is torch.empty else {})})
 
 
-def rebuilt(part: nn.Module, steady: Steady, run: Call | None, outputs: bool) -> nn.Module:
+def rebuilt(part: nn.Module, steady: Steady, run: Call | Evaluation | None, outputs: bool) -> nn.Module:
     """What a module's class builds from its configuration; raises `Unlike` if that is not the module all over.
 
-    run: a call of the module, if there is one. outputs: whether its outputs are to be compared.
+    run: a call of the module, or a pass of the whole model. outputs: whether its outputs are to be compared.
     """
     twin = _built(part)
     _compare_tensors(twin, part)
@@ -166,18 +172,32 @@ def _settings(layer: nn.Module) -> dict[tuple[str, str], Any]:
     return found
 
 
-def _outputs(twin: nn.Module, run: Call) -> list[Tensor] | None:
+def _outputs(twin: nn.Module, run: Call | Evaluation) -> list[Tensor] | None:
     """What a twin puts out; None if it does not run. Attributes that its code sets stay set."""
     try:
         with random_state(), torch.no_grad():
+            if isinstance(run, Evaluation):
+                return list(run.of(twin, tree_map_only(Tensor, torch.clone, run.example)))
             twin.eval()
             return [tensor for tensor in outputs_in(call(twin, run.example)) if tensor.is_floating_point()]
     except Exception:
         return None
 
 
-def _agrees(run: Call, there: list[Tensor]) -> bool:
-    here = [tensor for tensor in outputs_in(run.output) if tensor.is_floating_point()]
+def _agrees(run: Call | Evaluation, there: list[Tensor]) -> bool:
+    here = _outputs_of(run)
+    if here is None:
+        return False
     if _SHAPES_SUFFICE.get() and any(tensor.is_meta for tensor in (*here, *there)):
         return [tensor.shape for tensor in here] == [tensor.shape for tensor in there]
     return error(here, there) <= FLOOR * epsilon(here)
+
+
+def _outputs_of(run: Call | Evaluation) -> list[Tensor] | None:
+    """What the model itself puts out; None if it does not run, which is reported where it is compared with what it was."""
+    if isinstance(run, Call):
+        return [tensor for tensor in outputs_in(run.output) if tensor.is_floating_point()]
+    try:
+        return list(run.outputs())
+    except Exception:
+        return None

@@ -103,8 +103,48 @@ class Outputs:
         return CLOSER if self.wider else MULTIPLE
 
 
-def run(model: nn.Module, example: Example, brief: bool = False) -> Outputs:
+class Evaluation:
+    """One pass in eval mode that several checks share, on the model as it is: whoever changes it next lets go of the outputs.
+
+    before: outputs that are to be kept. Not for models of half precision, which are checked in float32.
+    """
+
+    def __init__(self, model: nn.Module, example: Example, before: tuple[Tensor, ...]) -> None:
+        self.model, self.example, self.before = model, example, before
+        self.sober = Sober()
+        self._outputs: tuple[Tensor, ...] | None = None
+
+    def outputs(self) -> tuple[Tensor, ...]:
+        if self._outputs is None:
+            with untouched(self.model):
+                self._outputs = self.of(self.model, self.example)
+        return self._outputs
+
+    def of(self, model: nn.Module, example: Example) -> tuple[Tensor, ...]:
+        """Outputs of a model under the same conditions; it stays in eval mode."""
+        with precise(), self.sober:
+            model.eval()
+            return _numbers(outputs_in(call(model, example)))
+
+    @property
+    def kept(self) -> bool:
+        """Whether the outputs are those from before, but for rounding that any network has."""
+        return error(self.before, self.outputs()) <= FLOOR * epsilon(self.before)
+
+    def forget(self) -> None:
+        self._outputs = None
+
+
+def evaluation(model: nn.Module, example: Example, base: Outputs) -> Evaluation | None:
+    """A pass of the grown model that can be shared; None for a model of half precision."""
+    half = any(tensor.dtype in HALF for tensor in tensors_of(model).values())
+    return None if half else Evaluation(model, example, base.evaluated)
+
+
+def run(model: nn.Module, example: Example, brief: bool = False, shared: Evaluation | None = None) -> Outputs:
     """Outputs on the example in both modes (`brief`: in eval mode), random operators off; the model is left as it was."""
+    if shared is not None:
+        return _run(model, example, {}, brief, shared)
     half = {name: tensor for name, tensor in tensors_of(model).items() if tensor.dtype in HALF}
     if half:
         try:
@@ -126,12 +166,17 @@ def wider(example: Any) -> Any:
     return tree_map_only(Tensor, lambda tensor: tensor.float() if tensor.dtype in HALF else tensor, example)
 
 
-def _run(model: nn.Module, example: Example, tensors: Mapping[str, Tensor], brief: bool) -> Outputs:
-    sober = Sober()
+def _run(
+    model: nn.Module, example: Example, tensors: Mapping[str, Tensor], brief: bool, shared: Evaluation | None = None
+) -> Outputs:
+    sober = Sober() if shared is None else shared.sober
     every = {**tensors_of(model), **tensors}
-    with untouched(model), precise(), substituted(model, every) if tensors else nullcontext(), sober:
-        model.eval()
-        evaluated = _numbers(outputs_in(call(model, example)))
+    if shared is not None:
+        evaluated = shared.outputs()
+    else:
+        with untouched(model), precise(), substituted(model, every) if tensors else nullcontext(), sober:
+            model.eval()
+            evaluated = _numbers(outputs_in(call(model, example)))
     trained, reason = None, ""
     if not brief:
         try:
@@ -255,14 +300,16 @@ def _rules() -> str:
     return f"a rule that outgrow.rule was given is wrong ({', '.join(names)}), " if names else ""
 
 
-def check(model: nn.Module, example: Example, base: Outputs, preserving: bool) -> tuple[float, float]:
-    """Compare with the outputs before; raises if a preserving growth moved them.
+def check(
+    model: nn.Module, example: Example, base: Outputs, preserving: bool, shared: Evaluation | None = None
+) -> tuple[float, float]:
+    """Compare with the outputs before; raises if a preserving growth moved them. `shared`: a pass of the model as it is now.
 
     How far they may move is measured only if they have moved by more than rounding moves any network. It is measured on the
     grown model: what cancels leaves rounding behind that grows with what was drawn.
     """
     try:
-        after = run(model, example, base.brief)
+        after = run(model, example, base.brief, shared)
     except Exception as error:
         raise ApplyError(
             f"the grown model does not run on the example: {type(error).__name__}: {error}; everything was put back"
