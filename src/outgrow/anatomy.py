@@ -10,11 +10,13 @@ from outgrow.draft import irregular
 from outgrow.errors import Problem, TraceError
 from outgrow.finding import find_volumes
 from outgrow.garbage import collected_later
+from outgrow.lengthen import lengthened, multiplicities, stationary
 from outgrow.methods import by_name
 from outgrow.paths import judge
 from outgrow.reading import read
 from outgrow.rules import RULES
 from outgrow.sandbox import tensors_of
+from outgrow.shorten import shortened
 from outgrow.trace import Example, Trace, record
 from outgrow.training.compiled import uncompiled
 from outgrow.unrun import Understudies, understudies
@@ -89,11 +91,27 @@ def volumes(model: nn.Module, example: Example) -> list[Volume]:
     """
     model = bare(model)
     check_module(model, numbers=False)
-    anatomy = dissect(model, example)
     with collected_later():
-        for volume in anatomy.volumes:
-            explain(anatomy, volume)
-    return list(anatomy.volumes)
+        return _volumes_in(watch(model, example))
+
+
+def _volumes_in(trace: Trace) -> list[Volume]:
+    """All volumes of a trace; those of blocks that others stand for are not searched for, but copied."""
+    short = shortened(trace)
+    if short is not None:
+        anatomy = find_volumes(read(short.trace, RULES), multiplicities(short))
+        found = lengthened(short, _explained(anatomy)) if stationary(short, anatomy) else None
+        if found is not None:
+            return found
+    anatomy = find_volumes(read(trace, RULES))
+    pin_doubtful(anatomy)
+    return list(_explained(anatomy).volumes)
+
+
+def _explained(anatomy: Anatomy) -> Anatomy:
+    for volume in anatomy.volumes:
+        explain(anatomy, volume)
+    return anatomy
 
 
 def explain(anatomy: Anatomy, volume: Volume) -> None:

@@ -19,8 +19,8 @@ class Carrier:
     def __init__(self, places: UnitPlaces, start: State) -> None:
         self.places, self.start, self.reading = places, start, places.reading
         self.verdict = Verdict(start)
-        self.looked_up = Lookups()
         self.known: dict[int, Carried] = {}
+        self.looked_up = Lookups(states=self.known)
         self.op: Op = self.reading.trace.ops[0]  # where the walk is
 
     def carried(self, value: int, layout: Layout | None = None) -> Carried:

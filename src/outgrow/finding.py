@@ -7,6 +7,7 @@ slot, behind the last unit of every run: so concatenations, flattened axes, fuse
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +19,19 @@ from outgrow.reading import Reading
 from outgrow.roles import SCALES, SHIFTS, WRITES, find_roles
 from outgrow.volumes import Anatomy, Births, Volume
 
+NONE: Mapping[str, int] = {}
 TAKES_APART = {"aten.slice", "aten.split", "aten.split_with_sizes", "aten.unsafe_split", "aten.select", "aten.unbind"}
 
 INDEXED = ("it is looked up", "the code picks out one of its indices", "the code takes its indices apart", "experts are chosen")
 
 
-def find_volumes(reading: Reading) -> Anatomy:
-    """Resolve the labels of a reading and group its units into volumes."""
+def find_volumes(reading: Reading, multiplicities: Mapping[str, int] = NONE) -> Anatomy:
+    """Resolve the labels of a reading and group its units into volumes.
+
+    `multiplicities`: how many tensors one stands for that is read in the place of several (see `lengthen`).
+    """
     root = reading.ties.classes()
-    finder = _Finder(reading, root)
+    finder = _Finder(reading, root, multiplicities)
     volumes: list[Volume] = []
     for cluster in find_clusters(reading.ties, root):
         volumes.extend(finder.volumes_of(cluster, len(volumes)))
@@ -100,8 +105,8 @@ def _first_use(reading: Reading) -> dict[str, int]:
 class _Finder:
     """Finds volumes in clusters."""
 
-    def __init__(self, reading: Reading, root: Labels) -> None:
-        self.root = root
+    def __init__(self, reading: Reading, root: Labels, multiplicities: Mapping[str, int]) -> None:
+        self.root, self.multiplicities = root, multiplicities
         origins = reading.ties.origins
         owner = np.repeat(np.arange(len(origins)), [origin.size for origin in origins])
         vectors = {v.name for v in reading.trace.values if v.name and sum(size > 1 for size in v.shape) == 1}
@@ -191,12 +196,14 @@ class _Finder:
         """Runs of units for each position that the volume holds: heads have fewer than the features of a head."""
         last = np.zeros(len(self.root), dtype=np.int8)
         last[volume.classes[volume.units == volume.count - 1]] = 1
-        count = 0
-        for number in np.unique(self.births.owner[volume.labels]).tolist():
+        count = positions = 0
+        for number, held in zip(*np.unique(self.births.owner[volume.labels], return_counts=True), strict=True):
             origin = self.births.origins[number]
             mine = last[self.classes[origin.start : origin.start + origin.size]]
-            count += int(mine[0]) + int(np.count_nonzero(mine[1:] > mine[:-1]))
-        return count / len(volume.labels)
+            times = self.multiplicities.get(origin.tensor, 1)
+            count += times * (int(mine[0]) + int(np.count_nonzero(mine[1:] > mine[:-1])))
+            positions += times * int(held)
+        return count / positions
 
 
 class _Index:

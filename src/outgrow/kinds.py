@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ from outgrow.effects import (
 )
 from outgrow.labels import Labels, Layout
 from outgrow.roles import gauge_of
-from outgrow.states import Verdict
+from outgrow.states import Carried, Verdict
 from outgrow.trace import Ref
 
 if TYPE_CHECKING:
@@ -123,10 +123,11 @@ class Like:
 
 @dataclass(frozen=True)
 class Lookups:
-    """Values whose makers, and whose users, a walk has looked up."""
+    """Values whose makers, and whose users, a walk has looked up, and what it has found out of values."""
 
     makers: set[int] = field(default_factory=set)
     users: set[int] = field(default_factory=set)
+    states: Mapping[int, Carried] = field(default_factory=dict)
 
 
 class Kinds:

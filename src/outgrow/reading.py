@@ -44,6 +44,7 @@ class Reading:
         self.foreign = [value.kind == "constant" and value.floating for value in trace.values]  # made of what is not registered
         self.uniform = [False] * len(trace.values)
         self.zeros = [False] * len(trace.values)  # uniform, and known to be zero
+        self.summed = [False] * len(trace.values)  # made of labelled tensors: a statistic goes on when its labels are gone
         self.repeated: dict[int, frozenset[int]] = {}  # value → axes along which it repeats itself (see `repeats`)
         self.lost: dict[int, str] = {}  # value → the operator before it through which units were not followed
         self.effects: list[Effect] = []
@@ -174,12 +175,11 @@ def _no_rule(op: Op) -> str:
 def read(trace: Trace, rules: Mapping[str, Rule]) -> Reading:
     """Apply the rule of every operator, in order, then pin what reaches the model's outputs."""
     reading = Reading(trace)
-    summed = [False] * len(trace.values)  # made of labelled tensors: a statistic over units goes on when its labels are gone
     for op in trace.ops:
         refs = op.refs
         rule = rules.get(op.name) or rules.get(op.name.removesuffix("_"))
         labelled = any(reading.layouts[ref.value] for ref in refs)
-        touched = labelled or any(summed[ref.value] for ref in refs)
+        touched = labelled or any(reading.summed[ref.value] for ref in refs)
         uniform = bool(refs) and all(reading.uniform[ref.value] for ref in refs)
         if rule is None:
             if labelled:
@@ -191,7 +191,7 @@ def read(trace: Trace, rules: Mapping[str, Rule]) -> Reading:
             outcome = rule(reading, op)
         for index, output in enumerate(op.outputs):
             reading.layouts[output] = outcome.layouts[index] if index < len(outcome.layouts) else ()
-            summed[output] = touched
+            reading.summed[output] = touched
             reading.inherit(op, output, outcome)
             reading.constant[output] = any(reading.constant[r.value] for r in refs) and all(map(reading.fixed, refs))
             reading.foreign[output] = reading.constant[output] and any(reading.foreign[ref.value] for ref in refs)

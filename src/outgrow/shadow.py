@@ -31,6 +31,11 @@ def shadow(model: nn.Module) -> Iterator[None]:
 class Remembered(TorchDispatchMode):
     """Operators on meta tensors are worked out once, whatever pass they are in."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: nothing is compiled meanwhile (see `Watcher`)."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.shapes = Shapes()

@@ -202,6 +202,11 @@ class Watcher(TorchDispatchMode):
     inside = False  # a Fold or a gradient is running: what its operators do is its own business
     gradients = False  # whether calls of `torch.autograd.grad` are operators
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: nothing is compiled meanwhile, and to tell Dynamo so at every operator takes as long as to record it."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.saved: set[int] = set()  # ids of tensors that autograd keeps
@@ -274,7 +279,9 @@ class Recorder(Watcher):
         self.shapes = Shapes()
         self.known: dict[Any, tuple[str, bool]] = {}  # operator → its name, and whether it writes in place
         self.index_of = Numbers()
-        self.sharing: dict[int, list[weakref.ref[Tensor]]] = {}
+        self.refs: list[Ref] = [Ref(value.index) for value in trace.values]
+        self.sharing: dict[int, list[weakref.ref[Tensor]]] = {}  # by memory
+        self.unfiled: list[weakref.ref[Tensor]] = []  # tensors of which it is not noted yet in which memory they are
         self.stale = WeakIdKeyDictionary()  # tensor → what was written over part of it through views: value and box
         known = {value.name: value.index for value in trace.values if value.name}
         for name, tensor in tensors.items():
@@ -306,17 +313,19 @@ class Recorder(Watcher):
 
     def _new(self, tensor: Tensor, kind: str, name: str = "") -> int:
         index = len(self.trace.values)
-        floating, boolean = tensor.is_floating_point() or tensor.is_complex(), tensor.dtype is torch.bool
-        self.trace.values.append(Value(index, tuple(tensor.shape), floating, kind, name, boolean))
-        self.index_of[tensor] = index
-        self.sharing.setdefault(_storage(tensor), []).append(weakref.ref(tensor))
+        dtype, here = tensor.dtype, weakref.ref(tensor)
+        floating = dtype.is_floating_point or dtype.is_complex
+        self.trace.values.append(Value(index, tuple(tensor.shape), floating, kind, name, dtype is torch.bool))
+        self.refs.append(Ref(index))
+        self.index_of.items[id(tensor)] = here, index
+        self.unfiled.append(here)
         return index
 
     def _ref(self, item: Any) -> Any:
         if isinstance(item, Tensor):
-            return Ref(self.value_of(item))
+            return self.refs[self.value_of(item)]
         if isinstance(item, (list, tuple)):
-            return tuple(self._ref(part) for part in item)
+            return tuple([self._ref(part) for part in item])
         return item
 
     def value_of(self, tensor: Tensor) -> int:
@@ -351,13 +360,15 @@ class Recorder(Watcher):
         if made is not NotImplemented:
             return made
         self.differentiates |= inside_backward()
-        inputs = tuple(self._ref(arg) for arg in args)
-        keywords = {key: self._ref(arg) for key, arg in kwargs.items()}
+        inputs = tuple([self._ref(arg) for arg in args])
+        keywords = {key: self._ref(arg) for key, arg in kwargs.items()} if kwargs else {}
         result = self.shapes.call(func, args, kwargs)
-        outputs = tuple(self._new(tensor, "result") for tensor in tensors_in(result))
-        if func not in self.known:
-            self.known[func] = str(func.overloadpacket), func._schema.is_mutable
-        name, mutable = self.known[func]
+        results = [result] if type(result) is Tensor else tensors_in(result)
+        outputs = tuple([self._new(tensor, "result") for tensor in results])
+        known = self.known.get(func)
+        if known is None:
+            known = self.known[func] = str(func.overloadpacket), func._schema.is_mutable
+        name, mutable = known
         if name == FAKE_QUANTISE:
             keywords[OBSERVING] = bool(args[1].item())  # on meta tensors this fails, and the model is run for real
         self._note(name, inputs, keywords, outputs)
@@ -365,13 +376,22 @@ class Recorder(Watcher):
             self._rewrite_views(func, args)
         return result
 
+    def _file(self) -> None:
+        """Note of all tensors that are new since the last time, and still alive, in which memory they are."""
+        for ref in self.unfiled:
+            tensor = ref()
+            if tensor is not None:
+                self.sharing.setdefault(_storage(tensor), []).append(ref)
+        self.unfiled.clear()
+
     def _rewrite_views(self, func: Any, args: Any) -> None:
         """An in-place write through a view changes what its base and overlapping views hold, if anyone looks at them again."""
         for argument, tensor in zip(func._schema.arguments, args, strict=False):
             if not (isinstance(tensor, Tensor) and argument.alias_info is not None and argument.alias_info.is_write):
                 continue
             written = self.value_of(tensor)
-            others = {id(other): other for ref in self.sharing[_storage(tensor)] if (other := ref()) is not None}
+            self._file()
+            others = {id(other): other for ref in self.sharing.get(_storage(tensor), ()) if (other := ref()) is not None}
             for other in others.values():
                 if other is tensor or _storage(other) != _storage(tensor):
                     continue
