@@ -11,8 +11,9 @@ import pytest
 def _forget_registrations() -> Iterator[None]:
     from outgrow.methods.base import REGISTERED
     from outgrow.references import REFERENCES
+    from outgrow.transforms.table import REGISTERED as TRANSFORMS
 
-    tables: tuple[dict[str, object], ...] = (REGISTERED, REFERENCES)  # type: ignore[assignment]
+    tables: tuple[dict[str, object], ...] = (REGISTERED, REFERENCES, TRANSFORMS)  # type: ignore[assignment]
     before = [dict(table) for table in tables]
     yield
     for table, kept in zip(tables, before, strict=True):

@@ -1,4 +1,4 @@
-"""A package of somebody else's (tests/outside), installed: its operator, method and optimizer work in runs and commands."""
+"""A package of somebody else's (tests/outside), installed: what it registers works in runs and commands."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ def test_a_run_is_saved_and_goes_on_in_a_new_process(installed: Path, tmp_path: 
     whole, half, resumed = (torch.load(tmp_path / name, weights_only=True) for name in names)
     assert half["model"]["value.weight"].shape == (12, 4)
     assert whole["model"]["gate.weight"].shape == (14, 4)
+    assert whole["model"]["kinds.weight"].shape == (5, 4)
     for name, tensor in whole["model"].items():
         assert torch.equal(tensor, resumed["model"][name]), name
     states = [run["optimizers"][0]["state"] for run in (whole, resumed)]
@@ -69,6 +70,7 @@ def test_commands_know_its_method_and_operator_by_the_entry_point(installed: Pat
     told = python(installed, "-c", f"from outgrow.cli import main; [main(command) for command in {commands!r}]")
     assert "8 → 12" in told
     assert "12 → 14" in told
+    assert "kinds: 2 → 5" in told
     (row,) = (line for line in told.splitlines() if line.startswith("value "))
     assert "echo" in row
 

@@ -50,6 +50,7 @@ __all__ = [
     "reached",
     "register_method",
     "register_optimizer",
+    "register_transform",
     "rule",
     "save",
     "shard",

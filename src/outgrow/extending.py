@@ -1,4 +1,4 @@
-"""What methods from outside the package are written with. docs/extending.md explains it along examples.
+"""What methods and transforms from outside the package are written with. docs/extending.md explains it along examples.
 
 outgrow.Method            the base class of a method; `outgrow.register_method` gives a subclass a name
 State                     what new units are where they are written
@@ -6,18 +6,35 @@ Volume, Slot              the units that grow together, and each place in a para
 Verdict                   what the operators behind the units demand of the readers
 Draft, Recipe             what a method returns: choices per volume, and values per slot
 free, zeros, typical, forced   the usual recipes
+
+Site                      what a transform plans with; `outgrow.register_transform` gives one a name
+Plan, Change              what its planner returns, and what reports and tables show of it
+Insertion, Rescaling      edits of a tensor: new entries along an axis, a factor for all entries
+Setting                   an attribute of a module that changes
+Insert, Start             a new module, and the values that it starts from
 """
 
 from outgrow.methods.base import Draft, Init, Method, Recipe, forced, free, typical, zeros
+from outgrow.plan import Change, Insert, Insertion, Plan, Rescaling, Setting
+from outgrow.starts import Start
 from outgrow.states import State, Verdict
+from outgrow.transforms.site import Site
 from outgrow.volumes import Slot, Volume
 
 __all__ = [
+    "Change",
     "Draft",
     "Init",
+    "Insert",
+    "Insertion",
     "Method",
+    "Plan",
     "Recipe",
+    "Rescaling",
+    "Setting",
+    "Site",
     "Slot",
+    "Start",
     "State",
     "Verdict",
     "Volume",

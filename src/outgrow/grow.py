@@ -41,16 +41,10 @@ from outgrow.training.history import remember
 from outgrow.training.optimizer import unwrapped
 from outgrow.training.parallel import together
 from outgrow.training.stale import watch_for_stale
-from outgrow.transforms.branch import Branch
-from outgrow.transforms.deepen import Deepen
-from outgrow.transforms.kernel import Kernel
 from outgrow.transforms.site import Step
-from outgrow.transforms.table import check_transforms, kind_of
-from outgrow.transforms.widen import Widen
+from outgrow.transforms.table import Transform, check_transforms, kind_of
 from outgrow.usage import usage
 from outgrow.volumes import Anatomy
-
-Transform = Widen | Deepen | Kernel | Branch
 
 
 @usage("outgrow.grow(model, example, outgrow.Widen('*', factor=1.5))")
@@ -78,8 +72,9 @@ def grow(
         check: run the old and the new model on the example and compare (in eval and train mode).
 
     Example:
+        >>> import outgrow
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-        >>> growth = grow(model, torch.zeros(1, 4), Widen("0", to=12))
+        >>> growth = grow(model, torch.zeros(1, 4), outgrow.Widen("0", to=12))
         >>> model[0].out_features, growth.parameters
         (12, (58, 86))
     """

@@ -21,7 +21,7 @@ from outgrow.plan import Plan, renamed
 from outgrow.sandbox import substituted, tensors_of
 from outgrow.trace import Example
 from outgrow.transforms.site import Site, Step, trial
-from outgrow.transforms.table import TABLE, Kind
+from outgrow.transforms.table import Kind, kinds
 from outgrow.volumes import Anatomy
 
 
@@ -51,7 +51,7 @@ def steps_of(
 
 def _batches(transforms: Sequence[Any]) -> Iterator[tuple[Kind, Any]]:
     """The transforms in the order in which they are planned; some kinds all at once."""
-    for kind in TABLE:
+    for kind in sorted(kinds(), key=lambda kind: kind.order):
         own = [transform for transform in transforms if isinstance(transform, kind.request)]
         if kind.together:
             yield from [(kind, own)] if own else []

@@ -40,5 +40,6 @@ from outgrow.transforms.branch import Branch as Branch
 from outgrow.transforms.deepen import Deepen as Deepen
 from outgrow.transforms.kernel import Kernel as Kernel
 from outgrow.transforms.places import places as places
+from outgrow.transforms.register import register_transform as register_transform
 from outgrow.transforms.widen import Widen as Widen
 from outgrow.zeroing import zero_init as zero_init

@@ -22,8 +22,7 @@ from outgrow.training.fresh import check_fresh, optimizer_settings, own_layers
 from outgrow.training.optimizer import held_by, unfollowable, unwrapped
 from outgrow.training.schedule import At, When
 from outgrow.training.timeline import Stage
-from outgrow.transforms.branch import Branch
-from outgrow.transforms.deepen import Deepen
+from outgrow.transforms.table import kind_of
 
 IN_A_RUN = (
     "write state='fresh' in the events of the schedule, so that it starts again at each growth; or train with an optimizer "
@@ -66,7 +65,8 @@ def advised() -> Iterator[None]:
 
 def _concerns(event: At | When, stage: Stage, held: Sequence[str]) -> bool:
     """Whether a growth changes any of these parameters, or puts a block beside one."""
-    beside = [one.after if isinstance(one, Deepen) else one.beside for one in event.grow if isinstance(one, (Deepen, Branch))]
+    kinds = [(kind_of(one), one) for one in event.grow]
+    beside = [getattr(one, kind.place) for kind, one in kinds if kind is not None and kind.inserts]
     return any(name in stage.tensors or name.startswith(tuple(f"{path}." for path in beside)) for name in held)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from outgrow.errors import ScheduleError
 from outgrow.report import Growth
 from outgrow.tables import rounded
-from outgrow.training.schedule import Transform, described
+from outgrow.transforms.table import Transform, described
 
 Size = int | tuple[int, ...]
 

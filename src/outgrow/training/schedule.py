@@ -15,14 +15,8 @@ from typing import Any
 
 from outgrow.errors import ScheduleError
 from outgrow.training.rules import Rule
-from outgrow.transforms.branch import Branch
-from outgrow.transforms.deepen import Deepen
-from outgrow.transforms.kernel import Kernel
-from outgrow.transforms.widen import Widen
+from outgrow.transforms.table import Transform, described, kind_of
 from outgrow.usage import usage
-
-Transform = Widen | Deepen | Kernel | Branch
-TRANSFORMS = (Widen, Deepen, Kernel, Branch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +38,10 @@ class Event:
     state: str = "carry"
 
     def __post_init__(self) -> None:
-        grow = (self.grow,) if isinstance(self.grow, TRANSFORMS) else self.grow
+        grow = self.grow if kind_of(self.grow) is None else (self.grow,)
         if not isinstance(grow, Sequence) or isinstance(grow, str) or not grow:
             raise ScheduleError(f"grow={self.grow!r}: write a list of transforms, e.g. [outgrow.Widen('*', factor=1.5)]")
-        strangers = [one for one in grow if not isinstance(one, TRANSFORMS)]
+        strangers = [one for one in grow if kind_of(one) is None]
         if strangers:
             raise ScheduleError(f"grow: {strangers[0]!r} is no transform: write e.g. outgrow.Widen('*', factor=1.5)")
         object.__setattr__(self, "grow", tuple(grow))
@@ -74,6 +68,7 @@ class At(Event):
     """A growth once so many optimizer steps, or epochs, are done.
 
     Example:
+        >>> from outgrow import Widen
         >>> At(epoch=25, grow=[Widen("*", factor=1.5)], lr=1 / 5)
         At(epoch 25: Widen '*' × 1.5; lr × 0.2)
     """
@@ -104,7 +99,7 @@ class When(Event):
     """A growth once a rule on the metrics says so; at most once.
 
     Example:
-        >>> from outgrow.training.rules import plateau
+        >>> from outgrow import Deepen, plateau
         >>> When(plateau("val_loss"), grow=[Deepen(after="layer3.1")])
         When(val_loss has not improved for 3 epochs: Deepen after 'layer3.1' + 1)
     """
@@ -144,33 +139,13 @@ def told(event: Event) -> str:
     return "; ".join(parts)
 
 
-def described(transform: Transform) -> str:
-    """A transform in a few words."""
-    match transform:
-        case Widen():
-            where = "*" if transform.patterns == ("*",) else ", ".join(transform.patterns)
-            amount = (
-                f"× {transform.factor:g}"
-                if transform.factor
-                else f"by {transform.by}"
-                if transform.by
-                else f"to {transform.to}"
-            )
-            return f"Widen {where!r} {amount}"
-        case Deepen():
-            return f"Deepen after {transform.after!r} + {transform.count}"
-        case Kernel():
-            return f"Kernel {transform.where!r} to {transform.size}"
-        case Branch():
-            return f"Branch beside {transform.beside!r}"
-
-
 @usage("outgrow.Schedule([outgrow.At(epoch=25, grow=[outgrow.Widen('*', factor=1.5)])])")
 @dataclass(frozen=True)
 class Schedule:
     """Events, in the order in which they are meant to come.
 
     Example:
+        >>> from outgrow import Deepen, Widen
         >>> schedule = Schedule([At(step=10, grow=[Widen("*", factor=1.5)]), At(step=20, grow=[Deepen(after="1")], lr=0.5)])
         >>> len(schedule)
         2
@@ -236,6 +211,7 @@ class Schedule:
         """The schedule as plain data: dicts, lists, words and numbers.
 
         Example:
+            >>> from outgrow import Widen
             >>> Schedule([At(epoch=25, grow=[Widen("*", factor=1.5)])]).to_dict()
             {'growth': [{'epoch': 25, 'grow': [{'widen': '*', 'factor': 1.5}]}]}
         """

@@ -5,8 +5,9 @@
     grow = [{ widen = "*", factor = 1.5 }, { deepen = "layer3.1", count = 2, fade = 200 }]
     lr = 0.2
 
-One array keeps the order. A transform is a table that is told by its first key: `widen`, `deepen`, `kernel` or `branch` and
-the place; all other keys are those of its class, and what is left out has its default. A method with options of its own is
+One array keeps the order. A transform is a table with one key that names its kind, `widen`, `deepen`, `kernel`, `branch` or one
+that `outgrow.register_transform` has added, and gives the place; all other keys are fields of its class, and what is left out
+has its default. A method with options of its own is
 `{ name = "r2r", init = "he" }`. A Python function, as a rule or an init, can't be written.
 """
 
@@ -27,19 +28,9 @@ from outgrow.methods import R2R, MeanFill, Method, Net2Net, NetMorph, RandomPad
 from outgrow.methods.base import REGISTERED
 from outgrow.training.atomic import check_path, write_plain
 from outgrow.training.rules import Plateau, Reached
-from outgrow.training.schedule import At, Event, Schedule, Transform, When
-from outgrow.transforms.branch import Branch
-from outgrow.transforms.deepen import Deepen
-from outgrow.transforms.kernel import Kernel
-from outgrow.transforms.widen import Widen
+from outgrow.training.schedule import At, Event, Schedule, When
+from outgrow.transforms.table import Transform, kind_of, kinds
 
-# what a transform is told by: its class, and the field that the key stands for
-TRANSFORMS: dict[str, tuple[Any, str]] = {
-    "widen": (Widen, "where"),
-    "deepen": (Deepen, "after"),
-    "kernel": (Kernel, "where"),
-    "branch": (Branch, "beside"),
-}
 METHODS: dict[str, Any] = {"r2r": R2R, "net2net": Net2Net, "netmorph": NetMorph, "mean": MeanFill, "random": RandomPad}
 RULES: dict[str, Any] = {"plateau": Plateau, "reached": Reached}
 TIMES = ("step", "epoch", "when")
@@ -50,6 +41,7 @@ def to_dict(schedule: Schedule) -> dict[str, Any]:
     """A schedule as plain data: dicts, lists, words and numbers.
 
     Example:
+        >>> from outgrow import Widen
         >>> to_dict(Schedule([At(epoch=25, grow=[Widen("*", factor=1.5)], lr=0.2)]))
         {'growth': [{'epoch': 25, 'grow': [{'widen': '*', 'factor': 1.5}], 'lr': 0.2}]}
     """
@@ -71,9 +63,11 @@ def _event_out(event: At | When, place: str) -> dict[str, Any]:
 
 
 def _transform_out(transform: Transform, place: str) -> dict[str, Any]:
-    key, field = next((key, field) for key, (kind, field) in TRANSFORMS.items() if isinstance(transform, kind))
+    kind = kind_of(transform)
+    if kind is None:
+        raise ScheduleError(f"{place}: {transform!r} is no transform that is registered")
     options = _options_out(transform)
-    options.pop(field, None)
+    options.pop(kind.place, None)
     method = getattr(transform, "method", None)
     if isinstance(method, Method):
         name = _named({**METHODS, **REGISTERED}, method)
@@ -86,7 +80,12 @@ def _transform_out(transform: Transform, place: str) -> dict[str, Any]:
             inits = "name one ('std', 'he', 'xavier', 'copy'), or keep the schedule in Python"
             raise ScheduleError(f"{place}: init={method.init!r} is a function, which no file can hold: {inits}")
         options["method"] = {"name": name, **_options_out(method)}
-    return {key: _plain(getattr(transform, field)), **options}
+    entry = {kind.name: _plain(getattr(transform, kind.place)), **options}
+    unwritable = [name for name, value in entry.items() if not isinstance(value, (bool, int, float, str, list, dict))]
+    if unwritable:
+        found = entry[unwritable[0]]
+        raise ScheduleError(f"{place}: {unwritable[0]} = {found!r} can't be written: files hold numbers, words and lists")
+    return entry
 
 
 def _named(table: Mapping[str, Any], thing: Any) -> str | None:
@@ -152,21 +151,21 @@ def _event(entry: Any, place: str) -> At | When:
 
 def _transform(entry: Any, place: str) -> Transform:
     entry = _table(entry, place, "{ widen = '*', factor = 1.5 }")
-    kinds = [key for key in TRANSFORMS if key in entry]
-    if len(kinds) != 1:
-        told = f"it has {' and '.join(kinds)}" if kinds else _hint(entry, TRANSFORMS) or "it has none of them"
-        raise ScheduleError(f"{place}: a transform has one of {_listed(TRANSFORMS)} and names the place there; {told}")
-    kind, field = TRANSFORMS[kinds[0]]
-    names = [each.name for each in dataclasses.fields(kind) if each.name != field]
-    _check_keys(entry, (kinds[0], *names), f"{place} ({kinds[0]})")
-    place = f"{place} ({kinds[0]})"
-    values = {field if key == kinds[0] else key: value for key, value in entry.items()}
+    known = {kind.name: kind for kind in kinds()}
+    named = [name for name in known if name in entry]
+    if len(named) != 1:
+        told = f"it has {' and '.join(named)}" if named else _hint(entry, known) or "it has none of them"
+        raise ScheduleError(f"{place}: a transform has one of {_listed(known)} and names the place there; {told}")
+    kind = known[named[0]]
+    place = f"{place} ({kind.name})"
+    _check_keys(entry, (kind.name, *kind.options), place)
+    values = {kind.place if key == kind.name else key: value for key, value in entry.items()}
     for key, value in entry.items():
-        if key == "method" and isinstance(value, Mapping) and kind is Widen:
+        if key == "method" and isinstance(value, Mapping) and kind.methods:
             values[key] = _built({**METHODS, **REGISTERED}, value, "name", f"{place}, method", "{ name = 'r2r', init = 'he' }")
         else:
             _no_table(value, key, place)
-    return _made(kind, values, place)  # type: ignore[no-any-return]
+    return _made(kind.request, values, place)
 
 
 def _built(table: Mapping[str, Any], entry: Any, key: str, place: str, usual: str) -> Any:
@@ -289,6 +288,7 @@ def to_toml(data: Mapping[str, Any]) -> str:
     """What `to_dict` gives, as TOML.
 
     Example:
+        >>> from outgrow import Branch, Kernel
         >>> print(to_toml(to_dict(Schedule([At(step=9, grow=[Kernel("conv1", (3, 5)), Branch("layer2")])]))), end="")
         [[growth]]
         step = 9

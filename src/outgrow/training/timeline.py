@@ -35,7 +35,8 @@ from outgrow.trace import Example
 from outgrow.training.atomic import check_path, write_plain
 from outgrow.training.drift import without_drifts
 from outgrow.training.fade import gates_of
-from outgrow.training.schedule import At, Schedule, When, described
+from outgrow.training.schedule import At, Schedule, When
+from outgrow.transforms.table import described
 from outgrow.usage import usage
 
 WIDTH = 132

@@ -71,6 +71,11 @@ class Branch:
         return self.fade is not None or self.method not in ("copy", "random")
 
     @property
+    def summary(self) -> str:
+        """The request in a few words."""
+        return f"Branch beside {self.beside!r}"
+
+    @property
     def kind(self) -> str:
         """The method, by its name."""
         usual = "r2r" if self.fade is None else "copy"

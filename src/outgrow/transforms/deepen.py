@@ -79,6 +79,11 @@ class Deepen:
         return self.fade is not None or self.method not in ("copy", "random")
 
     @property
+    def summary(self) -> str:
+        """The request in a few words."""
+        return f"Deepen after {self.after!r} + {self.count}"
+
+    @property
     def named(self) -> str:
         """What is done, in a word or two."""
         usual = "r2r" if self.fade is None else "copy"

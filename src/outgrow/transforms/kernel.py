@@ -48,6 +48,11 @@ class Kernel:
             object.__setattr__(self, "size", tuple(self.size))
         check_fade(self.fade)
 
+    @property
+    def summary(self) -> str:
+        """The request in a few words."""
+        return f"Kernel {self.where!r} to {self.size}"
+
 
 def kernel_plan(site: Site, request: Kernel) -> Step:
     """The edits that enlarge a kernel."""

@@ -80,6 +80,12 @@ class Widen:
     def patterns(self) -> tuple[str, ...]:
         return (self.where,) if isinstance(self.where, str) else tuple(self.where)
 
+    @property
+    def summary(self) -> str:
+        """The request in a few words."""
+        amount = f"× {self.factor:g}" if self.factor else f"by {self.by}" if self.by else f"to {self.to}"
+        return f"Widen {', '.join(self.patterns)!r} {amount}"
+
 
 SAME = "the nearest size that it allows is the present one"
 

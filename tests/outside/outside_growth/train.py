@@ -18,8 +18,10 @@ class Gated(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.value, self.gate, self.out = nn.Linear(4, 8), nn.Linear(4, 8), nn.Linear(8, 3)
+        self.kinds = nn.Embedding(2, 4)
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x + self.kinds(torch.arange(len(x), device=x.device) % 2)
         y: Tensor = self.out(swish_gate(self.value(x), self.gate(x), 1.5))
         return y
 
