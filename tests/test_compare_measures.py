@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,11 +31,18 @@ def new_numbers(model: nn.Module, grow: Callable[[nn.Module, int], None], seed: 
     return np.concatenate(parts)
 
 
-def freely_drawn(model: nn.Module, grow: Callable[[nn.Module, int], None]) -> tuple[int, int]:
-    """The dimension of the space in which the new numbers lie, seen from many draws; and how many there are."""
-    first = new_numbers(model, grow, 0)
-    draws = np.stack([new_numbers(model, grow, seed) - first for seed in range(1, first.size + 8)])
-    return int(np.linalg.matrix_rank(draws, tol=1e-7)), first.size
+def dimension(draw: Callable[[int], np.ndarray[Any, Any]]) -> tuple[int, int]:
+    """The dimension of the space in which drawn numbers lie, and how many there are.
+
+    Draws go on until eight of them, all random, have added no dimension.
+    """
+    first, draws = draw(0), []
+    for seed in itertools.count(1):
+        draws.append(draw(seed) - first)
+        rank = int(np.linalg.matrix_rank(np.stack(draws), tol=1e-7))
+        if len(draws) == rank + 8:
+            return rank, first.size
+    raise AssertionError
 
 
 class Loop(nn.Module):
@@ -69,7 +77,7 @@ def test_degrees_of_freedom_are_the_dimension_of_what_can_be_drawn(
     def grow(grown: nn.Module, seed: int) -> None:
         outgrow.widen(grown, x, where, by=2, method=METHODS[method], seed=seed, check=False)
 
-    assert (column.free, column.new) == freely_drawn(model, grow)
+    assert (column.free, column.new) == dimension(lambda seed: new_numbers(model, grow, seed))
 
 
 def test_degrees_of_freedom_of_a_new_residual_block() -> None:
@@ -81,9 +89,7 @@ def test_degrees_of_freedom_of_a_new_residual_block() -> None:
         (block,) = outgrow.deepen(grown, x, "1", method="r2r", seed=seed, check=False).plan.new_blocks
         return np.concatenate([p.detach().double().numpy().ravel() for p in grown.get_submodule(block).parameters()])
 
-    first = new(0)
-    draws = np.stack([new(seed) - first for seed in range(1, first.size + 8)])
-    assert (column.free, column.new) == (np.linalg.matrix_rank(draws, tol=1e-7), first.size)
+    assert (column.free, column.new) == dimension(new)
 
 
 def test_degrees_of_freedom_of_a_split_layer() -> None:
