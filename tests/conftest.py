@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,18 @@ def _let_torchvision_import() -> None:
 if torch.version.cuda is None:
     _let_torchvision_import()
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Nothing is compiled before and after a test.
+
+    For each compiled function torch 2.6 keeps a pointer to its backend, but no reference. A compiled model that has gone leaves
+    the pointer behind; the next one with a layer of the same class compares the two, which crashes now and then.
+    """
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
 
 
 @pytest.fixture

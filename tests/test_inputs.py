@@ -217,6 +217,7 @@ def compiled_inside() -> nn.Module:
     ],
     ids=["prints", "frozen", "dropout", "compiled inside", "compiled", "data parallel", "fx", "half", "double"],
 )
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
 def test_odd_models_grow(make: Callable[[], nn.Module]) -> None:
     model = make()

@@ -124,6 +124,7 @@ def test_the_best_from_before_a_growth_is_refused_with_the_way_to_test_it(tmp_pa
         assert fit.test(small, data(), verbose=False) == [{"width": float(width)}]
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_a_module_that_was_compiled_as_a_whole_grows_as_one_that_was_not() -> None:
     states = []
     for compiled in (False, True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -240,13 +239,6 @@ def test_hooks_survive_and_fire() -> None:
     wide = [("backward", (8, 12)), ("before", (8, 6)), ("block", (8, 6)), ("forward", (8, 12))]
     assert sorted(seen) == [*wide, ("gathered", (12, 6)), ("gradient", (12, 6))]
     assert [name for name, _ in first] == [name for name, _ in sorted(seen)]
-
-
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 @pytest.mark.usefixtures("fresh_compiler")

@@ -92,6 +92,7 @@ def test_parts_that_no_run_trains_may_have_optimizers_of_their_own() -> None:
     assert run.steps == 2
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")  # fades of other tests, whose hook is in the way too
 def test_a_compiled_step_is_no_reason_to_complain() -> None:

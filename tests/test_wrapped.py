@@ -1,7 +1,7 @@
 """DistributedDataParallel in a group of one process: what does not need several ranks to be seen."""
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -109,14 +109,7 @@ def compiled(module: Any) -> Any:
     return torch.compile(module, backend="eager")
 
 
-@pytest.fixture
-def _compiling() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.mark.usefixtures("_compiling")
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.filterwarnings("ignore")  # torch warns while it compiles
 def test_a_compiled_wrapper_that_would_leave_gates_out_is_refused() -> None:
     model = blocks()
@@ -136,14 +129,18 @@ def test_a_compiled_wrapper_that_would_leave_gates_out_is_refused() -> None:
     torch.testing.assert_close(called(X), right)
 
 
-@pytest.mark.usefixtures("_compiling")
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.filterwarnings("ignore")  # torch warns while it compiles
-def test_other_orders_of_wrappers_fade_in() -> None:
-    for model, place, wrap in (
-        (blocks(), "1", lambda one: DistributedDataParallel(compiled(one))),
-        (Plain(), "body.1", lambda one: compiled(DistributedDataParallel(one))),
-    ):
-        called = wrap(model)
-        right = called(X).detach()
-        outgrow.deepen(called, X, place, fade=4)
-        torch.testing.assert_close(called(X), right)
+@pytest.mark.parametrize(
+    ("build", "place", "wrap"),
+    [
+        (blocks, "1", lambda one: DistributedDataParallel(compiled(one))),
+        (Plain, "body.1", lambda one: compiled(DistributedDataParallel(one))),
+    ],
+    ids=["compiled inside", "compiled outside"],
+)
+def test_other_orders_of_wrappers_fade_in(build: Callable[[], nn.Module], place: str, wrap: Callable[[nn.Module], Any]) -> None:
+    called = wrap(build())
+    right = called(X).detach()
+    outgrow.deepen(called, X, place, fade=4)
+    torch.testing.assert_close(called(X), right)
