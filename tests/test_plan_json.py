@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import outgrow
+from outgrow import fills
 from outgrow.errors import CheckpointError
-from outgrow.plan import Change, Insertion, Plan, Rescaling, Setting
+from outgrow.plan import FILLS, Change, Insertion, Plan, Rescaling, Setting
 
 numbers = st.integers(-(2**70), 2**70) | st.integers(-3, 3)
 reals = st.floats(allow_nan=False) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 1 / 3])
@@ -39,7 +40,7 @@ insertions = st.builds(
     size=st.integers(0, 100),
     at=positions,
     sources=positions,
-    fill=names,
+    fill=st.sampled_from(FILLS),
     draws=positions,
     signs=factors,
     members=positions,
@@ -78,3 +79,14 @@ def test_a_setting_that_json_can_not_hold_is_refused_at_once(tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match="Tensor can't be written as JSON"):
         outgrow.save(model, tmp_path / "model.safetensors")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_table_of_fills_has_every_fill_of_a_plan() -> None:
+    assert tuple(fills.FILLS) == FILLS
+
+
+def test_a_fill_that_does_not_exist_is_refused_where_the_plan_is_read() -> None:
+    plan = Plan((), (Insertion("weight", 0, 2, (2,), (1,), "copy", signs=(1.0,)),)).to_json()
+    plan["edits"][0]["fill"] = "magic"
+    with pytest.raises(ValueError, match="new entries of weight are to be 'magic', and not free, zero"):
+        Plan.from_json(plan)

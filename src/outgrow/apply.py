@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from outgrow.accumulators import hooks_kept
-from outgrow.fill import Init, deviations, fill_values, grown, grown_moment, needs_deviation
+from outgrow.fill import deviations, fill_values, grown, grown_moment, needs_deviation
+from outgrow.fills import Init
 from outgrow.interrupts import Deferral
 from outgrow.plan import Edit, Plan, Setting
 from outgrow.positions import edits_by_tensor as edits_by_tensor

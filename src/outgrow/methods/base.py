@@ -25,7 +25,6 @@ INITS = ("std", "he", "xavier", "copy")
 Init = str | Callable[[torch.Tensor, tuple[int, ...], torch.Generator], torch.Tensor]
 
 
-FILLS = ("free", "zero", "one", "mean", "rowmean", "spread", "copy")
 REGISTERED: dict[str, type[Method]] = {}  # methods from outside, by name: the purpose of `outgrow.register_method`
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from outgrow.errors import GrowthError, MethodError
-from outgrow.methods.base import FILLS, Draft, Method, Recipe, forced
+from outgrow.methods.base import Draft, Method, Recipe, forced
+from outgrow.plan import FILLS
 from outgrow.states import State, Verdict
 from outgrow.volumes import Slot, Volume
 

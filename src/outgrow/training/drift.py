@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from outgrow.apply import Journal, edits_by_tensor
-from outgrow.fill import Init, fill_values, grown
+from outgrow.fill import fill_values, grown
+from outgrow.fills import Init
 from outgrow.plan import Edit, Insertion, Plan, Rescaling
 from outgrow.sandbox import tensors_of
 from outgrow.training.fade import CLOCK
