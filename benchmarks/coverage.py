@@ -270,7 +270,7 @@ def write_page(results: dict[str, Any]) -> None:
         "",
         f'`outgrow.widen(model, x, "*", factor={FACTOR})` on the smallest model of each of timm\'s {len(families)}',
         "families, in float64, every parameter and buffer randomised first. Made by `make coverage` from",
-        "`benchmarks/results/coverage.json`; what the columns mean and when a family counts is told in",
+        "`benchmarks/results/coverage.json`; what the columns mean and when a family counts is described in",
         "`benchmarks/coverage.py`.",
         "",
         f"**{counted} of {len(families)} families count** ({len(results['families'])} examined; {results['versions']}).",

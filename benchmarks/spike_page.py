@@ -100,7 +100,7 @@ def page(data: dict[str, Any]) -> str:
     judged = [row for row in rows if row.preserving and row.group == "ours"]
     passed = sum(row.verdict == "pass" for row in judged)
     text = f"""
-Made by `make spike` from `benchmarks/results/spike.json`; what is done and how it is measured is told in `benchmarks/spike.py`.
+Made by `make spike` from `benchmarks/results/spike.json`; `benchmarks/spike.py` describes what is done and how it is measured.
 {versions}; {data["machine"]["device"]}; {settings["seeds"]} seeds. Grown after half of {settings["epochs"]:g} epochs of
 CIFAR-10 in batches of {settings["batch"]}: widths × {settings["factor"]:g}, a block more behind the last one of each stage, or
 kernels of 5 × 5. “Widen mlp” widens the hidden layers of the MLPs only.

@@ -232,7 +232,7 @@ def page(results: dict[str, Any]) -> str:
     lines = [
         "# How long a growth holds training up",
         "",
-        "Made by `make stall` from `benchmarks/results/stall.json`; how it is measured is told in `benchmarks/stall.py`.",
+        "Made by `make stall` from `benchmarks/results/stall.json`; how it is measured is described in `benchmarks/stall.py`.",
         f"{versions}; Adam, float32, {results['configuration']['threads']} thread; {results['machine']['processor']}.",
         "",
         "The stall is the one call of `run.step()` that grows; the copy is of the grown model and its optimizer's moments.",

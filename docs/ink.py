@@ -26,10 +26,10 @@ from matplotlib.textpath import TextPath
 GROUND, EDGE, INK, SOFT, ALARM = "#fdfcf9", "#d8d3c8", "#262626", "#6b675f", "#b3261e"
 HUES = {"kept": "#4a78ad", "changed": "#4a78ad", "drawn": "#ee8a1d", "copied": "#2f9b74", "set": "#7d62ad", "plain": "#8b8680"}
 LEGEND = {
-    "kept": "old number, kept",
-    "changed": "old number, changed",
+    "kept": "existing value, kept",
+    "changed": "existing value, changed",
     "drawn": "new, drawn",
-    "copied": "new, taken from old numbers",
+    "copied": "new, from existing values",
     "set": "new, one",
     "zero": "zero",
 }

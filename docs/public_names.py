@@ -21,8 +21,12 @@ class PublicNames(griffe.Extension):
 
     def on_package(self, *, pkg: griffe.Module, loader: Any, **kwargs: Any) -> None:
         for name in map(str, pkg.exports or ()):
-            if isinstance(pkg.members.get(name), griffe.Module):
-                pkg.set_member(name, defined(pkg, name))
+            module = pkg.members.get(name)
+            if isinstance(module, griffe.Module):
+                found = defined(pkg, name)
+                others = {key: member for key, member in module.members.items() if member is not found}
+                found.members.update(others)  # what else the file defines is still found by its path
+                pkg.set_member(name, found)
 
 
 def defined(package: griffe.Module, name: str) -> griffe.Object | griffe.Alias:

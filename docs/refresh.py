@@ -48,7 +48,9 @@ class Told:
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """README and the documentation, without the notebooks' pages (`notebook_pages.py` writes those)."""
+    written = (page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "notebooks")
+    return [ROOT / "README.md", *sorted(written)]
 
 
 def blocks_of(page: Path) -> list[Block]:

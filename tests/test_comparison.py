@@ -131,8 +131,12 @@ def test_the_page_is_what_the_results_say(compared: Comparison, tmp_path: Path) 
     assert told[1] == f"{best - scratch:.1f}"
 
 
-def test_the_readme_says_what_the_results_say(compared: Comparison) -> None:
-    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+def words(page: str) -> str:
+    return " ".join((ROOT / page).read_text(encoding="utf-8").split())
+
+
+def test_the_pages_say_what_the_results_say(compared: Comparison) -> None:
+    text, readme = words("docs/does-it-pay.md"), words("README.md")
 
     def far(account: str, what: str, rival: str, budget: float, way: str = "r2r") -> str:
         return f"{abs(against(compared, account, what, way)[rival][budget].gap.value):.1f}"
@@ -142,6 +146,7 @@ def test_the_readme_says_what_the_results_say(compared: Comparison) -> None:
         f"{four[0]} points better than scratch with four epochs (best {four[1]}), {eight[0]} with eight (best {eight[1]})"
         in text
     )
+    assert f"{four[0]} points better than scratch with four epochs (best {four[1]})" in readme
     assert not against(compared, "RE", "widen", "r2r")["scratch"][16].clear
     assert not against(compared, "RE", "widen")["scratch"][16].clear
     target = compared.targets()["scratch at 8"]
@@ -154,6 +159,7 @@ def test_the_readme_says_what_the_results_say(compared: Comparison) -> None:
     assert f"by {far('EQ', 'deepen', 'scratch', 2)} points (deepening, best {far('EQ', 'deepen', 'scratch', 2, '')})" in text
     wide, deep = ((far("EQ", what, "scratch", 32), far("EQ", what, "scratch", 32, "")) for what in ("widen", "deepen"))
     assert f"by {wide[0]} points over widening (best {wide[1]}) and {deep[0]} over deepening (best {deep[1]})" in text
+    assert f"with thirty-two epochs scratch is ahead by {wide[0]} points" in readme
     tried = [row for row in compared.swept if row.difference is not None]
     clear = [row.difference for row in tried if row.difference is not None and row.difference.clear]
     assert all(one.value < 0 for one in clear)
@@ -161,17 +167,16 @@ def test_the_readme_says_what_the_results_say(compared: Comparison) -> None:
     assert f"{len(clear)} do harm, {holm(tried)} clearly so when their number is corrected for" in text
 
 
-def test_the_readme_says_how_long_it_took() -> None:
+def test_the_pages_say_how_long_it_took() -> None:
     def minutes(*folders: str) -> float:
         contents = [content for folder in folders for content in read_all(KEPT / folder).values()]
         curves = [stages for content in contents for stages in content["curves"].values()]
         return sum(stage["seconds"][-1] for stages in curves for stage in stages) / 60
 
-    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert minutes("table") < 30
-    assert "took less than half an hour of training on one H200" in text
+    assert "took less than half an hour of training on one H200" in words("docs/paper.md")
     assert 25 < minutes("tuning", "sweep", "protocol") < 35
-    assert "about half an hour on one H200" in text
+    assert "about half an hour on one H200" in words("docs/does-it-pay.md")
 
 
 def test_remarks_are_of_the_earlier_results(compared: Comparison) -> None:

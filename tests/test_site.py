@@ -199,10 +199,10 @@ def test_every_page_opens_without_errors_on_a_phone_and_on_a_desk(browser: Brows
 def test_the_navigation_and_the_search_work_without_a_server(browser: Browser, site: Path) -> None:
     browser.size(1280, 900)
     browser.open(site / "index.html")
-    link = "[...document.querySelectorAll('.md-nav a')].find(a => a.href.endsWith('/methods.html'))"
+    link = "[...document.querySelectorAll('.md-nav a')].find(a => a.href.endsWith('/widen.html'))"
     browser.js(f"{link}.click()")
-    wait(browser, "location.href.endsWith('/methods.html') && document.readyState == 'complete'")
-    assert "Methods" in browser.js("document.title")
+    wait(browser, "location.href.endsWith('/widen.html') && document.readyState == 'complete'")
+    assert "Widen" in browser.js("document.title")
     browser.click(".md-search__button")
     wait(browser, "document.activeElement.shadowRoot != null")
     browser.call("Input.insertText", text="register_optimizer")

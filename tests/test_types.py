@@ -1,4 +1,4 @@
-"""The package is typed: `mypy --strict` passes on the README's examples, and on a plugin."""
+"""The package is typed: `mypy --strict` passes on examples of the documentation, and on a plugin."""
 
 from __future__ import annotations
 
@@ -67,12 +67,14 @@ def test_a_block_is_joined_with_those_whose_names_it_uses() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="mypy is run once, on the platforms of the developers")
-def test_strict_mypy_passes_on_the_examples_of_the_readme_and_on_a_plugin(tmp_path: Path) -> None:
+def test_strict_mypy_passes_on_examples_of_the_documentation_and_on_a_plugin(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
-    blocks = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert len(blocks) > 3
-    for number in range(len(blocks)):
-        (tmp_path / f"readme_{number + 1:02}.py").write_text(program(blocks, number), encoding="utf-8")
+    for page in ("README", "docs/widen", "docs/deepen", "docs/refusals"):
+        blocks = BLOCK.findall((ROOT / f"{page}.md").read_text(encoding="utf-8"))
+        assert blocks
+        for number in range(len(blocks)):
+            file = tmp_path / f"{page.replace('/', '_')}_{number + 1:02}.py"
+            file.write_text(program(blocks, number), encoding="utf-8")
     files = [*sorted(map(str, tmp_path.glob("*.py"))), str(ROOT / "tests" / "outside" / "outside_growth")]
     # the same options as for the package itself (strict), so that mypy's cache serves both
     done = subprocess.run([sys.executable, "-m", "mypy", *files], capture_output=True, text=True, cwd=ROOT)
