@@ -317,7 +317,7 @@ def page(results: dict[str, Any]) -> str:
     lines = [
         "# Speed",
         "",
-        "Made by `make bench` from `benchmarks/results/speed.json`; how each is measured is described in `benchmarks/speed.py`.",
+        "Made by `make bench` from `benchmarks/results/speed.json`; `benchmarks/speed.py` describes how each is measured.",
         f"{versions}; {configuration}; {results['machine']['processor']}.",
         "",
         "A ratio is the median over the repetitions, with the best and the worst in brackets.",

@@ -22,6 +22,7 @@ import pytest
 
 import outgrow
 from browser import Browser, chromium
+from outgrow import extending
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -120,6 +121,8 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
         }
         shown = {one.split(".")[2] for one in ids if one.startswith(f"outgrow.{name}.")}
         assert shown == public - HELPERS
+    shown = {one.split(".")[2] for one in ids if one.startswith("outgrow.extending.")}
+    assert shown == set(extending.__all__) - {"Method"}  # which is a name of the package itself
 
 
 @pytest.mark.parametrize(
