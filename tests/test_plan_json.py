@@ -14,7 +14,7 @@ from torch import nn
 import outgrow
 from outgrow import fills
 from outgrow.errors import CheckpointError
-from outgrow.plan import FILLS, Change, Insertion, Plan, Rescaling, Setting
+from outgrow.plan import FILL_NAMES, Change, Insertion, Plan, Rescaling, Setting
 
 numbers = st.integers(-(2**70), 2**70) | st.integers(-3, 3)
 reals = st.floats(allow_nan=False) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 1 / 3])
@@ -40,7 +40,7 @@ insertions = st.builds(
     size=st.integers(0, 100),
     at=positions,
     sources=positions,
-    fill=st.sampled_from(FILLS),
+    fill=st.sampled_from(FILL_NAMES),
     draws=positions,
     signs=factors,
     members=positions,
@@ -82,7 +82,7 @@ def test_a_setting_that_json_can_not_hold_is_refused_at_once(tmp_path: Path) -> 
 
 
 def test_the_table_of_fills_has_every_fill_of_a_plan() -> None:
-    assert tuple(fills.FILLS) == FILLS
+    assert tuple(fills.FILLS) == FILL_NAMES
 
 
 def test_a_fill_that_does_not_exist_is_refused_where_the_plan_is_read() -> None:

@@ -220,6 +220,88 @@ def test_training_goes_through_the_operator_and_not_through_the_rule() -> None:
             outgrow.widen(model, X, "one", to=12, optimizer=optimizer)
 
 
+@torch.library.custom_op("ruletest::tanh2", mutates_args=())
+def tanh2(x: Tensor) -> Tensor:
+    return 2 * torch.tanh(x)
+
+
+def _slope(ctx: Any, upstream: Tensor) -> Tensor:
+    (y,) = ctx.saved_tensors
+    return upstream * (2 - y * y / 2)
+
+
+tanh2.register_autograd(_slope, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(tanh2(self.up(x)))
+
+
+class Reads(nn.Module):
+    """Reads a value of its input, so that it does not run on the meta device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x) * (1 if x.sum().item() > 0 else 2)
+
+
+class Force(nn.Module):
+    """Differentiates in its forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(self.two(tanh2(self.one(x))).sum(), x, create_graph=True)[0]
+
+
+def test_models_that_read_values_or_differentiate_or_are_deepened() -> None:
+    outgrow.rule("ruletest::tanh2", like=lambda x: 2 * torch.tanh(x))
+    check_exact(Reads().double(), X, "block.up", by=4)
+    check_exact(Force().double(), X, "one", by=4)
+    chain = nn.Sequential(Block(), Block()).double()
+    before = chain(X)
+    assert outgrow.deepen(chain, X, "1", count=2).preserving
+    torch.testing.assert_close(chain(X), before, rtol=1e-11, atol=1e-11)
+    assert len(chain) == 4
+    assert outgrow.compare(chain, X, "0.up").widen["r2r"].preserving == "yes"
+
+
+def test_lists_of_tensors_and_settings_by_name() -> None:
+    LIBRARY.define("joined(Tensor[] parts, Tensor? weight, *, float scale=1.0) -> Tensor")
+
+    def joined(parts: list[Tensor], weight: Tensor | None, *, scale: float = 1.0) -> Tensor:
+        x = scale * torch.cat(list(parts), -1)
+        return x if weight is None else x * weight
+
+    LIBRARY.impl("joined", joined, "CompositeExplicitAutograd")
+    outgrow.rule("ruletest::joined", like=joined)
+
+    class Joined(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.out = nn.Linear(4, 6), nn.Linear(4, 5), nn.Linear(11, 2)
+            self.weight = nn.Parameter(torch.rand(11))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.ops.ruletest.joined([self.a(x), self.b(x)], None, scale=0.5)
+            return self.out(torch.ops.ruletest.joined([y], self.weight))
+
+    model = frozen(Joined())
+    check_exact(model, X, "a", by=4)
+    assert model.weight.shape == (15,)
+
+
 def test_a_rule_that_computes_something_else_is_caught_by_the_check_of_outputs() -> None:
     outgrow.rule("ruletest::normed", like=lambda x, weight: x * weight)  # forgets the norm
 

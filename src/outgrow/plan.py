@@ -14,7 +14,7 @@ from typing import Any
 from outgrow.starts import Start
 
 COLUMNS = ("volume", "size", "method")
-FILLS = ("free", "zero", "one", "mean", "rowmean", "spread", "copy")  # what new entries may hold: see `Insertion`
+FILL_NAMES = ("free", "zero", "one", "mean", "rowmean", "spread", "copy")  # what new entries may hold: see `Insertion`
 LONGEST = 2**28  # entries along an axis: a bound for what a damaged file may claim
 
 
@@ -290,8 +290,10 @@ def _pack(edit: Edit) -> dict[str, Any]:
 def _unpack(data: Mapping[str, Any]) -> Edit:
     values: dict[str, Any] = {key: _expand(value) if isinstance(value, list) else value for key, value in data.items()}
     kind = Rescaling if "factor" in values else Rotation if "draw" in values else Insertion
-    if kind is Insertion and values.get("fill") not in FILLS:
-        raise ValueError(f"new entries of {values.get('tensor')} are to be {values.get('fill')!r}, and not {', '.join(FILLS)}")
+    if kind is Insertion and values.get("fill") not in FILL_NAMES:
+        raise ValueError(
+            f"new entries of {values.get('tensor')} are to be {values.get('fill')!r}, and not {', '.join(FILL_NAMES)}"
+        )
     return kind(**values)
 
 

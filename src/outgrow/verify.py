@@ -46,10 +46,13 @@ class Sober(TorchDispatchMode):
         self.rounding = 0.0
         self.drops = False  # numbers, not whole samples, are dropped at random
         self.draws = False  # random numbers are computed with
+        self.rules: dict[str, None] = {}  # operators that were read by rules from outside the package
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = str(func.overloadpacket)
+        if name in REFERENCES:
+            self.rules[REFERENCES[name].operator] = None
         if name == "aten._to_copy":
             result = func(*args, **kwargs)
             if result.is_floating_point() and args[0].is_floating_point():
@@ -97,6 +100,7 @@ class Outputs:
     wider: bool = False  # run in float32 though the model is of half precision
     brief: bool = False  # in eval mode only, by choice
     untrained: str = ""  # why the model did not run in train mode
+    rules: tuple[str, ...] = ()  # operators on the way that were read by rules from outside the package
 
     @property
     def multiple(self) -> float:
@@ -185,7 +189,9 @@ def _run(
                 trained = _numbers(outputs_in(call(model, example)))
         except Exception as error:  # batch norm on a single value, a loss without labels: eval must do
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-    return Outputs(evaluated, trained, sober.rounding, sober.drops, sober.draws, bool(tensors), brief, reason)
+    return Outputs(
+        evaluated, trained, sober.rounding, sober.drops, sober.draws, bool(tensors), brief, reason, tuple(sober.rules)
+    )
 
 
 def real_numbers(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -294,10 +300,9 @@ def before(model: nn.Module, example: Example, brief: bool = False) -> Outputs:
         raise TraceError(f"the model does not run on the example: {type(error).__name__}: {error}") from error
 
 
-def _rules() -> str:
+def _rules(outputs: Outputs) -> str:
     """Rules from outside the package that may be the reason for a difference."""
-    names = [reference.operator for reference in REFERENCES.values()]
-    return f"a rule that outgrow.rule was given is wrong ({', '.join(names)}), " if names else ""
+    return f"a rule that outgrow.rule was given is wrong ({', '.join(outputs.rules)}), " if outputs.rules else ""
 
 
 def check(
@@ -334,7 +339,7 @@ def check(
                     Problem(
                         "",
                         "the code depends on what grew in a way that was not seen (the number of its blocks, or a layer's "
-                        f"attributes, say), {_rules()}or this is a bug in outgrow's analysis of the model",
+                        f"attributes, say), {_rules(after)}or this is a bug in outgrow's analysis of the model",
                         "grow less, or elsewhere; and report it",
                     )
                 ],

@@ -9,7 +9,7 @@ import numpy as np
 
 from outgrow.errors import GrowthError, MethodError
 from outgrow.methods.base import Draft, Method, Recipe, forced
-from outgrow.plan import FILLS
+from outgrow.plan import FILL_NAMES
 from outgrow.states import State, Verdict
 from outgrow.volumes import Slot, Volume
 
@@ -63,8 +63,8 @@ def recipe_by(method: Method, slot: Slot, volume: Volume, verdict: Verdict, draf
         raise MethodError(f"{place} raised {type(error).__name__}: {error}") from error
     if not isinstance(recipe, Recipe):
         raise MethodError(f"{place} returned {type(recipe).__name__}: it must return a Recipe")
-    if recipe.fill not in FILLS:
-        raise MethodError(f"{place} has fill={recipe.fill!r}: write one of {', '.join(map(repr, FILLS))}")
+    if recipe.fill not in FILL_NAMES:
+        raise MethodError(f"{place} has fill={recipe.fill!r}: write one of {', '.join(map(repr, FILL_NAMES))}")
     if recipe.models is not draft.models:
         _check_units(place, "models", recipe.models, draft.new, volume.count)
     drawn = recipe.fill in DRAWN
