@@ -9,6 +9,7 @@ chosen by data: their number stays.
 from __future__ import annotations
 
 from outgrow.effects import Ignore
+from outgrow.labels import reduce
 from outgrow.reading import Outcome, Reading
 from outgrow.rules.product import contract
 from outgrow.trace import Op
@@ -23,7 +24,7 @@ def grouped_mm(reading: Reading, op: Op) -> Outcome:
         return Outcome(((),), Ignore())
     layout = reading.layout(weight)
     reading.pin(layout, [0], "experts are chosen by data", op)
-    own = tuple(block for block in layout if 0 not in block.axes)
+    own = reduce(reading.ties, layout, [0], keepdim=True)
     left, right = (x, reading.layout(x), [0, 1], shapes[0]), (weight, own, [3, 1, 2], shapes[1])
     joint, effect = contract(reading, op, left, right, [0, 2])
     return Outcome((joint,), effect)

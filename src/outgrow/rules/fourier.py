@@ -7,7 +7,7 @@ imaginary parts, where the code takes them apart, lie on an axis of two that car
 from __future__ import annotations
 
 from outgrow.effects import Map, Move
-from outgrow.labels import Layout
+from outgrow.labels import reduce
 from outgrow.reading import Outcome, Reading, refs_in
 from outgrow.rules.elementwise import together
 from outgrow.trace import Op
@@ -42,8 +42,7 @@ def from_parts(reading: Reading, op: Op) -> Outcome:
 def _without(reading: Reading, op: Op, axes: list[int], reason: str) -> Outcome:
     ref = op.args[0]
     reading.pin(reading.layout(ref), axes, reason, op)
-    kept: Layout = tuple(block for block in reading.layout(ref) if not set(block.axes) & set(axes))
-    return Outcome((kept,), Move((ref.value,)))
+    return Outcome((reduce(reading.ties, reading.layout(ref), axes, keepdim=True),), Move((ref.value,)))
 
 
 RULES = {

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outgrow.effects import Effect, Map, Move, Operand, Sum
-from outgrow.labels import Layout
+from outgrow.labels import Layout, reduce
 from outgrow.reading import Outcome, Reading
 from outgrow.trace import Op, Ref
 
@@ -68,8 +68,8 @@ def index_put(reading: Reading, op: Op) -> Outcome:
     kept = {axis: size for axis, size in enumerate(reading.shape(base)) if axis >= covered}
     sizes = {axis + rank - wide: size for axis, size in enumerate(reading.shape(source)) if axis + rank - wide >= covered}
     layouts = [
-        _behind(reading.layout(base), pinned),
-        _behind(reading.spread(source, rank), [axis for axis in range(rank - max(wide, rank), rank) if axis < covered]),
+        reduce(reading.ties, reading.layout(base), pinned, keepdim=True),
+        reduce(reading.ties, reading.spread(source, rank), range(rank - max(wide, rank), covered), keepdim=True),
     ]
     joint = reading.meet(op, [(base, layouts[0], kept), (source, layouts[1], sizes)], reading.shape(base))
     how = "sum" if len(op.args) > 3 and op.args[3] else "copy"
@@ -86,11 +86,7 @@ def _rows(reading: Reading, op: Op, ref: Ref, axis: int, index: Ref | None) -> L
         sizes = reading.shape(ref), reading.shape(index)
         apart += [a for a in range(len(sizes[0])) if a != axis and (a not in same or sizes[0][a] != sizes[1][a])]
         reading.pin(layout, [a for a in apart if a != axis], BY_ENTRY, op)
-    return _behind(layout, apart)
-
-
-def _behind(layout: Layout, axes: Sequence[int]) -> Layout:
-    return tuple(block for block in layout if not set(block.axes) & set(axes))
+    return reduce(reading.ties, layout, apart, keepdim=True)
 
 
 def _how(op: Op, position: int) -> str:
@@ -104,7 +100,7 @@ def _how(op: Op, position: int) -> str:
 
 def _combine(reading: Reading, op: Op, base: Ref, source: Ref, axis: int, how: str) -> Outcome:
     """Base and source meet on all axes but that of the rows."""
-    layouts = [_behind(reading.layout(ref), [axis]) for ref in (base, source)]
+    layouts = [reduce(reading.ties, reading.layout(ref), [axis], keepdim=True) for ref in (base, source)]
     operands = []
     for ref, layout in zip((base, source), layouts, strict=True):
         repeated = reading.repeated.get(ref.value, frozenset())

@@ -7,7 +7,7 @@ tensor (see `written`), and the layers themselves run as elementary operators.
 from __future__ import annotations
 
 from outgrow.effects import Move
-from outgrow.labels import renumber
+from outgrow.labels import reduce, renumber
 from outgrow.reading import Outcome, Reading
 from outgrow.trace import Op
 
@@ -16,7 +16,7 @@ def pack(reading: Reading, op: Op) -> Outcome:
     """(x, lengths, batch first): (batch, steps, features) → (rows, features), and the number of rows of each step."""
     ref = op.args[0]
     reading.pin(reading.layout(ref), [0, 1], "it is packed by the lengths of sequences", op)
-    kept = tuple(block for block in reading.layout(ref) if min(block.axes) > 1)
+    kept = reduce(reading.ties, reading.layout(ref), [0, 1], keepdim=True)
     return Outcome((renumber(kept, lambda axis: axis - 1), ()), Move((ref.value,)))
 
 

@@ -55,7 +55,7 @@ def pool(reading: Reading, op: Op) -> Outcome:
     digits = [int(char) for char in name if char.isdigit()]
     space = range(rank - digits[0], rank)
     reading.pin(reading.layout(ref), list(space), f"{op.name} works over it", op)
-    kept = tuple(block for block in reading.layout(ref) if not set(block.axes) & set(space))
+    kept = reduce(reading.ties, reading.layout(ref), space, keepdim=True)
     effect = Map((ref.value,), True, True) if name in POOL_MAX else Move((ref.value,))
     return Outcome((kept,) * len(op.outputs), effect)
 
@@ -75,7 +75,7 @@ def ranked(reading: Reading, op: Op) -> Outcome:
     position = 2 if op.name == "aten.topk" else 1
     axis = (op.args[position] if len(op.args) > position else -1) % rank
     reading.pin(reading.layout(ref), [axis], f"{op.name} ranks its units", op)
-    kept = tuple(block for block in reading.layout(ref) if axis not in block.axes)
+    kept = reduce(reading.ties, reading.layout(ref), [axis], keepdim=True)
     return Outcome((kept,) * len(op.outputs), Move((ref.value,)))
 
 

@@ -169,7 +169,7 @@ def pad(reading: Reading, op: Op) -> Outcome:
             continue
         if len(host.axes) > 1 or before < 0 or after < 0:
             reading.pin((host,), [axis], "it is padded", op)
-            return Outcome((tuple(block for block in layout if block is not host),), Move((ref.value,)))
+            return Outcome((reduce(reading.ties, layout, [axis], keepdim=True),), Move((ref.value,)))
         labels = np.concatenate([reading.ties.fresh((before,)), host.labels, reading.ties.fresh((after,))])
         layout = tuple(Block(host.axes, labels) if block is host else block for block in layout)
     return Outcome((layout,), Move((ref.value,)) if number == 0 else Map((ref.value,), False))
@@ -225,7 +225,7 @@ def lookup(reading: Reading, op: Op) -> Outcome:
     weight, indices = refs_in(op.args)[:2]
     reading.pin(reading.layout(weight), [0], "it is looked up by the model's input", op)
     rank = len(reading.shape(indices))
-    kept = tuple(block for block in reading.layout(weight) if block.axes == (1,))
+    kept = reduce(reading.ties, reading.layout(weight), [0], keepdim=True)
     return moved(reading, weight, renumber(kept, lambda axis: axis + rank - 1))
 
 
@@ -265,7 +265,7 @@ def col2im(reading: Reading, op: Op) -> Outcome:
     wide = (*old[:-2], shape[-3], kernel, old[-1])
     layout = reshape(reading.ties, reading.layout(ref), old, wide)
     reading.pin(layout, [len(wide) - 2, len(wide) - 1], "windows are folded over it", op)
-    return moved(reading, ref, tuple(block for block in layout if max(block.axes) < len(wide) - 2))
+    return moved(reading, ref, reduce(reading.ties, layout, [len(wide) - 2, len(wide) - 1], keepdim=True))
 
 
 def pixel_shuffle(reading: Reading, op: Op) -> Outcome:
