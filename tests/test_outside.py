@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+import outgrow
 from outgrow.cli import main
 
 OUTSIDE = Path(__file__).parent / "outside"
@@ -48,6 +50,15 @@ def python(installed: Path, *arguments: str) -> str:
     return done.stdout
 
 
+class Plain(nn.Module):
+    """The same parameters, without anything of the package."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value, self.gate, self.out = nn.Linear(4, 8), nn.Linear(4, 8), nn.Linear(8, 3)
+        self.kinds = nn.Embedding(2, 4)
+
+
 def test_a_run_is_saved_and_goes_on_in_a_new_process(installed: Path, tmp_path: Path) -> None:
     for _ in range(2):  # the whole run, saved half way; then from there on
         python(installed, "-m", "outside_growth.train", str(tmp_path))
@@ -62,6 +73,9 @@ def test_a_run_is_saved_and_goes_on_in_a_new_process(installed: Path, tmp_path: 
     assert states[0]
     for key, state in states[0].items():
         assert torch.equal(state["momentum"], states[1][key]["momentum"])
+    assert "outside_growth" not in sys.modules  # the history of a file is read without the package that it was made with
+    model = outgrow.load(Plain().double(), tmp_path / "whole.pt")
+    assert (model.value.out_features, model.gate.out_features, model.out.in_features) == (14, 14, 14)
 
 
 def test_commands_know_its_method_and_operator_by_the_entry_point(installed: Path) -> None:
