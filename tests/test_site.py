@@ -214,6 +214,16 @@ def test_the_navigation_and_the_search_work_without_a_server(browser: Browser, s
 
 
 @pytest.mark.browser
+def test_a_phone_has_the_navigation_in_a_drawer(browser: Browser, site: Path) -> None:
+    browser.size(390, 844, touch=True)
+    browser.open(site / "index.html")
+    link = "[...document.querySelectorAll('.md-nav a')].find(a => a.href.endsWith('/widen.html')).getBoundingClientRect()"
+    assert browser.js(f"{link}.right") <= 0
+    browser.click(".md-header [for=__drawer]")
+    wait(browser, f"{link}.left >= 0")
+
+
+@pytest.mark.browser
 def test_the_palette_changes(browser: Browser, site: Path) -> None:
     browser.size(1280, 900)
     colours = []
