@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -147,3 +148,76 @@ def test_a_history_keeps_no_starts() -> None:
     model, example = built(make)
     outgrow.grow(model, example, *transforms)
     assert all(not insert.start.writes for plan in history(model) for insert in plan.inserts)
+
+
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_a_run_that_has_rehearsed_the_growth_gives_the_same_values(name: str) -> None:
+    make, transforms = CASES[name]
+    model, example = built(make)
+    twin = copy.deepcopy(model)
+    outgrow.grow(model, example, *transforms)
+    run = outgrow.Run(twin, example, torch.optim.SGD(twin.parameters()), [outgrow.At(step=1, grow=transforms)], quiet=True)
+    assert run.step() is not None
+    assert [plan.to_json() for plan in history(twin)] == [plan.to_json() for plan in history(model)]
+    values = twin.state_dict()
+    assert list(values) == list(model.state_dict())
+    assert all(torch.equal(tensor, values[path]) for path, tensor in model.state_dict().items())
+
+
+FAULTS = {  # where a fault is thrown in: while the growth is planned, or while it is carried out
+    "trial": ("outgrow.transforms.deepen.apply_insert", "outgrow.transforms.plain.apply_insert"),
+    "branch": ("outgrow.transforms.branch.apply_insert", "outgrow.transforms.branch.calls_of"),
+    "graft": ("outgrow.transforms.fold.apply_graft", "outgrow.execute.apply_grafts"),
+    "insert": ("outgrow.inserting.apply_insert", "outgrow.inserting.begin", "outgrow.inserting.close_gates"),
+    "optimizer": ("outgrow.execute.thaw", "outgrow.execute.adopt", "outgrow.execute.grow_optimizers"),
+    "settings": ("outgrow.execute.apply_setting", "outgrow.execute.apply_plan", "outgrow.execute.follow"),
+}
+
+
+def faulty(function: Callable[..., Any], at: int, error: BaseException) -> tuple[Callable[..., Any], list[int]]:
+    """A function that does its work and then, at its n-th call, raises."""
+    calls = [0]
+
+    def call(*args: Any, **options: Any) -> Any:
+        result = function(*args, **options)
+        calls[0] += 1
+        if calls[0] == at:
+            raise error
+        return result
+
+    return call, calls
+
+
+@pytest.mark.parametrize("stage", FAULTS)
+@pytest.mark.parametrize("name", ["plain soft identity", "branch copy faded", "fold", "widened"])
+def test_a_fault_at_any_stage_leaves_no_trace(name: str, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, transforms = CASES[name]
+    for path in FAULTS[stage]:
+        owner, _, function = path.rpartition(".")
+        module = importlib.import_module(owner)
+        for at, error in ((1, KeyboardInterrupt()), (2, RuntimeError("thrown in"))):
+            model, example = built(make)
+            average = copy.deepcopy(model)
+            optimizer = torch.optim.Adam(model.parameters())
+            before = state(model, average, optimizer)
+            call, calls = faulty(getattr(module, function), at, error)
+            with monkeypatch.context() as patch:
+                patch.setattr(module, function, call)
+                try:
+                    outgrow.grow(model, example, *transforms, optimizer=optimizer, average=average, check=False)
+                except (RuntimeError, KeyboardInterrupt):
+                    assert state(model, average, optimizer) == before, f"{path}, call {at}"
+                else:
+                    assert calls[0] < at, f"{path}, call {at}"
+
+
+def state(model: nn.Module, average: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    """Everything that a growth may change; versions of parameters count changes that were undone too, so they are left out."""
+    groups = [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
+    return unversioned(whole(model)), unversioned(whole(average)), groups, len(optimizer.state), random_states()
+
+
+def unversioned(thing: Any) -> Any:
+    if isinstance(thing, tuple) and len(thing) == 7:  # a tensor: identity, version, shape, strides, learning, values, gradient
+        return (thing[0], *thing[2:6], None if thing[6] is None else thing[6][0])
+    return type(thing)(map(unversioned, thing)) if isinstance(thing, (tuple, list)) else thing
