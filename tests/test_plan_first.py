@@ -132,6 +132,35 @@ def test_a_model_that_can_not_be_copied_is_planned_and_grown() -> None:
     torch.testing.assert_close(model(example), before)
 
 
+class Listing(nn.Module):
+    """Code that reaches its parameters by a list of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 8), nn.Linear(8, 6)
+        self.listed = [self.inner.weight, self.inner.bias]
+        self.body = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(self.outer(torch.relu(torch.nn.functional.linear(x, *self.listed))))
+
+
+def test_code_with_tensors_in_a_list_of_its_own_is_planned_and_grown() -> None:
+    model, example = built(lambda: (Listing().eval(), torch.randn(3, 4, dtype=DTYPE)))
+    model.listed = [model.inner.weight, model.inner.bias]
+    transforms = (
+        outgrow.Branch("outer"),
+        outgrow.Deepen("body.1", method="net2net"),
+        outgrow.Deepen("body.0", method="netmorph"),
+    )
+    before, outputs = whole(model), model(example)
+    planned = outgrow.plan(model, example, *transforms)
+    assert whole(model) == before
+    assert outgrow.grow(model, example, *transforms).plan == planned
+    torch.testing.assert_close(model(example), outputs, rtol=1e-12, atol=1e-12)
+    assert model.listed[0] is model.inner.weight
+
+
 def test_the_plan_holds_how_new_modules_start() -> None:
     make, _ = CASES["images two"]
     model, example = built(make)

@@ -64,7 +64,7 @@ def test_links_lead_to_files(page: Path) -> None:
 
 
 def test_worked_examples_of_contributing_do_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule and the method are put where the page says they go; then the page's own tests run."""
+    """The rule, the method and the transform are put where the page says they go; then the page's own tests run."""
     page = ROOT / "CONTRIBUTING.md"
     namespace: dict[str, Any] = {"__name__": page.stem}
     rules, methods = dict(outgrow.rules.RULES), dict(outgrow.methods.BY_NAME)
@@ -76,8 +76,11 @@ def test_worked_examples_of_contributing_do_what_they_say(monkeypatch: pytest.Mo
         if "BY_NAME" in namespace:
             methods.update(namespace.pop("BY_NAME"))
             monkeypatch.setattr("outgrow.methods.BY_NAME", methods)
+        if "TABLE" in namespace:
+            table = importlib.import_module("outgrow.transforms.table")
+            monkeypatch.setattr(table, "TABLE", (*table.TABLE, *namespace.pop("TABLE")))
     tests = [value for name, value in namespace.items() if name.startswith("test_")]
-    assert len(tests) == 2
+    assert len(tests) == 3
     for test in tests:
         test()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -257,3 +258,11 @@ def test_a_plan_that_is_not_exact_is_found_and_undone() -> None:
     with pytest.raises(GrowthError):
         outgrow.grow(model, IDS, Louder("1"))
     assert torch.equal(model(IDS), before)
+
+
+def test_every_transform_of_the_table_has_a_public_class_and_call() -> None:
+    for kind in TABLE:
+        assert getattr(outgrow, kind.request.__name__) is kind.request
+        parameters = inspect.signature(getattr(outgrow, kind.name)).parameters
+        assert {kind.place, *kind.options} <= set(parameters), kind.name
+    assert len({kind.order for kind in TABLE}) == len(TABLE)

@@ -8,9 +8,8 @@ back. A growth by one transform needs no such trial.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -24,6 +23,8 @@ from outgrow.transforms.site import Site, Step, trial
 from outgrow.transforms.table import Kind, kinds
 from outgrow.volumes import Anatomy
 
+T = TypeVar("T")
+
 
 def steps_of(
     model: nn.Module, example: Example, transforms: Sequence[Any], seed: int, anatomy: Anatomy, journal: Journal
@@ -32,21 +33,28 @@ def steps_of(
 
     anatomy: the model's, as it is. journal: undoes trials that an interrupt left.
     """
-    steps: list[Step] = []
     batches = list(_batches(transforms))
-    with ExitStack() as stack:
-        work: Work | None = None
-        for number, (kind, request) in enumerate(batches):
-            plans = [plan for step in steps for plan in step.plans]
-            site = Site(model, example, seed, _reader(model, example, anatomy, bool(plans)), journal)
-            step = kind.plan(site, _renamed(kind, request, plans))
-            steps.append(step)
-            if number + 1 < len(batches):
-                if work is None:
-                    stack.enter_context(substituted(model, aliases(model)))
-                    work = Work(model, [], [], example, stack.enter_context(trial(journal)))
-                work.carry_out(step)
+    if len(batches) == 1:
+        ((kind, request),) = batches
+        return [kind.plan(Site(model, example, seed, lambda: anatomy, journal), request)]
+    return on_trial(model, journal, lambda tried: _in_turn(Work(model, [], [], example, tried), batches, seed, anatomy))
+
+
+def _in_turn(work: Work, batches: Sequence[tuple[Kind, Any]], seed: int, anatomy: Anatomy) -> list[Step]:
+    """Plan transforms, each on the model as the steps of those before it leave it. anatomy: of the model before all."""
+    steps: list[Step] = []
+    for kind, request in batches:
+        if steps:
+            work.carry_out(steps[-1])
+        site = Site(work.model, work.example, seed, _reader(work, anatomy), work.journal)
+        steps.append(kind.plan(site, _renamed(kind, request, work.plans)))
     return steps
+
+
+def on_trial(model: nn.Module, outer: Journal, action: Callable[[Journal], T]) -> T:
+    """The result of something that changes a model, which is afterwards as it was. outer: undoes it too, after an interrupt."""
+    with substituted(model, aliases(model)), trial(outer) as journal:
+        return action(journal)
 
 
 def _batches(transforms: Sequence[Any]) -> Iterator[tuple[Kind, Any]]:
@@ -67,11 +75,11 @@ def _renamed(kind: Kind, request: Any, plans: Sequence[Plan]) -> Any:
     return replace(request, **{kind.place: renamed(place, plans)})
 
 
-def _reader(model: nn.Module, example: Example, first: Anatomy, grown: bool) -> Callable[[], Anatomy]:
+def _reader(work: Work, first: Anatomy) -> Callable[[], Anatomy]:
     """Reads the model as it is now; `first` is how it was before."""
-    if not grown:
+    if not work.plans:
         return lambda: first
-    return lambda: dissect(model, example, both_modes=len(first.reading.trace.passes) > 1)
+    return lambda: dissect(work.model, work.example, both_modes=len(first.reading.trace.passes) > 1)
 
 
 def aliases(model: nn.Module) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ model, such as the settings of a library's configuration.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,15 +20,15 @@ from outgrow.apply import Journal
 from outgrow.execute import Work
 from outgrow.garbage import collected_later
 from outgrow.plan import Plan, joined
-from outgrow.planning import aliases, steps_of
+from outgrow.planning import on_trial, steps_of
 from outgrow.precision import own_precision
 from outgrow.rebuilt import shapes_suffice
-from outgrow.sandbox import random_state, substituted
+from outgrow.sandbox import random_state
 from outgrow.shadow import has_values
 from outgrow.trace import Example
 from outgrow.training.compiled import uncompiled
 from outgrow.training.sharded import seen_whole
-from outgrow.transforms.site import trial
+from outgrow.transforms.site import Step
 from outgrow.transforms.table import check_transforms
 from outgrow.usage import usage
 
@@ -75,9 +76,12 @@ def _planned(model: nn.Module, example: Example, transforms: Any, seed: int) -> 
     anatomy = dissect(model, example, both_modes=verify.draws(model, example))
     with Journal() as journal:
         steps = steps_of(model, example, transforms, seed, anatomy, journal)
-        with substituted(model, aliases(model)), trial(journal) as tried:
-            work = Work(model, [], [], example, tried)
-            for step in steps:
-                work.carry_out(step)
-            work.describe(example)
-            return joined(work.plans)
+        return on_trial(model, journal, lambda tried: _joined(Work(model, [], [], example, tried), steps))
+
+
+def _joined(work: Work, steps: Sequence[Step]) -> Plan:
+    """Carry steps out; all that was done, as one plan."""
+    for step in steps:
+        work.carry_out(step)
+    work.describe(work.example)
+    return joined(work.plans)
