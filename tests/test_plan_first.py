@@ -148,11 +148,8 @@ class Listing(nn.Module):
 def test_code_with_tensors_in_a_list_of_its_own_is_planned_and_grown() -> None:
     model, example = built(lambda: (Listing().eval(), torch.randn(3, 4, dtype=DTYPE)))
     model.listed = [model.inner.weight, model.inner.bias]
-    transforms = (
-        outgrow.Branch("outer"),
-        outgrow.Deepen("body.1", method="net2net"),
-        outgrow.Deepen("body.0", method="netmorph"),
-    )
+    deepen = outgrow.Deepen("body.1", method="net2net"), outgrow.Deepen("body.0", method="netmorph")
+    transforms = outgrow.Branch("outer"), *deepen
     before, outputs = whole(model), model(example)
     planned = outgrow.plan(model, example, *transforms)
     assert whole(model) == before
