@@ -83,6 +83,19 @@ def test_a_transform_of_ones_own_grows_model_average_and_optimizer() -> None:
     assert model[0].weight[5:].std() > 0.1
 
 
+def test_an_optimizer_that_was_not_passed_is_stopped() -> None:
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        model(IDS).sum().backward()
+        optimizer.step()
+    outgrow.grow(model, IDS, Vocabulary("0"))
+    optimizer.zero_grad()
+    model(IDS).sum().backward()
+    with pytest.raises(GrowthError, match=r"outgrow\.grow\("):
+        optimizer.step()
+
+
 def test_it_comes_after_other_transforms_by_the_names_that_there_are_then() -> None:
     model = net()
     weight = model[3].weight.detach().clone()

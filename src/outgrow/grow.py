@@ -42,7 +42,7 @@ from outgrow.training.optimizer import unwrapped
 from outgrow.training.parallel import together
 from outgrow.training.stale import watch_for_stale
 from outgrow.transforms.site import Step
-from outgrow.transforms.table import Transform, check_transforms, kind_of
+from outgrow.transforms.table import TABLE, Transform, check_transforms, kind_of
 from outgrow.usage import usage
 from outgrow.volumes import Anatomy
 
@@ -111,9 +111,9 @@ class Request:
 
     @property
     def call(self) -> str:
-        """The name of the public call that makes such a growth."""
+        """The name of the public call that makes such a growth; one from outside the package has none of its own."""
         kind = kind_of(self.transforms[0]) if len(self.transforms) == 1 else None
-        return "grow" if kind is None else kind.name
+        return kind.name if kind in TABLE else "grow"
 
 
 def run_growth(request: Request, interrupts: Deferral | None = None) -> Growth:
