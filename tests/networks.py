@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import blocks as b
+import computed
 import stacks
 
 DTYPE = torch.float64
@@ -342,6 +343,17 @@ def position(width: int, net: Network) -> nn.Module:
     return b.Position(width, max(net.size, 1) + 3)
 
 
+def learned_queries(
+    width: int, net: Network, queries: int, code: int, steps: Sequence[Any], out: int, features: bool
+) -> nn.Module:
+    net.size = queries
+    return computed.LearnedQueries(width, queries, code, steps, out, features)
+
+
+def computed_linear(width: int, net: Network, out: int, code: int, steps: Sequence[Any], bias: bool, turned: bool) -> nn.Module:
+    return computed.ComputedLinear(width, out, code, steps, bias, turned)
+
+
 Builder = Callable[..., nn.Module]
 BOTH: dict[str, Builder] = {
     "activation": activation,
@@ -385,5 +397,7 @@ SEQUENCE: dict[str, Builder] = (
         "recurrent": recurrent,
         "merge": merge,
         "position": position,
+        "learned_queries": learned_queries,
+        "computed_linear": computed_linear,
     }
 )

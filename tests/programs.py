@@ -49,6 +49,19 @@ FLAT_IMAGE = st.one_of(
     step("squeeze_excite", hidden=WIDTHS, how=one_of("linear", "hard", "conv")),
     *COMMON,
 )
+COMPUTING = st.one_of(
+    st.tuples(st.just("linear"), WIDTHS, FLAG),
+    st.tuples(st.just("pairwise"), one_of("multiply", "sum", "maximum"), WIDTHS),
+    st.tuples(st.just("norm"), one_of("layer", "plain", "rms")),
+    st.tuples(st.just("activation"), one_of(*ACTIVATIONS)),
+    st.tuples(st.just("beside"), one_of("add", "add all", "scale", "scale all", "scaled", "scaled all", "divide")),
+)
+COMPUTED_STEPS = st.lists(COMPUTING, min_size=1, max_size=4).map(tuple)
+CODES = one_of(3, 5, 12)
+COMPUTED = (
+    step("learned_queries", queries=one_of(3, 7), code=CODES, steps=COMPUTED_STEPS, out=WIDTHS, features=FLAG),
+    step("computed_linear", out=WIDTHS, code=CODES, steps=COMPUTED_STEPS, bias=FLAG, turned=FLAG),
+)
 FLAT_SEQUENCE = st.one_of(
     step("linear", out=WIDTHS, bias=FLAG),
     step("conv1d", out=WIDTHS, groups=one_of(1, 2)),
@@ -81,7 +94,7 @@ ANY_IMAGE = st.one_of(
     step("pool", how=one_of("max", "avg", "adaptive")),
     step("resize", mode=one_of("nearest", "bilinear")),
 )
-ANY_SEQUENCE = st.one_of(FLAT_SEQUENCE, FLAT_SEQUENCE, *composed(FLAT_SEQUENCE), step("merge", out=WIDTHS))
+ANY_SEQUENCE = st.one_of(FLAT_SEQUENCE, FLAT_SEQUENCE, *composed(FLAT_SEQUENCE), step("merge", out=WIDTHS), *COMPUTED)
 
 
 def programs(longest: int = 6) -> SearchStrategy[Program]:
@@ -230,3 +243,14 @@ def stacked() -> SearchStrategy[Program]:
         st.builds(Program, st.just("sequence"), WIDTHS, text, heads, seeds, FLAG),
         st.builds(Program, st.just("tokens"), WIDTHS, text, one_of("each", "tied", "pool"), seeds, FLAG),
     )
+
+
+# Networks whose weights are computed from parameters.
+
+
+def computing() -> SearchStrategy[Program]:
+    """One or two blocks with computed weights, perhaps with an activation or a norm between them."""
+    between = st.one_of(st.just(()), one(ACTIVATION), st.just((PRE,)))
+    steps = st.tuples(one(st.one_of(*COMPUTED)), between, st.one_of(st.just(()), one(st.one_of(*COMPUTED))))
+    found = steps.map(lambda parts: tuple(step for part in parts for step in part))
+    return st.builds(Program, st.just("sequence"), WIDTHS, found, one_of("each", "pool"), st.integers(0, 99))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fractions import Fraction
 
+from outgrow.effects import Map
 from outgrow.kinds import Lookups
 from outgrow.labels import Layout
 from outgrow.roles import SCALES
@@ -74,6 +75,18 @@ class Carrier:
         mean = means.pop() if len(means) == 1 else None
         standardised = any(item.standardised for item in present)
         return Carried(blended(states), debt, ratio, mean, writers, standardised)
+
+    def shifted(self, state: State | None, shifts: tuple[int, ...]) -> State | None:
+        """Zeros to which something is added that is there for old and new units alike, as a bias along another axis is."""
+        same = [value for value in shifts if self.carried(value).state is None and not self.reading.zeros[value]]
+        return State.ANY if state is State.ZERO and same else state
+
+    def all_zero(self, effect: Map) -> bool:
+        """Whether all values that a function takes are zero at new units, and none is the same for all units."""
+        values = [
+            value for value in effect.inputs if self.reading.trace.values[value].floating and not self.reading.zeros[value]
+        ]
+        return all(self.carried(value).state is State.ZERO for value in values)
 
     def demand(self, key: tuple[str, int], what: str) -> None:
         now = self.verdict.readers.get(key, "free")

@@ -39,7 +39,7 @@ from outgrow.effects import (
     Sum,
 )
 from outgrow.labels import Labels, Layout
-from outgrow.roles import gauge_of
+from outgrow.roles import gauge_of, weight_of
 from outgrow.states import Carried, Verdict
 from outgrow.trace import Ref
 
@@ -334,8 +334,9 @@ class Reader:
                 held = None if held is None else tuple(map(self.value, held)) if isinstance(held, tuple) else self.value(held)
             parts.append(self.part(held))
         if isinstance(effect, Contract):
-            gauge = gauge_of(self.reading, effect)  # found by what its sides are made of, be it outside the block
-            parts.append(None if gauge is None else gauge is effect.left)
+            for found in (gauge_of, weight_of):  # by what the sides are made of, be it outside the block
+                side = found(self.reading, effect)
+                parts.append(None if side is None else side is effect.left)
         return kind, *parts
 
     def part(self, held: Any) -> Hashable:

@@ -56,9 +56,10 @@ class Norms:
         x = self.carrier.carried(effect.input.value, effect.input.layout)
         self.carrier.settled(x)
         if not self.places.axes(effect.input.layout) & effect.axes:
-            return Carried(State.ANY if x.state is State.MEAN else x.state)
+            shifts = () if effect.beta is None else (effect.beta.value,)
+            return Carried(State.ANY if x.state is State.MEAN else self.carrier.shifted(x.state, shifts))
         place = self.carrier.op.module or self.carrier.op.name
-        if self.reading.constant[effect.input.value]:
+        if self.reading.constant[effect.input.value] and self.payments.weights.reads_with(self.carrier.op.outputs[0]):
             return self.standardise(effect)
         if x.state is State.MEAN:
             self.carrier.mean_of(x, effect.input.layout, effect.axes)
@@ -74,6 +75,11 @@ class Norms:
         Pairs are read as mean ± A with A of the row's own variance, so mean and variance stay; columns for anything else
         are the mean itself, which becomes zero.
         """
+        source = self.payments.weights.multiple_of(effect.input.value)
+        if source is None or source[1] or effect.beta is not None:
+            what = "a shift is added to it" if effect.beta is not None else "it is not stored as it is used there"
+            place = self.carrier.op.module or "the model"
+            raise Refused(f"a weight that reads it is normalised over its columns in {place}, and {what}")
         columns = tuple(block for block in effect.input.layout if set(block.axes) & effect.axes)
         for key in self.places.slots_in(columns):
             self.carrier.demand(key, "spread" if self.carrier.start is State.PAIR else "mean")

@@ -170,14 +170,14 @@ class Walk:
     def per_unit(self, effect: PerUnit) -> Carried:
         x = self.carrier.carried(effect.input)
         self.carrier.settled(x)
-        return Carried(State.ANY if x.state is State.MEAN else x.state)
+        return Carried(State.ANY if x.state is State.MEAN else self.carrier.shifted(x.state, effect.shifts))
 
     def map(self, effect: Map) -> Carried:
         x = self.carrier.blend(self.carrier.carried(value) for value in effect.inputs)
         if not effect.homogeneous:
             self.carrier.settled(x)
         state = x.state
-        if state is State.MEAN or (state is State.ZERO and not effect.zero):
+        if state is State.MEAN or (state is State.ZERO and not (effect.zero and self.carrier.all_zero(effect))):
             state = State.ANY
         return Carried(state, x.debt, x.ratio)
 

@@ -10,7 +10,8 @@ from dataclasses import replace
 from fractions import Fraction
 
 from outgrow.carrier import Carrier
-from outgrow.effects import Operand
+from outgrow.effects import Move, Operand, Scale, Shift
+from outgrow.roles import WRITES
 from outgrow.states import Carried, Refused, Rescale
 from outgrow.weights import Weights
 
@@ -36,6 +37,11 @@ class Payments:
             raise Refused(f"{payment.tensor} is used in two places that need different scales of it")
         return replace(x, debt=Fraction(0), ratio=None)
 
+    def can_pay(self, operand: Operand) -> bool:
+        """Whether a factor is a constant that does not write the volume: a writer would change what the norm sees."""
+        roles = (self.places.volume.births.roles.get(key, {WRITES}) for key in self.places.slots_in(operand.layout))
+        return self.reading.constant[operand.value] and not any(WRITES in found for found in roles)
+
     def check(self) -> None:
         """A parameter that takes up a debt at one operator must do so wherever it is used."""
         for tensor in {tensor for tensor, _ in self.paid}:
@@ -45,7 +51,8 @@ class Payments:
                     if (tensor, index) in self.paid:
                         continue
                     op = self.reading.trace.ops[index]
-                    if not all(self.reading.constant[output] for output in op.outputs):
+                    multiple = isinstance(self.reading.effects[index], (Move, Scale, Shift))  # the ways of `multiple_of`
+                    if not multiple or not all(self.reading.constant[output] for output in op.outputs):
                         raise Refused(f"{tensor} would take up the scale of a norm, but is used elsewhere too ({op.module})")
                     todo.extend(op.outputs)
 

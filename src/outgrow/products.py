@@ -33,6 +33,7 @@ class Products:
             bias = self.carrier.carried(effect.bias)
             if result.state is not None or bias.state is not None:
                 result = self.carrier.blend([result, bias])
+                result = replace(result, state=self.carrier.shifted(result.state, (effect.bias,)))
             else:
                 self.carrier.settled(result)
         return result
@@ -67,7 +68,6 @@ class Products:
                 raise Refused(
                     f"new units are no longer pairs where the standardised weight of {self.carrier.op.module} reads them"
                 )
-            return
         columns = tuple(block for block in reader.layout if set(block.axes) & effect.contracted)
         keys = self.places.slots_in(columns)
         for name in names - {tensor for tensor, _ in keys}:  # summands of the weight beside the one whose labels it carries
@@ -85,16 +85,22 @@ class Products:
         sources = [(side, layout) for side, layout in rows if self.places.axes(layout)]
         if not sources:
             return Carried(None)
-        if all(self.reading.constant[side.value] for side, _ in sources):
-            return Carried(
-                self.carrier.start, writers=self.places.unscaled(tuple(block for _, layout in sources for block in layout))
-            )
-        return Carried(State.ANY)
+        if not all(self.reading.constant[side.value] for side, _ in sources):
+            return Carried(State.ANY)
+        made = [self.carrier.known[side.value] for side, _ in sources if side.value in self.carrier.known]
+        states = {self._row_state(item) for item in made} | {self.carrier.start}
+        return Carried(blended(states), writers=self.places.unscaled(tuple(block for _, layout in sources for block in layout)))
+
+    def _row_state(self, weight: Carried) -> State | None:
+        """Rows of a computed weight; standardised, all is kept but the mean, and what is known of it concerns its columns."""
+        if weight.standardised:
+            return State.ANY if self.carrier.start is State.MEAN else self.carrier.start
+        return weight.state
 
     def multiply(self, effect: Contract, a: Carried, b: Carried) -> Carried:
         """Products unit by unit, and products with something that carries no unit."""
         for mine, other, operand in ((a, b, effect.right), (b, a, effect.left)):
-            if mine.debt and self.reading.constant[operand.value] and not other.debt and not effect.contracted:
+            if mine.debt and self.payments.can_pay(operand) and not other.debt and not effect.contracted:
                 mine = self.payments.pay(mine, operand)
                 a, b = (mine, b) if operand is effect.right else (a, mine)
         sign = -1 if effect.divide else 1

@@ -2,6 +2,10 @@
 
 In Σₖ w[o, k]·x[k] the axis o writes and k reads; a factor or variance that is there once a unit scales; what is added writes.
 A tied tensor may both write and read.
+
+A product of two constants (learned queries and a weight, the two factors of an adapter) has a reader too: the side that is
+closer to a stored tensor. The other side is an activation that happens to depend on no input. What the product does is decided
+where it is used: its rows and its bias do what the result does.
 """
 
 from __future__ import annotations
@@ -10,9 +14,10 @@ from collections import defaultdict
 
 import numpy as np
 
-from outgrow.effects import Contract, Move, Normalise, Operand, PerUnit, Sum
-from outgrow.labels import Labels
+from outgrow.effects import Contract, Move, Normalise, Operand, PerUnit, Scale, Sum
+from outgrow.labels import Labels, Layout, renumber
 from outgrow.reading import Reading
+from outgrow.trace import Op
 
 WRITES, SCALES, READS, SHIFTS = "writes", "scales", "reads", "shifts"
 
@@ -28,7 +33,7 @@ def find_roles(reading: Reading) -> dict[tuple[str, int], set[str]]:
         id(block.labels): (value.name, block.axes[0]) for value in named for block in reading.layouts[value.index]
     }
 
-    sums: list[Sum] = []
+    sums: list[tuple[Layout, ...]] = []  # of constants: all do what the first on their axes does
 
     def born(labels: Labels) -> list[tuple[str, int]]:
         if id(labels) in whole:  # an axis as it was born: nothing to look up
@@ -45,14 +50,14 @@ def find_roles(reading: Reading) -> dict[tuple[str, int], set[str]]:
         for block in reading.layouts[value]:
             note(block.labels, role)
 
-    def weigh(mine: Operand, other: Operand, contracted: frozenset[int]) -> None:
+    def weigh(mine: Operand, other: Operand, contracted: frozenset[int], constant: bool) -> None:
         met = {axis for block in other.layout for axis in block.axes}
         for block in mine.layout:
             if set(block.axes) & contracted:
                 note(block.labels, READS)
             elif set(block.axes) <= met:
                 note(block.labels, SCALES)
-            else:
+            elif not constant:
                 note(block.labels, WRITES)
 
     for op, effect in zip(reading.trace.ops, reading.effects, strict=True):
@@ -63,13 +68,16 @@ def find_roles(reading: Reading) -> dict[tuple[str, int], set[str]]:
                     if reading.constant[value] and moved_by_data:  # looked up, or laid beside data
                         note_value(value, WRITES)
             case Contract():
-                weight = weight_of(reading, effect)
+                constant = all(reading.constant[output] for output in op.outputs)
+                weight = _factor(effect) if constant and not effect.contracted else weight_of(reading, effect)
                 if weight is not None:
-                    weigh(weight, effect.left if weight is effect.right else effect.right, effect.contracted)
-                if effect.bias is not None and reading.constant[effect.bias]:
+                    weigh(weight, effect.left if weight is effect.right else effect.right, effect.contracted, constant)
+                if effect.bias is not None and constant:
+                    sums.append((reading.layouts[op.outputs[0]], _bias_layout(reading, op, effect.bias)))
+                elif effect.bias is not None and reading.constant[effect.bias]:
                     note_value(effect.bias, WRITES)
             case Sum() if all(reading.constant[output] for output in op.outputs):
-                sums.append(effect)  # of weights: all do what their sum does
+                sums.append(tuple(side.layout for side in effect.inputs))
             case Sum():
                 for side in effect.inputs:
                     if reading.constant[side.value]:
@@ -84,10 +92,10 @@ def find_roles(reading: Reading) -> dict[tuple[str, int], set[str]]:
                     note_value(effect.gamma.value, SCALES)
                 if effect.beta is not None:
                     note_value(effect.beta.value, SHIFTS)
-    for effect in reversed(sums):
-        leaders = {block.axes: block for side in reversed(effect.inputs) for block in side.layout}
-        for block in (block for side in effect.inputs for block in side.layout if block is not leaders[block.axes]):
-            for role in {role for key in born(leaders[block.axes].labels) for role in roles[key]}:
+    for layouts in reversed(sums):
+        leaders = {block.axes: block for layout in reversed(layouts) for block in layout}
+        for block in (block for layout in layouts for block in layout if block is not leaders[block.axes]):
+            for role in {role for key in born(leaders[block.axes].labels) for role in roles.get(key, ())}:
                 note(block.labels, role)
     return roles
 
@@ -117,14 +125,54 @@ def _made_of_buffers(reading: Reading, value: int) -> bool:
 
 
 def weight_of(reading: Reading, effect: Contract) -> Operand | None:
-    """The side of a product that is a weight, if one is: the second, or of two constants the one that is not larger."""
+    """The side of a product that is a weight, if one is.
+
+    Of two constants that are summed over, the side closer to a stored tensor; else the second, or the one that is not larger.
+    """
     gauge = gauge_of(reading, effect)
     if gauge is not None:
         return gauge
     constant = [reading.constant[side.value] for side in (effect.left, effect.right)]
+    if all(constant) and effect.contracted:
+        left, right = (_distance(reading, side.value) for side in (effect.left, effect.right))
+        if left != right:
+            return effect.left if left < right else effect.right
     if constant[1] and not (constant[0] and _larger(reading, effect.right, effect.left)):
         return effect.right
     return effect.left if constant[0] else None
+
+
+def _distance(reading: Reading, value: int) -> int:
+    """How far a constant is from what is stored: 0 for a tensor as it is (moved, scaled), 1 for linear functions, else 2."""
+    steps = {Move: 0, Scale: 0, Sum: 1, Contract: 1}
+    todo, seen, most = [value], set[int](), 0
+    while todo:
+        value = todo.pop()
+        op = reading.maker.get(value)
+        if op is None or value in seen or reading.trace.values[value].name:
+            continue
+        seen.add(value)
+        most = max(most, steps.get(type(reading.effects[op.index]), 2))
+        todo.extend(ref.value for ref in op.refs)
+    return most
+
+
+def leader_of(effect: Contract) -> Operand:
+    """Of two constants that are multiplied entry by entry, the one whose labels the product carries."""
+    widest = [max((len(block.axes) for block in side.layout), default=0) for side in (effect.left, effect.right)]
+    return effect.left if widest[0] >= widest[1] else effect.right
+
+
+def _factor(effect: Contract) -> Operand:
+    """The side that scales the other."""
+    return effect.right if leader_of(effect) is effect.left else effect.left
+
+
+def _bias_layout(reading: Reading, op: Op, bias: int) -> Layout:
+    """The layout of a bias over the axes of the result that it is added to."""
+    ranks = [len(reading.trace.values[value].shape) for value in (op.outputs[0], bias)]
+    first = 1 if op.name == "aten.convolution" else ranks[0] - ranks[1]
+    return renumber(reading.layouts[bias], lambda axis: axis + first)
 
 
 def _larger(reading: Reading, one: Operand, other: Operand) -> bool:

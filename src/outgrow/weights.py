@@ -1,13 +1,17 @@
 """What happens to a weight on its way to where it is used: casts, masks, merged adapters, norms over its own entries.
 
 Methods fill tensors as they are stored. A reader's columns cancel only if what is done to them first is linear, entry by entry,
-and if nothing else is computed from them.
+and if nothing else is computed from them. Let w = f(v) be a weight's column for a new unit, made of the stored column v:
+
+    sign, share    f must be linear: w = s·v with one s for twins (or for a unit and its copies), and nothing added
+    zero           f(0) = 0: a shift (a bias that stays, the β of a norm) would be read with whatever the unit holds
 """
 
 from __future__ import annotations
 
 from outgrow.carrier import Carrier
 from outgrow.effects import Contract, Map, Move, Normalise, Operand, Scale, Shift, Sum
+from outgrow.roles import leader_of, weight_of
 from outgrow.states import Carried, Refused, State
 
 
@@ -49,15 +53,47 @@ class Weights:
                 return [effect.input]
             case Sum() if all(self.places.carries(side.value) for side in effect.inputs):
                 return [side.value for side in effect.inputs]
-            case Contract():
-                sides = [side for side in (effect.left, effect.right) if self.places.carries(side.value)]
-                if not any(self.places.axes(side.layout) & effect.contracted for side in sides):
-                    return [side.value for side in sides[:1]]
-            case Normalise():  # weight standardisation: the columns are chosen to suit it
+            case Contract() if not any(self.places.axes(s.layout) & effect.contracted for s in (effect.left, effect.right)):
+                return self._factors(effect, demand, op.module or "the model")
+            case Normalise() if self.carrier.known[op.outputs[0]].standardised:  # the columns are chosen to suit it
                 return [effect.input.value]
-            case Map(zero=True) if demand in ("free", "zero"):
+            case Map(zero=True) if demand in ("free", "zero") and all(map(self.places.carries, effect.inputs)):
                 return list(effect.inputs)
         raise Refused(f"a weight that reads it goes through {op.name} first ({op.module or 'the model'})")
+
+    def _factors(self, effect: Contract, demand: str, place: str) -> list[int]:
+        """What the demand on a product that is a weight passes on to: one factor, and the bias. The other must be alike for all."""
+        leader = leader_of(effect)
+        sides = sorted((effect.left, effect.right), key=lambda side: side is not leader)
+        carrying = [side for side in sides if self.places.carries(side.value)]
+        alike = {"sign": State.PAIR, "share": State.COPY}.get(demand)
+        for other in carrying[1:]:
+            if alike is not None and self.carrier.carried(other.value, other.layout).state not in (alike, State.CONST):
+                raise Refused(f"a weight that reads it is a product whose second factor is no longer {alike.value} ({place})")
+        if effect.divide and carrying[:1] == [effect.right]:
+            raise Refused(f"a weight that reads it is divided by in {place}")
+        passed_on = [side.value for side in carrying[:1]]
+        if effect.bias is None:
+            return passed_on
+        if demand != "free" and not (passed_on and self.places.carries(effect.bias)):
+            raise Refused(f"a weight that reads it is added to something that does not grow ({place})")
+        return passed_on + [effect.bias] * self.places.carries(effect.bias)
+
+    def reads_with(self, value: int) -> bool:
+        """Whether a constant becomes a weight that reads the volume; otherwise it is an activation that depends on no input."""
+        todo = [value]
+        while todo:
+            value = todo.pop()
+            for index in self.carrier.users(value):
+                effect = self.reading.effects[index]
+                if isinstance(effect, Contract) and value in (effect.left.value, effect.right.value):
+                    weight = weight_of(self.reading, effect)
+                    if weight is not None and weight.value == value and self.places.axes(weight.layout) & effect.contracted:
+                        return True
+                outputs = self.reading.trace.ops[index].outputs
+                if self.places.carries(value) and all(self.reading.constant[output] for output in outputs):
+                    todo.extend(outputs)
+        return False
 
     def multiple_of(self, value: int) -> tuple[str, float] | None:
         """The tensor of which a value is a multiple, and the number that is added to it first (1 + w); if any."""
