@@ -62,7 +62,7 @@ class Weights:
         raise Refused(f"a weight that reads it goes through {op.name} first ({op.module or 'the model'})")
 
     def _factors(self, effect: Contract, demand: str, place: str) -> list[int]:
-        """What the demand on a product that is a weight passes on to: one factor and the bias. The other must be alike for all."""
+        """What the demand on a product that is a weight passes on to: one factor and the bias. The other must be alike."""
         leader = leader_of(effect)
         sides = sorted((effect.left, effect.right), key=lambda side: side is not leader)
         carrying = [side for side in sides if self.places.carries(side.value)]

@@ -146,7 +146,7 @@ def _filled(whole: Tensor, old: Tensor, edits: Sequence[Edit], fade: int, plan: 
 
 def _drift(module: nn.Module, name: str, axis: int, whole: Tensor, steps: int, done: int = 0) -> list[Drift]:
     """A drift of all that is not zero; none if there is nothing."""
-    at = whole.movedim(axis, 0).flatten(1).any(1).nonzero().flatten()
+    at = whole.movedim(axis, 0).reshape(whole.shape[axis], -1).any(1).nonzero().flatten()
     return [Drift(module, name, axis, at, whole.index_select(axis, at), steps, done)] if len(at) else []
 
 
