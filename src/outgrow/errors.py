@@ -71,6 +71,8 @@ class ApplyError(GrowthError):
 class VerifyError(GrowthError):
     """The grown model ran but did not compute what the old one did; it was undone."""
 
+    volumes: tuple[str, ...] = ()  # what had grown
+
 
 class OptimizerError(GrowthError):
     """An optimizer whose state can't follow the growth."""

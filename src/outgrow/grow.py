@@ -21,7 +21,8 @@ from outgrow import unrun, verify
 from outgrow.admit import bare, check_averages, check_finite, check_model, check_seed
 from outgrow.anatomy import dissect, watch
 from outgrow.brief import Brief, part_of
-from outgrow.errors import TraceError
+from outgrow.culprits import named
+from outgrow.errors import TraceError, VerifyError
 from outgrow.execute import Work
 from outgrow.flops import count_flops
 from outgrow.garbage import collected_later
@@ -43,6 +44,7 @@ from outgrow.training.parallel import together
 from outgrow.training.stale import watch_for_stale
 from outgrow.transforms.site import Step
 from outgrow.transforms.table import TABLE, Transform, check_transforms, kind_of
+from outgrow.transforms.widen import Widen
 from outgrow.usage import usage
 from outgrow.volumes import Anatomy
 
@@ -124,11 +126,28 @@ def run_growth(request: Request, interrupts: Deferral | None = None) -> Growth:
     if interrupts is None:
         with Deferral() as own:
             return run_growth(request, own)
-    growth, work, _ = _grown(request, interrupts, dry=False)
+    try:
+        growth, work, _ = _grown(request, interrupts, dry=False)
+    except VerifyError as error:
+        raise _blamed(error, request) from None
     forget_compiled()
     passed = [*request.optimizers, *unwrapped(request.optimizers)]
     watch_for_stale(work.changed, work.added, request.call, passed)
     return growth
+
+
+def _blamed(error: VerifyError, request: Request) -> VerifyError:
+    """A refusal for its outputs, with the names of the volumes that are responsible, if it was one widening by one process."""
+    first, *more = request.transforms
+    alone = request.given is request.model and not (torch.distributed.is_available() and torch.distributed.is_initialized())
+    if more or not alone or not isinstance(first, Widen) or first.residual != "stream" or not error.volumes:
+        return error
+
+    def again(model: nn.Module, widen: Widen) -> None:
+        with Deferral() as interrupts:
+            _grown(Request(model, request.example, (widen,), seed=request.seed), interrupts, dry=False)
+
+    return named(error, request.model, first, error.volumes, again)
 
 
 def dry_run(model: nn.Module, example: Example, transforms: Sequence[Transform], seed: int = 0) -> tuple[Growth, Ready]:
@@ -171,8 +190,10 @@ def _grown(request: Request, interrupts: Deferral, dry: bool) -> tuple[Growth, W
             worst, allowed = _compared(request, look, planned, work)
             ranks.conclude(work.plans)
             interrupts.begin()
-        except BaseException:
+        except BaseException as error:
             work.journal.undo()
+            if isinstance(error, VerifyError) and work.plans:
+                error.volumes = tuple(change.volume for plan in work.plans for change in plan.changes)
             raise
     for number, plan in enumerate(work.plans):
         remember(model, replace(recorded(plan), continues=number > 0))
