@@ -10,8 +10,8 @@ import pytest
 @pytest.fixture(autouse=True)
 def _forget_registrations() -> Iterator[None]:
     from outgrow.methods.base import REGISTERED
-    from outgrow.references import REFERENCES
-    from outgrow.transforms.table import REGISTERED as TRANSFORMS
+    from outgrow.model.reference_operators import REFERENCES
+    from outgrow.transforms.all_transforms import REGISTERED as TRANSFORMS
 
     tables: tuple[dict[str, object], ...] = (REGISTERED, REFERENCES, TRANSFORMS)  # type: ignore[assignment]
     before = [dict(table) for table in tables]

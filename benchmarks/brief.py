@@ -23,7 +23,7 @@ import torch
 
 import outgrow
 from coverage import import_timm, randomise
-from outgrow.verify import FLOOR
+from outgrow.verify.outputs import FLOOR
 from speed import processor, say
 
 RESULTS = Path(__file__).parent / "results" / "brief.json"

@@ -25,11 +25,12 @@ import torch
 from torch import Tensor, nn
 
 import outgrow
-from outgrow.apply import Journal, apply_plan
+from outgrow.apply.apply_plan import apply_plan
+from outgrow.growth_plan.plan import Insertion, Plan
+from outgrow.model.journal import Journal
+from outgrow.optimizers.grow_state import state_tensors_in
 from outgrow.optimizers.lookup import known
-from outgrow.optimizers.state import tensors_in
 from outgrow.optimizers.wrappers import held_by, unwrapped
-from outgrow.plan import Insertion, Plan
 
 Make = Callable[[nn.Module], Any]
 LONG, SHORT = 100, 5  # steps before a growth
@@ -217,7 +218,7 @@ def replayed(result: Result, make: Make, dtype: torch.dtype) -> float:
                 rule = about.rule(key)
                 if rule is None or rule.kind not in ("entries", "factor"):
                     continue
-                for found, wanted in zip(tensors_in(value), tensors_in(true.state[theirs][key]), strict=True):
+                for found, wanted in zip(state_tensors_in(value), state_tensors_in(true.state[theirs][key]), strict=True):
                     scale = max(float(wanted.double().abs().max()), 1e-30)
                     error = float((found.double() - wanted.double()).abs().max()) / scale
                     if error > 1e-4:

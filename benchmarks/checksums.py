@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import outgrow
-from outgrow.training.checksum import of_tensors, sealed
+from outgrow.saving.checksums import of_tensors, sealed
 from speed import processor, say
 
 RESULTS = Path(__file__).parent / "results" / "checksums.json"

@@ -95,7 +95,7 @@ def measure_apply(size: str, name: str, fresh: bool) -> dict[str, Any]:
     import torch
 
     import outgrow
-    from outgrow.execute import Work
+    from outgrow.engine.carry_out import Work
 
     model, example, optimizer = build(size)
     train(model, example, optimizer)

@@ -87,7 +87,7 @@ def best(action: Callable[[], Any], repetitions: int = REPETITIONS) -> float:
 
 def measure_layers(layers: str) -> dict[str, float]:
     import outgrow
-    from outgrow.trace import record
+    from outgrow.trace.record import record
 
     model, example = llama(int(layers))
     outgrow.volumes(*llama(1))  # what is imported and worked out once per process

@@ -100,11 +100,12 @@ def measure_apply(name: str) -> dict[str, Any]:
     import torch
 
     import outgrow
-    from outgrow.anatomy import dissect
-    from outgrow.apply import Journal, apply_plan
-    from outgrow.sandbox import tensors_of
-    from outgrow.settle import settle
-    from outgrow.training.optimizer import grow_optimizers
+    from outgrow.analysis.analyse import dissect
+    from outgrow.apply.apply_plan import apply_plan
+    from outgrow.model.journal import Journal
+    from outgrow.model.sandbox import tensors_of
+    from outgrow.optimizers.grow_optimizers import grow_optimizers
+    from outgrow.transforms.widen.settle_sizes import settle
 
     torch.set_num_threads(THREADS)
     map_from(2**16)
@@ -170,7 +171,7 @@ def measure_trace(name: str) -> dict[str, Any]:
     import torch_pruning
 
     import outgrow
-    from outgrow.anatomy import dissect
+    from outgrow.analysis.analyse import dissect
 
     torch.set_num_threads(THREADS)
     model, example = build(name)

@@ -100,7 +100,7 @@ def touch(size: int) -> None:
 def measure(name: str, what: str, check: bool | str) -> dict[str, Any]:
     import torch
 
-    from outgrow.sandbox import tensors_of
+    from outgrow.model.sandbox import tensors_of
 
     torch.set_num_threads(THREADS)
     map_from(2**16)
@@ -127,8 +127,8 @@ def measure_study(name: str) -> dict[str, Any]:
     """What a run finds out beforehand so that its checks can be brief, beside a training step on the same example."""
     import torch
 
-    from outgrow.brief import study
-    from outgrow.trace import call
+    from outgrow.model.example import call
+    from outgrow.verify.brief_check import study
 
     torch.set_num_threads(THREADS)
     run, model, _ = run_of(name, "widen", False)

@@ -25,11 +25,10 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 from torch import Tensor, nn
 
 import outgrow
-from outgrow.anatomy import dissect
-from outgrow.plan import Insertion, Plan
-from outgrow.reading import refs_in
-from outgrow.trace import Op
-from outgrow.volumes import Anatomy, Volume
+from outgrow.analysis.analyse import dissect
+from outgrow.analysis.volumes import Anatomy, Volume
+from outgrow.growth_plan.plan import Insertion, Plan
+from outgrow.trace.operators import Op, refs_in
 
 COLOURS = ("#0072B2", "#D55E00")  # of the volumes that grow
 PINNED = "#9a9a9a"

@@ -40,7 +40,7 @@ from specimens import Specimen, grown, inputs, matrix, tenths
 from torch import Tensor, nn
 
 import outgrow
-from outgrow.plan import Insertion
+from outgrow.growth_plan.plan import Insertion
 
 SIGNS = {1.0: "A", -1.0: "-A"}
 

@@ -30,8 +30,8 @@ class PublicNames(griffe.Extension):
 
 
 def defined(package: griffe.Module, name: str) -> griffe.Object | griffe.Alias:
-    """What `public.py` imports by this name."""
-    imported = package.members["public"].members[name]
+    """What `api.py` imports by this name."""
+    imported = package.members["api"].members[name]
     found: Any = package
     for part in imported.target_path.split(".")[1:]:
         found = found.members[part]

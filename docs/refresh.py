@@ -72,7 +72,7 @@ def run(block: Block, page: Path, namespace: dict[str, Any]) -> str:
 
 def command(block: Block) -> str:
     """Carry out a console block's command and return it with what it printed."""
-    from outgrow.cli import main
+    from outgrow.cli.main import main
 
     line = block.text.partition("\n")[0]
     if not line.startswith("$ outgrow "):

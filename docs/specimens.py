@@ -16,7 +16,7 @@ from ink import Grid, Numbers
 from torch import Tensor, nn
 
 import outgrow
-from outgrow.plan import Insertion, Plan, Rescaling, Rotation
+from outgrow.growth_plan.plan import Insertion, Plan, Rescaling, Rotation
 
 FILLS = {"free": "drawn", "zero": "zero", "copy": "copied", "mean": "copied"}
 

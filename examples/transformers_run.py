@@ -16,7 +16,7 @@ import torch
 import transformers
 
 import outgrow
-import outgrow.transformers
+import outgrow.integrations.transformers
 
 LENGTH = 32  # bytes of text that the model sees at once
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import outgrow
-from checkpoints import grown_cnn
-from commands import checkpoint as checkpoint
-from commands import run as run
+from tests.helpers.commands import checkpoint as checkpoint
+from tests.helpers.commands import run as run
+from tests.helpers.saved_models import grown_cnn
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # their pieces are tested too
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import outgrow
-from outgrow.cli import main
+from outgrow.cli.main import main
 
 OUTSIDE = Path(__file__).parent / "outside"
 
@@ -81,7 +81,7 @@ def test_a_run_is_saved_and_goes_on_in_a_new_process(installed: Path, tmp_path: 
 def test_commands_know_its_method_and_operator_by_the_entry_point(installed: Path) -> None:
     schedule, model = str(installed / "outside_growth" / "schedule.toml"), "outside_growth.train:build"
     commands = ["timeline", schedule, "--model", model], ["inspect", model]
-    told = python(installed, "-c", f"from outgrow.cli import main; [main(command) for command in {commands!r}]")
+    told = python(installed, "-c", f"from outgrow.cli.main import main; [main(command) for command in {commands!r}]")
     assert "8 → 12" in told
     assert "12 → 14" in told
     assert "kinds: 2 → 5" in told

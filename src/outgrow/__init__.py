@@ -1,6 +1,6 @@
 """Grow PyTorch networks without changing what they compute.
 
-The public names come from `public.py`, which is imported when one of them is first used, so that `outgrow --help` need not
+The public names come from `api.py`, which is imported when one of them is first used, so that `outgrow --help` need not
 wait for torch.
 """
 
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outgrow.public import *
+    from outgrow.api import *
 
 __all__ = [
     "R2R",
@@ -60,25 +61,28 @@ __all__ = [
     "zero_init",
 ]
 
-MODULES = ("accelerate", "extending", "lightning", "transformers")  # public; integrations need the library of their name
+MODULES = ("dcp", "accelerate", "extending", "lightning", "transformers")  # public; integrations need the library of their name
+__path__.append(str(Path(__file__).with_name("former_names")))  # `outgrow.blocks`, say, is found there
 
 
 class Package(ModuleType):
-    """Public names first, then submodules: `outgrow.grow` is the function, also after `outgrow/grow.py` was imported."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name in __all__:
-            return getattr(importlib.import_module("outgrow.public"), name)
-        if f"outgrow.{name}" in sys.modules or name in MODULES:
-            return importlib.import_module(f"outgrow.{name}")  # waits for another thread that is importing it
-        raise AttributeError(f"module 'outgrow' has no attribute {name!r}")
+    """Public names stay what they are: unpickling a model of 0.1.0 imports `outgrow.plan`, now the name of a function."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not isinstance(value, ModuleType):  # the import system binds submodules
+        if name not in __all__ or not isinstance(value, ModuleType):  # the import system binds submodules
             super().__setattr__(name, value)
 
-    def __dir__(self) -> list[str]:
-        return __all__
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(importlib.import_module("outgrow.api"), name)
+    if f"outgrow.{name}" in sys.modules or name in MODULES:
+        return importlib.import_module(f"outgrow.{name}")  # waits for another thread that is importing it
+    raise AttributeError(f"module 'outgrow' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 sys.modules[__name__].__class__ = Package

@@ -2,7 +2,7 @@
 
 import sys
 
-from outgrow.cli import main
+from outgrow.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,12 +14,12 @@ Setting                   an attribute of a module that changes
 Insert, Start             a new module, and the values that it starts from
 """
 
+from outgrow.analysis.unit_states import State, Verdict
+from outgrow.analysis.volumes import Slot, Volume
+from outgrow.growth_plan.module_starts import Start
+from outgrow.growth_plan.plan import Change, Insert, Insertion, Plan, Rescaling, Setting
 from outgrow.methods.base import Draft, Init, Method, Recipe, forced, free, typical, zeros
-from outgrow.plan import Change, Insert, Insertion, Plan, Rescaling, Setting
-from outgrow.starts import Start
-from outgrow.states import State, Verdict
-from outgrow.transforms.site import Site
-from outgrow.volumes import Slot, Volume
+from outgrow.transforms.site_and_step import Site
 
 __all__ = [
     "Change",

@@ -1,0 +1,1 @@
+"""The paper's table 1 for a place of your own model: what each method needs and does there."""

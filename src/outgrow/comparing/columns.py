@@ -6,24 +6,24 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from outgrow.anatomy import dissect
-from outgrow.comparing.chance import random_at
+from outgrow.analysis.analyse import dissect
+from outgrow.analysis.slot_positions import irregular
+from outgrow.analysis.unit_states import State, Verdict
+from outgrow.analysis.volumes import Anatomy, Volume
+from outgrow.comparing.dropout_masks import random_at
 from outgrow.comparing.measure import changed, drawn, grown_copy, rotations, unbound
-from outgrow.comparing.parting import EQUAL, PART, parting_in, parting_within
-from outgrow.comparing.probe import Operator, Way, way_of
-from outgrow.draft import irregular
+from outgrow.comparing.operators_between import Operator, Way, way_of
+from outgrow.comparing.symmetry_breaking import EQUAL, PART, parting_in, parting_within
+from outgrow.engine.report import Growth
 from outgrow.errors import GrowthError, VerifyError
-from outgrow.methods import R2R, Method
-from outgrow.paths import judge
-from outgrow.report import Growth
-from outgrow.residual import Identity, Skip, by_itself, identity_of
-from outgrow.states import State, Verdict
-from outgrow.structure import Call, calls_of
-from outgrow.trace import Example
-from outgrow.transforms.deepen import Deepen
-from outgrow.transforms.widen import Widen
-from outgrow.volumes import Anatomy, Volume
-from outgrow.zeroing import NotZero
+from outgrow.exactness.identity_blocks import Identity, SkipConnection, by_itself, identity_of
+from outgrow.exactness.propagate_states import judge
+from outgrow.exactness.zero_output import NotZero
+from outgrow.methods.base import Method
+from outgrow.methods.r2r import R2R
+from outgrow.model.example import Example
+from outgrow.model.module_calls import Call, calls_of
+from outgrow.requests import Deepen, Widen
 
 MORE = 16  # times as many new units, where the first few happen to get no gradient
 NEEDS = {
@@ -206,7 +206,7 @@ def _has_skip(block: nn.Module, given: Call) -> bool:
     try:
         anatomy = by_itself(block, given)
         start = next(value.index for value in anatomy.reading.trace.values if value.kind == "input")
-        return bool(Skip(anatomy, start).branches(next(iter(anatomy.reading.trace.outputs))))
+        return bool(SkipConnection(anatomy, start).branches(next(iter(anatomy.reading.trace.outputs))))
     except NotZero:
         return False
 

@@ -8,19 +8,18 @@ import math
 import torch
 from torch import Tensor, nn
 
-from outgrow.apply import edits_by_tensor
-from outgrow.draft import runs, slot_ids
+from outgrow.analysis.roles import READS
+from outgrow.analysis.slot_positions import slot_ids, unit_runs
+from outgrow.analysis.volumes import Anatomy
+from outgrow.apply.final_positions import edits_by_tensor
+from outgrow.engine.grow import grow
+from outgrow.engine.report import Growth
 from outgrow.errors import GrowthError
-from outgrow.grow import grow
-from outgrow.plan import Insertion, Plan, Rotation
-from outgrow.report import Growth
-from outgrow.roles import READS
-from outgrow.sandbox import tensors_of
-from outgrow.trace import Example
-from outgrow.transforms.deepen import Deepen
-from outgrow.transforms.widen import Widen
-from outgrow.volumes import Anatomy
-from outgrow.zeroing import Zeroing
+from outgrow.exactness.zero_output import Zeroing
+from outgrow.growth_plan.plan import Insertion, Plan, Rotation
+from outgrow.model.example import Example
+from outgrow.model.sandbox import tensors_of
+from outgrow.requests import Deepen, Widen
 
 
 def grown_copy(model: nn.Module, example: Example, transform: Widen | Deepen) -> Growth:
@@ -85,7 +84,7 @@ def unbound(block: nn.Module, anatomy: Anatomy, zeroing: Zeroing) -> tuple[int, 
         for slot in pairing.volume.slots:
             if slot.role == READS and (slot.tensor, slot.axis) != pairing.reader:
                 continue
-            table = runs(slot_ids(anatomy, pairing.volume, slot), pairing.volume.count)  # (run, unit, offset)
+            table = unit_runs(slot_ids(anatomy, pairing.volume, slot), pairing.volume.count)  # (run, unit, offset)
             odd = [table[:, 1::2]]
             if (slot.tensor, slot.axis) == pairing.reader:
                 odd.append(table[:, pairing.volume.count - pairing.volume.count % 2 :])

@@ -1,8 +1,8 @@
 """What a method is: a state for new units, and the values that realise it at each slot.
 
-A method sees units, never operators: `paths` has already found what each reader must hold. It returns a `Recipe` for each slot:
-which fill, and for each new unit its model, draw, sign and share. Methods from outside the package derive from `Method` too,
-and `outgrow.register_method` gives them a name; what they need is in `outgrow.extending`.
+A method sees units, never operators: `exactness/propagate_states.py` has already found what each reader must hold. It returns a
+`Recipe` for each slot: which fill, and for each new unit its model, draw, sign and share. Methods from outside the package
+derive from `Method` too, and `outgrow.register_method` gives them a name; what they need is in `outgrow.extending`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from outgrow.analysis.unit_states import State, Verdict
+from outgrow.analysis.volumes import Slot, Volume
 from outgrow.errors import MethodError
-from outgrow.states import State, Verdict
-from outgrow.volumes import Slot, Volume
 
 INITS = ("std", "he", "xavier", "copy")
 Init = str | Callable[[torch.Tensor, tuple[int, ...], torch.Generator], torch.Tensor]

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from outgrow.analysis.unit_states import State, Verdict
+from outgrow.analysis.volumes import Slot, Volume
 from outgrow.errors import GrowthError, MethodError
+from outgrow.growth_plan.plan import FILL_NAMES
 from outgrow.methods.base import Draft, Method, Recipe, forced
-from outgrow.plan import FILL_NAMES
-from outgrow.states import State, Verdict
-from outgrow.volumes import Slot, Volume
 
 DRAWN = ("free", "spread")  # fills that need draws and signs
 

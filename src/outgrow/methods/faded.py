@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from outgrow.analysis.unit_states import State, Verdict
+from outgrow.analysis.volumes import Slot, Volume
 from outgrow.methods.base import Draft, Method, Recipe, free
 from outgrow.methods.netmorph import NetMorph
-from outgrow.states import State, Verdict
-from outgrow.volumes import Slot, Volume
 
 
 @dataclass(frozen=True, kw_only=True)

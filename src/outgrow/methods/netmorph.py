@@ -1,19 +1,19 @@
 """Network Morphism's widening: of the two new factors in V W = V W + A U, one is zero.
 
 zero="readers": U free, A = 0: exact wherever units are only read by weights. zero="writers": U = 0, A free: exact where the
-path keeps zero at zero; where zeros would never leave it, or leap (see `alive`), only who names it gets it. The side that is
-not zero must be alive, or no gradient reaches either: scales start at typical values.
+path keeps zero at zero; where zeros would never leave it, or leap (see `exactness/stuck_at_zero.py`), only who names it gets
+it. The side that is not zero must be alive, or no gradient reaches either: scales start at typical values.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outgrow.analysis.unit_states import State, Verdict
+from outgrow.analysis.volumes import Slot, Volume
 from outgrow.errors import MethodError
 from outgrow.methods.base import Draft, Method, Recipe, forced, free, typical, zeros
-from outgrow.states import State, Verdict
-from outgrow.usage import usage
-from outgrow.volumes import Slot, Volume
+from outgrow.wrong_arguments import usage
 
 
 @usage("outgrow.NetMorph(zero='readers')")

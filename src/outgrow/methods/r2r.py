@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from outgrow.analysis.unit_states import State, Verdict
+from outgrow.analysis.volumes import Slot, Volume
 from outgrow.methods.base import Draft, Method, Recipe, forced, free, typical
-from outgrow.states import State, Verdict
-from outgrow.usage import usage
-from outgrow.volumes import Slot, Volume
+from outgrow.wrong_arguments import usage
 
 
 @usage("outgrow.R2R(init='he')")

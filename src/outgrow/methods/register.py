@@ -6,10 +6,10 @@ import inspect
 import re
 
 from outgrow.errors import MethodError
-from outgrow.methods import BY_NAME
+from outgrow.methods.all_methods import BY_NAME
 from outgrow.methods.base import REGISTERED, Method
 from outgrow.methods.checks import check_method
-from outgrow.usage import usage
+from outgrow.wrong_arguments import usage
 
 
 @usage("outgrow.register_method('echo', Echo)")

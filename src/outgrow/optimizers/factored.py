@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from outgrow.fill import grown_moment
-from outgrow.plan import Edit, Insertion
+from outgrow.apply.grow_tensor import grown_moment
+from outgrow.growth_plan.plan import Edit, Insertion
 
 Axes = tuple[int, int]  # averaged over by the row means, and by the column means
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from outgrow.optimizers.factored import axes_of
-from outgrow.optimizers.known import KNOWN, NO_COPIES, REFUSED, SEVERAL_SHAPES, WRAPPED
+from outgrow.optimizers.known_classes import KNOWN, NO_COPIES, REFUSED, SEVERAL_SHAPES, WRAPPED
 from outgrow.optimizers.register import FOUND, registered
-from outgrow.optimizers.rules import WORDS, Rule, Shape, shape_of
+from outgrow.optimizers.state_rules import WORDS, Shape, StateRule, shape_of
 from outgrow.optimizers.wrappers import NEW_ONE, TRANSPARENT, layers_of
 
 HARMLESS = frozenset(
@@ -32,18 +32,18 @@ class Known:
     """What is known of a class: a rule for each key (or pattern of keys), or why it can't follow a growth."""
 
     name: str = ""  # package and class
-    rules: Mapping[str, Rule] = field(default_factory=dict)
+    rules: Mapping[str, StateRule] = field(default_factory=dict)
     refusal: str = ""
     no_copies: str = ""  # why it can't follow methods that copy or rescale units
 
-    def rule(self, key: Any, beside: Iterable[Any] = ()) -> Rule | None:
+    def rule(self, key: Any, beside: Iterable[Any] = ()) -> StateRule | None:
         """The rule of a key of the state, in a state that has those other keys beside it; None if there is none."""
         place = key, tuple(beside)
         if place not in self._found:
             self._found[place] = self._search(*place)
         return self._found[place]
 
-    def _search(self, key: Any, beside: tuple[Any, ...]) -> Rule | None:
+    def _search(self, key: Any, beside: tuple[Any, ...]) -> StateRule | None:
         special = next((self.rules[name] for other in beside if (name := f"{key} beside {other}") in self.rules), None)
         if special is not None:
             return special
@@ -54,7 +54,7 @@ class Known:
         return next((rule for pattern, rule in self.rules.items() if isinstance(key, str) and fnmatchcase(key, pattern)), None)
 
     @cached_property
-    def _found(self) -> dict[tuple[Any, tuple[Any, ...]], Rule | None]:
+    def _found(self) -> dict[tuple[Any, tuple[Any, ...]], StateRule | None]:
         """Rules that were searched for: the same keys come with every parameter."""
         return {}
 

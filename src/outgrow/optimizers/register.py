@@ -9,11 +9,11 @@ from weakref import WeakKeyDictionary
 from torch.optim import Optimizer
 
 from outgrow.errors import OptimizerError, Problem
-from outgrow.optimizers.rules import WORDS, Rule
+from outgrow.optimizers.state_rules import WORDS, StateRule
 
 # The registry is the purpose of the call: classes of the process, by the class itself. It keeps no class alive.
-FOUND: WeakKeyDictionary[type, Any] = WeakKeyDictionary()  # what a search by `lookup.py` has found
-_REGISTERED: WeakKeyDictionary[type, Mapping[str, Rule]] = WeakKeyDictionary()
+FOUND: WeakKeyDictionary[type, Any] = WeakKeyDictionary()  # what a search by `optimizers/lookup.py` has found
+_REGISTERED: WeakKeyDictionary[type, Mapping[str, StateRule]] = WeakKeyDictionary()
 
 
 def register_optimizer(cls: type[Any], rules: Mapping[str, str]) -> None:
@@ -65,6 +65,6 @@ def register_optimizer(cls: type[Any], rules: Mapping[str, str]) -> None:
     _REGISTERED[cls] = {key: WORDS[word] for key, word in rules.items()}
 
 
-def registered(cls: type) -> Mapping[str, Rule] | None:
+def registered(cls: type) -> Mapping[str, StateRule] | None:
     """The rules of a registered class; None for others."""
     return _REGISTERED.get(cls)

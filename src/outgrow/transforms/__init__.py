@@ -1,0 +1,1 @@
+"""From a request to a plan: one file or folder per transform."""

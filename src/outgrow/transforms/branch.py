@@ -10,76 +10,23 @@ stand in an `outgrow.Parallel`, which takes the place of m.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from outgrow.admit import check_fade
-from outgrow.blocks import CONVOLUTIONS, LAYERS, LINEAR, Parallel
-from outgrow.errors import MethodError, Problem, SelectionError, SizeError, TraceError
-from outgrow.plan import Change, Insert, Plan
-from outgrow.residual import by_itself
-from outgrow.starts import Start, Write
-from outgrow.structure import Call, apply_insert, calls_of
-from outgrow.training.optimizer import THAWED, is_frozen
-from outgrow.transforms.plain import LEAST, surroundings
-from outgrow.transforms.site import Site, Step
-from outgrow.usage import usage
-from outgrow.zeroing import NotZero, Search, resolved
-
-METHODS = ("auto", "r2r", "netmorph", "copy", "random")
-
-
-@usage("outgrow.Branch('layer2')")
-@dataclass(frozen=True)
-class Branch:
-    """A request to put a branch beside the module `beside`.
-
-    method: "auto" or "r2r" (zero by pairs), "netmorph" (zero by its last layer); "copy" (of the module) and "random", which
-    preserve the function only with `fade`: over how many optimizer steps the branch sets in.
-    layers, hidden: build a branch of so many layers (2 by default) and hidden units, rather than to copy the module.
-
-    Example:
-        >>> Branch(beside="layer2", method="netmorph").fade is None
-        True
-    """
-
-    beside: str
-    method: str = "auto"
-    layers: int | None = None
-    hidden: int | None = None
-    fade: int | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.beside, str) or not self.beside:
-            raise SelectionError(f"beside={self.beside!r}: write the path of a module, e.g. beside='layer2'")
-        if self.method not in METHODS:
-            raise MethodError(f"method={self.method!r}: write one of {', '.join(map(repr, METHODS))}")
-        if self.layers is not None and (type(self.layers) is not int or self.layers < 2):
-            raise SizeError(f"layers={self.layers!r}: a branch that can be zero and learn has two layers or more")
-        if self.hidden is not None and (type(self.hidden) is not int or self.hidden < 2):
-            raise SizeError(f"hidden={self.hidden!r}: write how many hidden units, two or more")
-        check_fade(self.fade)
-        if self.fade is not None and self.method in ("r2r", "netmorph"):
-            raise MethodError(f"{self.method} is exact without a fade: write method='copy' or 'random', or leave fade= out")
-        if self.method == "copy" and (self.layers or self.hidden):
-            raise MethodError("a copy has the layers that it has: leave layers= and hidden= out, or write method='random'")
-
-    @property
-    def exact(self) -> bool:
-        return self.fade is not None or self.method not in ("copy", "random")
-
-    @property
-    def summary(self) -> str:
-        """The request in a few words."""
-        return f"Branch beside {self.beside!r}"
-
-    @property
-    def kind(self) -> str:
-        """The method, by its name."""
-        usual = "r2r" if self.fade is None else "copy"
-        return usual if self.method == "auto" else self.method
+from outgrow.apply.insert_modules import apply_insert
+from outgrow.errors import MethodError, Problem, SelectionError, TraceError
+from outgrow.exactness.identity_blocks import by_itself
+from outgrow.exactness.zero_output import NotZero, Search, resolved
+from outgrow.growth_plan.module_starts import Start, Write
+from outgrow.growth_plan.plan import Change, Insert, Plan
+from outgrow.model.module_calls import Call, calls_of
+from outgrow.modules.blocks import CONVOLUTIONS, LAYERS, LINEAR, Parallel
+from outgrow.optimizers.new_parameters import THAWED, is_frozen
+from outgrow.requests import Branch
+from outgrow.transforms.deepen.new_layers import LEAST, surroundings
+from outgrow.transforms.site_and_step import Site, Step
 
 
 def branch_plan(site: Site, request: Branch) -> Step:

@@ -9,49 +9,15 @@ one side only: that is there with padding="same", and refused elsewhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from outgrow.admit import check_fade
+from outgrow.analysis.volumes import Anatomy
 from outgrow.errors import MethodError, Problem, SelectionError, SizeError
-from outgrow.plan import Change, Insertion, Plan, Setting
-from outgrow.transforms.site import Site, Step
-from outgrow.usage import usage
-from outgrow.volumes import Anatomy
-
-
-@usage("outgrow.Kernel('conv1', 5)")
-@dataclass(frozen=True)
-class Kernel:
-    """A request to enlarge the kernel of the convolution `where` to `size`, one number or one an axis.
-
-    fade: over how many optimizer steps what is new comes in, to drawn values; it starts at zero.
-
-    Example:
-        >>> Kernel("conv1", 9)
-        Kernel(where='conv1', size=9, fade=None)
-    """
-
-    where: str
-    size: int | Sequence[int]
-    fade: int | None = None
-
-    def __post_init__(self) -> None:
-        sizes = [self.size] if isinstance(self.size, int) else self.size
-        if not isinstance(self.where, str):
-            raise SelectionError(f"where={self.where!r}: write the path of a convolution, e.g. 'conv1'")
-        if not isinstance(sizes, Sequence) or not all(type(size) is int and size > 0 for size in sizes):
-            raise SizeError(f"size={self.size!r}: write a whole number, or one for each axis, e.g. (3, 7)")
-        if not isinstance(self.size, int):
-            object.__setattr__(self, "size", tuple(self.size))
-        check_fade(self.fade)
-
-    @property
-    def summary(self) -> str:
-        """The request in a few words."""
-        return f"Kernel {self.where!r} to {self.size}"
+from outgrow.growth_plan.plan import Change, Insertion, Plan, Setting
+from outgrow.requests import Kernel
+from outgrow.transforms.site_and_step import Site, Step
 
 
 def kernel_plan(site: Site, request: Kernel) -> Step:

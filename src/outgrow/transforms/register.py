@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from outgrow.errors import ApplyError, GrowthError, Problem
-from outgrow.plan import Insertion, Plan
-from outgrow.sandbox import tensors_of
-from outgrow.transforms.site import Site, Step
-from outgrow.transforms.table import LAST, REGISTERED, TABLE, Kind, kinds
-from outgrow.usage import usage
+from outgrow.growth_plan.plan import Insertion, Plan
+from outgrow.model.sandbox import tensors_of
+from outgrow.transforms.all_transforms import LAST, REGISTERED, TABLE, Kind, kinds
+from outgrow.transforms.site_and_step import Site, Step
+from outgrow.wrong_arguments import usage
 
 Planner = Callable[[Site, Any], Plan]
 

@@ -1,0 +1,1 @@
+"""Which units belong together, and where they sit in parameters: labels, effects, roles, volumes."""

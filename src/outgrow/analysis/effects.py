@@ -1,0 +1,148 @@
+"""What an operator does to the units that flow through it: the few kinds that `exactness/propagate_states.py` reasons about.
+
+Rules translate each ATen operator into one of these; methods never see an operator. An operand is a value together with its
+layout over the operator's own axes (a grouped convolution looks at channels as groups × channels, for instance).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outgrow.analysis.labels import Layout
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor as the operator sees it."""
+
+    value: int
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Move:
+    """Indices change places; numbers stay (view, cat, slice), or are averaged over axes that carry no unit."""
+
+    inputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Map:
+    """The same function on every number. `zero`: f(0) = 0; `homogeneous`: f(s·x) = s·f(x) for s > 0."""
+
+    inputs: tuple[int, ...]
+    zero: bool
+    homogeneous: bool = False
+
+
+@dataclass(frozen=True)
+class Shift:
+    """x + c for a number c: may be the ε of a norm that is written out."""
+
+    input: int
+    constant: float
+
+
+@dataclass(frozen=True)
+class Power:
+    """x ** exponent."""
+
+    input: int
+    exponent: float
+
+
+@dataclass(frozen=True)
+class Scale:
+    """c·x for a number c."""
+
+    input: int
+
+
+@dataclass(frozen=True)
+class Sum:
+    """a ± b."""
+
+    inputs: tuple[Operand, ...]
+    minus: bool = False
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Σ over `contracted` of left · right: matrix products and convolutions; the plain product if nothing is contracted."""
+
+    left: Operand
+    right: Operand
+    contracted: frozenset[int]
+    divide: bool = False
+    bias: int | None = None
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """A statistic over axes: "sum", "mean", "var", "std", "norm" (root of the sum of squares), "extreme" or "other"."""
+
+    input: int
+    axes: frozenset[int]
+    how: str
+
+
+@dataclass(frozen=True)
+class Normalise:
+    """(x − mean)/√(var + ε)·γ + β with statistics over `axes` of the operand."""
+
+    input: Operand
+    axes: frozenset[int]
+    gamma: Operand | None
+    beta: Operand | None
+    eps: float
+
+
+@dataclass(frozen=True)
+class PerUnit:
+    """Something that treats each unit by its own parameters: batch norm, PReLU."""
+
+    input: int
+    scales: tuple[int, ...]
+    shifts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Anything else that lets units along `axes` see each other."""
+
+    inputs: tuple[Operand, ...]
+    axes: frozenset[int]
+    reason: str
+    shares: bool = False  # of k copies of all units each gets 1/k of what the unit had (softmax)
+
+
+@dataclass(frozen=True)
+class Folded:
+    """r(x̄) = x + x_L − x_R: new pairs of what it reads cancel, and new units of what it writes are zero."""
+
+    input: int
+
+
+@dataclass(frozen=True)
+class Ignore:
+    """Makes numbers from sizes alone, or touches no unit."""
+
+
+@dataclass(frozen=True)
+class Fused:
+    """Part of an operator that comes later, whose effect holds for both (see `analysis/dot_products.py`)."""
+
+
+Effect = Move | Map | Shift | Power | Scale | Sum | Contract | Reduce | Normalise | PerUnit | Mix | Folded | Ignore | Fused
+
+
+def operands_of(effect: Effect) -> tuple[Operand, ...]:
+    """Operands that an effect sees under a layout of its own."""
+    match effect:
+        case Sum() | Mix():
+            return effect.inputs
+        case Contract():
+            return effect.left, effect.right
+        case Normalise():
+            return tuple(side for side in (effect.input, effect.gamma, effect.beta) if side is not None)
+    return ()

@@ -1,0 +1,57 @@
+"""Axes along which a tensor repeats itself, because it was expanded there.
+
+`count.view(-1, 1).expand_as(x)` has the size of `x` along its last axis, but no value of its own for each index. Such an axis
+carries no units, and it meets units without fixing their number: in the grown model the same code expands it further. Index
+tensors of `gather` and `scatter` are made that way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from outgrow.trace.operators import Op, Ref, Trace
+
+ELEMENTWISE = frozenset(
+    f"aten.{name}"
+    for name in """
+    alias clone contiguous detach _to_copy lift_fresh lift_fresh_copy add sub rsub mul div neg abs sqrt rsqrt pow reciprocal exp
+    log clamp clamp_min clamp_max where eq ne lt le gt ge logical_not logical_and logical_or masked_fill sigmoid tanh relu
+""".split()
+)
+
+
+def repeated_axes(op: Op, trace: Trace, known: Mapping[int, frozenset[int]]) -> frozenset[int]:
+    """The axes of an operator's (only) result along which all its entries are equal by construction."""
+    if len(op.outputs) != 1:
+        return frozenset()
+    shape = trace.values[op.outputs[0]].shape
+    if op.name in ("aten.expand", "aten.repeat"):
+        return _expanded(op.args[0], shape, trace, known)
+    if not any(ref.value in known for ref in op.refs):
+        return frozenset()
+    if op.name in ("aten.unsqueeze", "aten.transpose", "aten.t"):
+        return _moved(op, len(shape), known[op.args[0].value])
+    if op.name.removesuffix("_") in ELEMENTWISE:
+        common = [_expanded(ref, shape, trace, known) for ref in op.refs]
+        return frozenset.intersection(*common)
+    return frozenset()
+
+
+def _expanded(ref: Ref, shape: tuple[int, ...], trace: Trace, known: Mapping[int, frozenset[int]]) -> frozenset[int]:
+    """Axes of a broadcast result along which an operand does not vary."""
+    mine = trace.values[ref.value].shape
+    missing = len(shape) - len(mine)
+    repeated = {axis + missing for axis in known.get(ref.value, ())}
+    return frozenset(
+        axis
+        for axis, size in enumerate(shape)
+        if size > 1 and (axis < missing or mine[axis - missing] == 1 or axis in repeated)
+    )
+
+
+def _moved(op: Op, rank: int, axes: frozenset[int]) -> frozenset[int]:
+    if op.name == "aten.unsqueeze":
+        new = op.args[1] % rank
+        return frozenset(axis + (axis >= new) for axis in axes)
+    first, second = (0, 1) if len(op.args) < 3 else (op.args[1] % rank, op.args[2] % rank)
+    return frozenset({first: second, second: first}.get(axis, axis) for axis in axes)

@@ -1,0 +1,207 @@
+"""Read a trace with the rules: which labels every tensor carries, and what every operator does to units.
+
+The reading goes through the operators once, in order. An operator without a rule is never guessed at: whatever it touches
+is pinned, with that as the reason, and everything else still grows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from outgrow.analysis.dot_products import fuse_dots
+from outgrow.analysis.effects import Effect, Ignore, Move, Operand, Scale
+from outgrow.analysis.expanded_axes import repeated_axes
+from outgrow.analysis.labels import Block, Layout, Ties, meet, pin, renumber
+from outgrow.trace.operators import Op, Ref, Trace
+from outgrow.trace.operators import refs_in as refs_in
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rule says of an operator: its results' layouts, and its effect on units."""
+
+    layouts: tuple[Layout, ...]
+    effect: Effect
+    uniform: bool = False  # all numbers of the results are equal, so their sizes mean nothing
+    zeros: bool = False  # and all are zero
+
+
+Meeting = tuple[Ref, Layout, Mapping[int, int]]
+Rule = Callable[["Reading", Op], Outcome]
+
+
+class Reading:
+    """Labels and effects of a whole trace."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.ties = Ties()
+        self.layouts: list[Layout] = [()] * len(trace.values)
+        self.constant = [value.kind in ("parameter", "buffer", "constant") for value in trace.values]  # depends on no input
+        self.foreign = [value.kind == "constant" and value.floating for value in trace.values]  # made of what is not registered
+        self.uniform = [False] * len(trace.values)
+        self.zeros = [False] * len(trace.values)  # uniform, and known to be zero
+        self.summed = [False] * len(trace.values)  # made of labelled tensors: a statistic goes on when its labels are gone
+        self.repeated: dict[
+            int, frozenset[int]
+        ] = {}  # value → axes along which it repeats itself (see `analysis/expanded_axes.py`)
+        self.lost: dict[int, str] = {}  # value → the operator before it through which units were not followed
+        self.effects: list[Effect] = []
+        kernels = _kernels(trace)
+        for value in trace.values:
+            if value.name and value.floating:
+                axes = list(enumerate(value.shape))[: 2 if value.index in kernels else None]
+                self.layouts[value.index] = tuple(
+                    Block((axis,), self.ties.axis(value.name, axis, size)) for axis, size in axes if size > 1
+                )
+
+    def facts(self, value: int) -> Hashable:
+        """All that is known of a value beside its labels: what `analysis/repeated_blocks.py` compares."""
+        known = self.constant[value], self.foreign[value], self.uniform[value], self.zeros[value]
+        return *known, self.repeated.get(value), self.lost.get(value)
+
+    @cached_property
+    def maker(self) -> dict[int, Op]:
+        """For each value, the operator that makes it."""
+        return {output: op for op in self.trace.ops for output in op.outputs}
+
+    def shape(self, ref: Ref) -> tuple[int, ...]:
+        return self.trace.values[ref.value].shape
+
+    def fixed(self, ref: Ref) -> bool:
+        """Whether a value depends on no input; a single number that the code makes up does not either."""
+        return self.constant[ref.value] or (self.uniform[ref.value] and math.prod(self.shape(ref)) == 1)
+
+    def layout(self, ref: Ref) -> Layout:
+        return self.layouts[ref.value]
+
+    def operand(self, ref: Ref) -> Operand:
+        return Operand(ref.value, self.layout(ref))
+
+    def spread(self, ref: Ref, rank: int) -> Layout:
+        """The operand's layout with axes counted as in a broadcast result of `rank` axes."""
+        missing = rank - len(self.shape(ref))
+        return renumber(self.layout(ref), lambda axis: axis + missing)
+
+    def pin(self, layout: Layout, axes: Sequence[int], reason: str, op: Op) -> None:
+        for block in layout:
+            for axis in block.axes:
+                if axis in axes:
+                    pin(self.ties, block, axis, reason, op.module)
+
+    def pin_all(self, refs: Sequence[Ref], reason: str, op: Op) -> None:
+        """Nothing that the operator touches can grow, and its results carry no labels."""
+        name = op.name.replace("outgrow.write_through_view", "a write through a view").replace("outgrow.", "a ")
+        self.lost.update(dict.fromkeys(op.outputs, name))
+        for ref in refs:
+            for block in self.layout(ref):
+                self.ties.fix(block.labels, reason, op.module)
+
+    def meet(self, op: Op, operands: Sequence[Meeting], shape: Sequence[int]) -> Layout:
+        """Where operands meet index by index; each gives its reference, its layout and the sizes of the axes it covers."""
+        return meet(self.ties, self.free_to_meet(op, operands), shape)
+
+    def _foreign(self, ref: Ref) -> str:
+        if self.foreign[ref.value]:
+            return "it meets a tensor that no module registers (as layers in a plain list are: use nn.ModuleList)"
+        if self.constant[ref.value]:
+            return "its size is that of a fixed table"
+        if ref.value in self.lost:
+            return f"it meets a result of {self.lost[ref.value]}, and units are not followed through that operator"
+        derived = self.trace.values[ref.value].kind != "input"
+        return "its size is set by the model's input" + (", or by a number in its code" if derived else "")
+
+    def inherit(self, op: Op, output: int, outcome: Outcome) -> None:
+        """Facts that a result takes over from the operands, whatever the operator."""
+        source = next((self.lost[ref.value] for ref in op.refs if ref.value in self.lost), None)
+        if source is not None:
+            self.lost.setdefault(output, source)
+        axes = repeated_axes(op, self.trace, self.repeated)
+        if axes:
+            self.repeated[output] = axes
+        kept = isinstance(outcome.effect, (Move, Scale)) and bool(op.refs) and all(self.zeros[ref.value] for ref in op.refs)
+        self.zeros[output] = outcome.zeros or kept
+
+    def free_to_meet(self, op: Op, operands: Sequence[Meeting]) -> list[Layout]:
+        """The operands' layouts, without the axes on which one of them has a size that is not the model's own.
+
+        Labels that meet such a size can never grow: they are pinned, and carried no further.
+        """
+        bare: set[int] = set()
+        why = ""
+        for ref, layout, sizes in operands:
+            covered = {axis for block in layout for axis in block.axes}
+            here = {axis for axis, size in sizes.items() if size > 1 and axis not in covered}
+            if here and not self.uniform[ref.value]:
+                bare |= here
+                why = self._foreign(ref)
+        if not bare:
+            return [layout for _, layout, _ in operands]
+        layouts = []
+        for _, layout, _ in operands:
+            self.pin(layout, sorted(bare), why, op)
+            layouts.append(tuple(block for block in layout if not set(block.axes) <= bare))
+        return layouts
+
+
+def _kernels(trace: Trace) -> set[int]:
+    """Weights of convolutions, perhaps standardised or scaled on the way: their axes from the third on hold no units."""
+    maker = {output: op for op in trace.ops for output in op.outputs}
+    found: set[int] = set()
+    seen: set[int] = set()
+    for op in trace.ops:
+        if op.name != "aten.convolution":
+            continue
+        kernel = trace.values[op.args[1].value].shape[2:]
+        todo = [op.args[1].value]
+        while todo:
+            value = trace.values[todo.pop()]
+            if value.name and value.shape[2:] == kernel:
+                found.add(value.index)
+            elif value.index in maker and value.index not in seen:
+                seen.add(value.index)
+                todo.extend(ref.value for ref in refs_in(maker[value.index].args))
+    return found
+
+
+def _no_rule(op: Op) -> str:
+    way_out = f"outgrow.rule({op.name.replace('.', '::', 1)!r}) adds one"
+    if "_backward" in op.name:
+        way_out = "it belongs to a backward pass inside the model: take gradients by torch.autograd.grad"
+    return f"operator {op.name} has no rule ({way_out})"
+
+
+def read(trace: Trace, rules: Mapping[str, Rule]) -> Reading:
+    """Apply the rule of every operator, in order, then pin what reaches the model's outputs."""
+    reading = Reading(trace)
+    for op in trace.ops:
+        refs = op.refs
+        rule = rules.get(op.name) or rules.get(op.name.removesuffix("_"))
+        labelled = any(reading.layouts[ref.value] for ref in refs)
+        touched = labelled or any(reading.summed[ref.value] for ref in refs)
+        uniform = bool(refs) and all(reading.uniform[ref.value] for ref in refs)
+        if rule is None:
+            if labelled:
+                reading.pin_all(refs, _no_rule(op), op)
+            outcome = Outcome(((),) * len(op.outputs), Ignore())
+        elif not touched and not uniform and not getattr(rule, "always", False):
+            outcome = Outcome(((),) * len(op.outputs), Ignore())
+        else:
+            outcome = rule(reading, op)
+        for index, output in enumerate(op.outputs):
+            reading.layouts[output] = outcome.layouts[index] if index < len(outcome.layouts) else ()
+            reading.summed[output] = touched
+            reading.inherit(op, output, outcome)
+            reading.constant[output] = any(reading.constant[r.value] for r in refs) and all(map(reading.fixed, refs))
+            reading.foreign[output] = reading.constant[output] and any(reading.foreign[ref.value] for ref in refs)
+            reading.uniform[output] = outcome.uniform or (uniform and not labelled)
+        reading.effects.append(outcome.effect)
+    fuse_dots(reading)
+    for output in trace.outputs:
+        for block in reading.layouts[output]:
+            for axis in block.axes:
+                pin(reading.ties, block, axis, "it is an output of the model", "")
+    return reading

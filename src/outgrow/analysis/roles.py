@@ -1,0 +1,180 @@
+"""What each parameter axis does to the units it belongs to: writes them, scales them, or reads them.
+
+In Σₖ w[o, k]·x[k] the axis o writes and k reads; a factor or variance that is there once a unit scales; what is added writes.
+A tied tensor may both write and read.
+
+A product of two constants (learned queries and a weight, the two factors of an adapter) has a reader too: the side that is
+closer to a stored tensor. The other side is an activation that happens to depend on no input. What the product does is decided
+where it is used: its rows and its bias do what the result does.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from outgrow.analysis.effects import Contract, Move, Normalise, Operand, PerUnit, Scale, Sum
+from outgrow.analysis.interpret_trace import Reading
+from outgrow.analysis.labels import Labels, Layout, renumber
+from outgrow.trace.operators import Op
+
+WRITES, SCALES, READS, SHIFTS = "writes", "scales", "reads", "shifts"
+
+
+def find_roles(reading: Reading) -> dict[tuple[str, int], set[str]]:
+    """(tensor, axis) → roles."""
+    roles: dict[tuple[str, int], set[str]] = defaultdict(set)
+    origins = reading.ties.origins
+    starts = np.array([origin.start for origin in origins], dtype=np.int64)
+    ends = starts + np.array([origin.size for origin in origins], dtype=np.int64)
+    named = [value for value in reading.trace.values if value.name]
+    whole: dict[int, tuple[str, int]] = {
+        id(block.labels): (value.name, block.axes[0]) for value in named for block in reading.layouts[value.index]
+    }
+
+    sums: list[tuple[Layout, ...]] = []  # of constants: all do what the first on their axes does
+
+    def born(labels: Labels) -> list[tuple[str, int]]:
+        if id(labels) in whole:  # an axis as it was born: nothing to look up
+            return [whole[id(labels)]]
+        found = np.searchsorted(starts, labels.ravel(), side="right") - 1
+        here = np.unique(found[labels.ravel() < ends[found]]).tolist()
+        return [(origins[index].tensor, origins[index].axis) for index in here]
+
+    def note(labels: Labels, role: str) -> None:
+        for key in born(labels):
+            roles[key].add(role)
+
+    def note_value(value: int, role: str) -> None:
+        for block in reading.layouts[value]:
+            note(block.labels, role)
+
+    def weigh(mine: Operand, other: Operand, contracted: frozenset[int], constant: bool) -> None:
+        met = {axis for block in other.layout for axis in block.axes}
+        for block in mine.layout:
+            if set(block.axes) & contracted:
+                note(block.labels, READS)
+            elif set(block.axes) <= met:
+                note(block.labels, SCALES)
+            elif not constant:
+                note(block.labels, WRITES)
+
+    for op, effect in zip(reading.trace.ops, reading.effects, strict=True):
+        match effect:
+            case Move():
+                moved_by_data = not all(reading.constant[output] for output in op.outputs)
+                for value in effect.inputs:
+                    if reading.constant[value] and moved_by_data:  # looked up, or laid beside data
+                        note_value(value, WRITES)
+            case Contract():
+                constant = all(reading.constant[output] for output in op.outputs)
+                weight = _factor(effect) if constant and not effect.contracted else weight_of(reading, effect)
+                if weight is not None:
+                    weigh(weight, effect.left if weight is effect.right else effect.right, effect.contracted, constant)
+                if effect.bias is not None and constant:
+                    sums.append((reading.layouts[op.outputs[0]], _bias_layout(reading, op, effect.bias)))
+                elif effect.bias is not None and reading.constant[effect.bias]:
+                    note_value(effect.bias, WRITES)
+            case Sum() if all(reading.constant[output] for output in op.outputs):
+                sums.append(tuple(side.layout for side in effect.inputs))
+            case Sum():
+                for side in effect.inputs:
+                    if reading.constant[side.value]:
+                        note_value(side.value, WRITES)
+            case PerUnit():
+                for value in effect.scales:
+                    note_value(value, SCALES)
+                for value in effect.shifts:
+                    note_value(value, SHIFTS)
+            case Normalise():
+                if effect.gamma is not None:
+                    note_value(effect.gamma.value, SCALES)
+                if effect.beta is not None:
+                    note_value(effect.beta.value, SHIFTS)
+    for layouts in reversed(sums):
+        leaders = {block.axes: block for layout in reversed(layouts) for block in layout}
+        for block in (block for layout in layouts for block in layout if block is not leaders[block.axes]):
+            for role in {role for key in born(leaders[block.axes].labels) for role in roles.get(key, ())}:
+                note(block.labels, role)
+    return roles
+
+
+def gauge_of(reading: Reading, effect: Contract) -> Operand | None:
+    """The side of a product that measures the other, if one does: buffers that are multiplied with a weight.
+
+    A spectral norm does so: σ = uᵀ·W·v, with u and v kept as buffers.
+    """
+    if not effect.contracted or not all(reading.constant[side.value] for side in (effect.left, effect.right)):
+        return None
+    made = [_made_of_buffers(reading, side.value) for side in (effect.left, effect.right)]
+    return {(True, False): effect.left, (False, True): effect.right}.get((made[0], made[1]))
+
+
+def _made_of_buffers(reading: Reading, value: int) -> bool:
+    """Whether nothing but buffers has gone into a value."""
+    todo, found = [value], False
+    while todo:
+        source = reading.trace.values[todo.pop()]
+        if source.name and source.kind != "buffer":
+            return False
+        found |= bool(source.name)
+        if not source.name and source.index in reading.maker:
+            todo.extend(ref.value for ref in reading.maker[source.index].refs)
+    return found
+
+
+def weight_of(reading: Reading, effect: Contract) -> Operand | None:
+    """The side of a product that is a weight, if one is.
+
+    Of two constants that are summed over, the side closer to a stored tensor; else the second, or the one that is not larger.
+    """
+    gauge = gauge_of(reading, effect)
+    if gauge is not None:
+        return gauge
+    constant = [reading.constant[side.value] for side in (effect.left, effect.right)]
+    if all(constant) and effect.contracted:
+        left, right = (_distance(reading, side.value) for side in (effect.left, effect.right))
+        if left != right:
+            return effect.left if left < right else effect.right
+    if constant[1] and not (constant[0] and _larger(reading, effect.right, effect.left)):
+        return effect.right
+    return effect.left if constant[0] else None
+
+
+def _distance(reading: Reading, value: int) -> int:
+    """How far a constant is from what is stored: 0 for a tensor as it is (moved, scaled), 1 for linear functions, else 2."""
+    steps = {Move: 0, Scale: 0, Sum: 1, Contract: 1}
+    todo, seen, most = [value], set[int](), 0
+    while todo:
+        value = todo.pop()
+        op = reading.maker.get(value)
+        if op is None or value in seen or reading.trace.values[value].name:
+            continue
+        seen.add(value)
+        most = max(most, steps.get(type(reading.effects[op.index]), 2))
+        todo.extend(ref.value for ref in op.refs)
+    return most
+
+
+def leader_of(effect: Contract) -> Operand:
+    """Of two constants that are multiplied entry by entry, the one whose labels the product carries."""
+    widest = [max((len(block.axes) for block in side.layout), default=0) for side in (effect.left, effect.right)]
+    return effect.left if widest[0] >= widest[1] else effect.right
+
+
+def _factor(effect: Contract) -> Operand:
+    """The side that scales the other."""
+    return effect.right if leader_of(effect) is effect.left else effect.left
+
+
+def _bias_layout(reading: Reading, op: Op, bias: int) -> Layout:
+    """The layout of a bias over the axes of the result that it is added to."""
+    ranks = [len(reading.trace.values[value].shape) for value in (op.outputs[0], bias)]
+    first = 1 if op.name == "aten.convolution" else ranks[0] - ranks[1]
+    return renumber(reading.layouts[bias], lambda axis: axis + first)
+
+
+def _larger(reading: Reading, one: Operand, other: Operand) -> bool:
+    sizes = [np.prod(reading.trace.values[side.value].shape, dtype=np.int64) for side in (one, other)]
+    return bool(sizes[0] > sizes[1])

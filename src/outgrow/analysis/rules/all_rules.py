@@ -1,0 +1,29 @@
+"""One rule an operator; all of them meet in this table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from outgrow.analysis.interpret_trace import Rule
+from outgrow.analysis.rules import (
+    elementwise,
+    experts,
+    fold,
+    fourier,
+    gradient,
+    norm,
+    product,
+    quantise,
+    recurrent,
+    reduce,
+    shape,
+    sparse,
+)
+from outgrow.analysis.rules import graph_messages as graph
+from outgrow.analysis.rules import partial_write as written
+
+FAMILIES = (
+    *(elementwise, shape, product, reduce, norm, fold),
+    *(graph, sparse, experts, gradient, fourier, written, recurrent, quantise),
+)
+RULES: Mapping[str, Rule] = {name: rule for family in FAMILIES for name, rule in family.RULES.items()}

@@ -1,0 +1,112 @@
+"""A trace with short stacks: of each run of like segments the first two stay, and the second stands for all others.
+
+What came behind the last segment takes from the second what it took from the last. The result is the trace of a model with
+fewer blocks, and is read as any other. Whether what is found there holds for all blocks is decided later (see
+`analysis/lengthen_stacks.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outgrow.analysis.block_stacks import Run, Segment, Uses, find_runs
+from outgrow.trace.operators import Op, Ref, Trace
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """A run in the short trace: its two segments, what they work on, and the modules of the segments that are left out."""
+
+    first: Segment
+    model: Segment  # stands for the copies
+    copies: list[tuple[str, ...]]
+    shared: list[int]
+    belonging: tuple[set[int], set[int]]  # values of the first segment, and of the second
+    before: list[int]  # values that the second segment takes from the first
+    after: list[int]  # and what stands for them behind it
+    given: list[list[int]]  # values that were made before the run, for each segment of it
+
+
+@dataclass(frozen=True, eq=False)
+class Short:
+    """A short trace, its stacks, and the names of all tensors of the whole one, in order."""
+
+    trace: Trace
+    stacks: list[Stack]
+    names: list[str]
+
+
+def shortened(trace: Trace) -> Short | None:
+    """The trace without the blocks that others stand for; none if there are none, or if more than operators is to be seen."""
+    if len(trace.passes) != 1 or trace.understudies or trace.gradients:
+        return None
+    uses = Uses.of(trace)
+    if any(value.kind == "parameter" and uses.first[value.index] < 0 for value in trace.values):
+        return None
+    runs = find_runs(trace, uses)
+    return _Shortener(trace, runs).short() if runs else None
+
+
+class _Shortener:
+    def __init__(self, trace: Trace, runs: list[Run]) -> None:
+        self.trace, self.runs = trace, runs
+        gone = {values[place] for run in runs for values in run.values[2:] for place in run.kept}
+        self.kept = [value for value in trace.values if value.index not in gone]
+        self.number = {value.index: number for number, value in enumerate(self.kept)}
+        for run in runs:
+            for _, place in run.carried:
+                self.number[run.values[-1][place]] = self.number[run.values[1][place]]
+
+    def short(self) -> Short:
+        trace, at = self.trace, 0
+        ops: list[Op] = []
+        moved: dict[int, int] = {}  # where the segments that stay begin
+        for run in sorted(self.runs, key=lambda run: run.segments[0].start):
+            moved.update({segment.start: len(ops) + segment.start - at for segment in run.segments[:2]})
+            self._add(ops, at, run.segments[1].end)
+            at = run.segments[-1].end
+        self._add(ops, at, len(trace.ops))
+        short = Trace(
+            ops,
+            [replace(value, index=number) for number, value in enumerate(self.kept)],
+            {self.number[value]: None for value in trace.outputs},
+            trace.meta,
+            passes=list(trace.passes),
+            ends=[len(ops)],
+        )
+        names = [value.name for value in trace.values if value.name]
+        return Short(short, [self._stack(run, moved) for run in self.runs], names)
+
+    def _add(self, ops: list[Op], start: int, end: int) -> None:
+        for op in self.trace.ops[start:end]:
+            outputs = tuple(self.number[output] for output in op.outputs)
+            ops.append(Op(len(ops), op.name, self._named(op.args), self._named(op.kwargs), outputs, op.module))
+
+    def _named(self, item: Any) -> Any:
+        """An argument with its values under their new numbers."""
+        rebuilt: dict[type, Callable[[], Any]] = {
+            Ref: lambda: Ref(self.number[item.value]),
+            tuple: lambda: tuple(map(self._named, item)),
+            list: lambda: [*map(self._named, item)],
+            dict: lambda: {key: self._named(part) for key, part in item.items()},
+        }
+        return rebuilt[type(item)]() if type(item) in rebuilt else item
+
+    def _stack(self, run: Run, moved: dict[int, int]) -> Stack:
+        first, model = (
+            Segment(segment.paths, moved[segment.start], moved[segment.start] + segment.end - segment.start)
+            for segment in run.segments[:2]
+        )
+        here = [{self.number[values[place]] for place in run.kept} for values in run.values[:2]]
+        return Stack(
+            first,
+            model,
+            [segment.paths for segment in run.segments[2:]],
+            [self.number[run.values[1][place]] for place in run.shared],
+            (here[0], here[1]),
+            [self.number[run.values[1][place]] for place, _ in run.carried],
+            [self.number[run.values[1][place]] for _, place in run.carried],
+            [[self.number[values[place]] for place in run.given] for values in run.values],
+        )

@@ -1,0 +1,48 @@
+"""Where the units of a volume stand along the axes of its slots."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from outgrow.analysis.labels import Labels
+from outgrow.analysis.volumes import Anatomy, Slot, Volume
+from outgrow.errors import Problem
+
+
+class Irregular(Exception):
+    """The units of a volume do not stand in plain runs at a slot."""
+
+
+def unit_runs(ids: Labels, size: int) -> Labels:
+    """Positions of units as an array (run, unit, offset): runs of units in order, each unit a few neighbouring positions."""
+    mine = np.flatnonzero(ids >= 0)
+    order = mine[np.argsort(ids[mine], kind="stable")]
+    if len(order) % size:
+        raise Irregular
+    by_unit = order.reshape(size, -1)
+    last = by_unit[-1]
+    breaks = np.flatnonzero(np.diff(last) != 1)
+    length = int(breaks[0]) + 1 if len(breaks) else len(last)
+    if by_unit.shape[1] % length:
+        raise Irregular
+    table = by_unit.reshape(size, -1, length).transpose(1, 0, 2)
+    flat = table.reshape(-1)
+    if (np.diff(flat) <= 0).any():
+        raise Irregular
+    return np.asarray(table)
+
+
+def slot_ids(anatomy: Anatomy, volume: Volume, slot: Slot) -> Labels:
+    """Unit numbers along the axis of a slot, as the model was when it was read."""
+    origin = anatomy.origin[slot.tensor, slot.axis]
+    return anatomy.units(volume, np.arange(origin.start, origin.start + origin.size))
+
+
+def irregular(anatomy: Anatomy, volume: Volume) -> Problem | None:
+    """Tell whether a volume's units stand in runs at all its slots."""
+    for slot in volume.slots:
+        try:
+            unit_runs(slot_ids(anatomy, volume, slot), volume.count)
+        except Irregular:
+            return Problem(slot.tensor, f"the units of {volume.name} stand in no regular order along axis {slot.axis}")
+    return None

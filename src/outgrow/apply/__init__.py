@@ -1,0 +1,1 @@
+"""Carry a plan out on a model: tensors, inserted modules, settings, fades."""

@@ -1,0 +1,120 @@
+"""Carry a plan out on a model, keeping a journal from which everything can be put back bit for bit.
+
+Parameters keep their identity (`set_`): ties, hooks and the optimizer's references survive. The old storage lives until the
+journal is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outgrow.apply.fills import Init
+from outgrow.apply.final_positions import edits_by_tensor as edits_by_tensor
+from outgrow.apply.gradient_hooks import hooks_kept
+from outgrow.apply.grow_tensor import deviations, fill_values, grown, grown_moment, needs_deviation
+from outgrow.growth_plan.plan import Edit, Plan, Setting
+from outgrow.model.journal import Journal
+from outgrow.model.sandbox import tensors_of
+
+Edits = Sequence[Edit]
+
+
+@torch.no_grad()
+def apply_plan(
+    model: nn.Module,
+    plan: Plan,
+    inits: Mapping[str, Init],
+    journal: Journal,
+    like: Mapping[str, Tensor] | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Grow the model's tensors and gradients, and set its attributes.
+
+    tensors: those of the model by name, if they are at hand.
+    like: the tensors of the model that this one is a copy of, perhaps on another device: the copy gets the values drawn there.
+    """
+    tensors = tensors_of(model) if tensors is None else tensors
+    olds = {name: tensor.detach() for name, tensor in tensors.items()}
+    by_tensor = edits_by_tensor(plan)
+    drawn = [name for name, edits in by_tensor.items() if needs_deviation(edits) and not olds[name].is_meta]
+    spread = dict(zip(drawn, deviations([olds[name] for name in drawn]), strict=True))
+    for name, edits in by_tensor.items():
+        tensor = tensors[name]
+        new = grown(olds[name], edits)
+        device = None if like is None else like[name].device
+        fill_values(new, olds[name], edits, olds, plan.seed, inits, spread.get(name, 0.0), device)
+        gradient = None
+        if tensor.grad is not None:
+            before = tensor.grad.to_dense() if tensor.grad.is_sparse else tensor.grad
+            gradient = grown_moment(before, edits, power=1, fresh="zero")
+        _replace(tensor, olds[name], new, gradient, journal)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for setting in plan.settings:
+        _set(modules[setting.module], setting, journal)
+    for module in modules.values():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()
+
+
+def _replace(tensor: Tensor, old: Tensor, new: Tensor, gradient: Tensor | None, journal: Journal) -> None:
+    """Let a tensor hold other values, and another gradient, than the old ones; without gradients being recorded."""
+    old_gradient = tensor.grad
+
+    def put(value: Tensor, grad: Tensor | None) -> None:
+        with hooks_kept(tensor):
+            tensor.grad = None
+            tensor.set_(value)  # type: ignore[call-overload]
+            if grad is not None:
+                tensor.grad = grad
+
+    def put_back() -> None:
+        with torch.no_grad():
+            put(old, old_gradient)
+
+    journal.note(put_back)
+    put(new, gradient)
+
+
+def apply_setting(model: nn.Module, setting: Setting, journal: Journal) -> None:
+    """Set one attribute (or one item of a tuple, list or dict that an attribute holds)."""
+    _set(model.get_submodule(setting.module), setting, journal)
+
+
+def _set(module: nn.Module, setting: Setting, journal: Journal) -> None:
+    before = vars(module)[setting.name]
+    after: Any = setting.new
+    if setting.item is None:
+        pass
+    elif isinstance(setting.item, int) and isinstance(before, (tuple, list)):
+        items = list(before)
+        items[setting.item] = setting.new
+        after = type(before)(items)
+    elif isinstance(before, dict):
+        after = {**before, setting.item: setting.new}
+    elif isinstance(setting.item, str):  # an object of settings, as Transformers' configurations are
+        journal.note(_restorer(before))
+        return setattr(before, setting.item, setting.new)
+    journal.note(lambda: vars(module).__setitem__(setting.name, before))
+    vars(module)[setting.name] = after
+
+
+def _restorer(config: Any) -> Callable[[], None]:
+    """A function that gives an object of settings its present attributes again, lists and dicts among them with their content.
+
+    The whole object: to set one name may change another (properties with setters, names that stand for others).
+    """
+    attributes = dict(vars(config))
+    contents = [(value, type(value)(value)) for value in attributes.values() if type(value) in (dict, list)]
+
+    def restore() -> None:
+        vars(config).clear()
+        vars(config).update(attributes)
+        for value, before in contents:
+            value.clear()
+            value.extend(before) if isinstance(value, list) else value.update(before)
+
+    return restore

@@ -1,0 +1,184 @@
+"""What new entries of a tensor hold: one function per fill, all of them in the table `FILLS`.
+
+An insertion names its fill (see `plan.Insertion`). The old values are in their places by then, and so are those of the
+insertions before.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outgrow.apply.final_positions import FinalPlace
+from outgrow.apply.tensor_entries import along, index, multiply, part, put, reals, set_all
+from outgrow.errors import MethodError
+from outgrow.growth_plan.plan import Insertion
+
+MANY = 64  # more slices than this are slower than one copy by index
+FANS = ("he", "xavier")
+Init = str | Callable[[Tensor, tuple[int, ...], torch.Generator], Tensor]
+
+
+class Filling(NamedTuple):
+    """One insertion to carry out."""
+
+    new: Tensor  # written to
+    old: Tensor  # the values before the growth
+    edit: Insertion
+    place: FinalPlace
+    others: Mapping[str, Tensor]  # old tensors by name
+    seed: int
+    inits: Mapping[str, Init]  # users' functions, by the names that the plan has for them
+    deviation: float  # standard deviation of the old values, where it is needed
+    device: torch.device  # whose random numbers are drawn
+
+
+def fill(filling: Filling) -> None:
+    """Write the new entries of an insertion; entries that share their part with copies are scaled first."""
+    new, edit, place = filling.new, filling.edit, filling.place
+    if edit.keep:
+        multiply(new, edit.axis, place.members, edit.keep)
+    FILLS["zero" if edit.fade else edit.fill](filling)
+    if edit.noise:
+        _add_noise(filling)
+
+
+def _zero(filling: Filling) -> None:
+    set_all(filling.new, filling.edit.axis, filling.place, 0.0)
+
+
+def _one(filling: Filling) -> None:
+    set_all(filling.new, filling.edit.axis, filling.place, 1.0)
+
+
+def _mean(filling: Filling) -> None:
+    """The mean of the old units, for each run of them and each position of a unit by itself."""
+    new, edit, axis = filling.new, filling.edit, filling.edit.axis
+    apart: Tensor = part(new, axis, filling.place.members).unflatten(axis, (edit.runs, -1, edit.length))
+    if edit.weights:
+        apart = apart * filling.others[edit.weights].reshape(-1).to(new).view(along(axis + 1, apart.ndim))
+    mean = apart.mean(dim=axis + 1, keepdim=True)
+    copies = len(edit.at) // (edit.runs * edit.length)
+    spread = mean.expand([copies if a == axis + 1 else size for a, size in enumerate(mean.shape)])
+    put(new, axis, filling.place.at, spread.flatten(axis, axis + 2))
+
+
+def _row_mean(filling: Filling) -> None:
+    """The mean of all that a row of the weight holds."""
+    new, axis, at = filling.new, filling.edit.axis, filling.place.at
+    rows = part(new, axis, filling.place.kept).mean(dim=list(range(1, new.ndim)), keepdim=True)
+    put(new, axis, at, rows.expand([len(at) if a == axis else size for a, size in enumerate(new.shape)]))
+
+
+def _spread(filling: Filling) -> None:
+    """Row mean ± draws, whose mean square in each row is the row's variance: mean and variance of the row stay as they are."""
+    new, edit, device = filling.new, filling.edit, filling.device
+    others = list(range(1, new.ndim))
+    old = part(new, edit.axis, filling.place.kept)
+    mean, variance = old.mean(dim=others, keepdim=True), old.var(dim=others, correction=0, keepdim=True)
+    shape = [max(edit.draws) + 1 if a == edit.axis else size for a, size in enumerate(new.shape)]
+    drawn = torch.empty(shape, dtype=new.dtype, device=device).uniform_(-1.0, 1.0, generator=generator_of(filling))
+    drawn = drawn.to(new.device)
+    drawn *= (variance / drawn.square().mean(dim=others, keepdim=True)).sqrt()
+    block = drawn.index_select(edit.axis, index(np.array(edit.draws), new))
+    multiply(block, edit.axis, np.arange(len(edit.draws)), edit.signs)
+    put(new, edit.axis, filling.place.at, block + mean)
+
+
+def _copy(filling: Filling) -> None:
+    """Copies of old entries, times their signs."""
+    new, edit, axis, at = filling.new, filling.edit, filling.edit.axis, filling.place.at
+    block = new.index_select(axis, index(filling.place.sources, new))
+    factors = edit.signs
+    if edit.keep:  # the sources were just multiplied by what they keep
+        kept = dict(zip(edit.members, edit.keep, strict=True))
+        factors = tuple(sign / kept[source] for sign, source in zip(edit.signs, edit.sources, strict=True))
+    multiply(block, axis, np.arange(len(at)), factors)
+    put(new, axis, at, block)
+
+
+def _free(filling: Filling) -> None:
+    """Draw free values, straight into their place where that is one slice, then lay out those that are drawn again."""
+    new, edit, place, device = filling.new, filling.edit, filling.place, filling.device
+    axis, drawing = edit.axis, place.drawing
+    init = filling.inits.get(edit.init, edit.init.partition("*")[0])
+    factor = float(edit.init.partition("*")[2] or 1.0)
+    generator = generator_of(filling)
+    done = drawing.direct if new.is_contiguous() and not callable(init) and device == new.device else 0
+    if done:  # all draws, in place
+        drawn = new.narrow(axis, drawing.first, done)
+    else:
+        shape = tuple(drawing.count if a == axis else size for a, size in enumerate(new.shape))
+        drawn = (
+            _given(init, filling, shape, generator).to(new, copy=True)
+            if callable(init)
+            else new.new_empty(shape, device=device)
+        )
+    if not callable(init):
+        bound = _deviation(init, new, filling.deviation) * math.sqrt(3)
+        bound /= math.sqrt(2) if new.is_complex() and init in FANS else 1.0  # real and imaginary part
+        reals(drawn).uniform_(-bound, bound, generator=generator)
+        drawn = drawn.to(new.device)
+    if factor != 1.0:
+        drawn.mul_(factor)
+    pieces = drawing.rest if done == drawing.direct else drawing.pieces(done)
+    if len(pieces) > MANY:
+        block = drawn.index_select(axis, index(drawing.draws[done:], new))
+        multiply(block, axis, np.arange(len(place.at) - done), edit.signs[done:])
+        return put(new, axis, place.at[done:], block)
+    for first, start, count, sign in pieces:
+        source, target = drawn.narrow(axis, first, count), new.narrow(axis, start, count)
+        if sign == 1.0:
+            target.copy_(source)
+        else:
+            torch.mul(source, sign, out=target)
+
+
+def _given(init: Callable[..., Tensor], filling: Filling, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """The values of a user's function, which must have the shape that it is given."""
+    given = init(filling.old, shape, generator)
+    if not isinstance(given, Tensor) or tuple(given.shape) != shape:
+        found = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+        tensor = filling.edit.tensor
+        raise MethodError(f"init= gave {found} for {tensor}: it must return a tensor of the shape it is told, {shape}")
+    return given.detach()
+
+
+def _deviation(init: str, new: Tensor, of_old: float) -> float:
+    """The standard deviation of draws for a tensor; `of_old`: that of its old values."""
+    if init not in FANS:
+        return of_old
+    fan_in = math.prod(new.shape[1:]) if new.ndim > 1 else new.shape[0]
+    fan_out = new.shape[0] * math.prod(new.shape[2:]) if new.ndim > 1 else new.shape[0]
+    return math.sqrt(2 / (fan_in if init == "he" else fan_in + fan_out))
+
+
+def _add_noise(filling: Filling) -> None:
+    new, edit, at = filling.new, filling.edit, filling.place.at
+    block = new.index_select(edit.axis, index(at, new))
+    noise = torch.empty(block.shape, dtype=new.dtype, device=filling.device)
+    reals(noise).normal_(0.0, edit.noise * filling.deviation, generator=generator_of(filling, 1))
+    put(new, edit.axis, at, block.add_(noise.to(new.device)))
+
+
+def generator_of(filling: Filling, more: int = 0) -> torch.Generator:
+    """Depends on the tensor and the axis, not on the order in which tensors are visited."""
+    edit, generator = filling.edit, torch.Generator(device=filling.device)
+    return generator.manual_seed(zlib.crc32(f"{filling.seed + more}/{edit.tensor}/{edit.axis}/{edit.size}".encode()))
+
+
+FILLS: Mapping[str, Callable[[Filling], None]] = {
+    "free": _free,
+    "zero": _zero,
+    "one": _one,
+    "mean": _mean,
+    "rowmean": _row_mean,
+    "spread": _spread,
+    "copy": _copy,
+}

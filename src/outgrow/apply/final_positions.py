@@ -1,0 +1,189 @@
+"""Where a tensor's entries stand once all of its edits are made, worked out once per plan.
+
+The same edits act on a parameter, on its gradient and on each tensor of its optimizer state. What follows from the edits alone
+is therefore computed once and kept with them: final positions, and the slices that move existing entries there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outgrow.growth_plan.plan import Edit, Insertion, Plan
+
+KEPT = "_edits_by_tensor"
+FEW = 16  # so many slices along an axis are quicker than one copy by index
+Positions = NDArray[np.int64]
+GaplessRun = tuple[int, int, int]  # positions without a gap: where they start in the list, the first one, how many
+SliceMove = tuple[tuple[int, int, int, int], ...]  # for each axis that grows: axis, start before, start after, how many
+Piece = tuple[int, int, int, float]  # neighbouring draws: the first one, the position it goes to, how many, their sign
+Span = tuple[int, int]  # positions without a gap: the first one, how many
+
+
+class TensorEdits(tuple[Edit, ...]):
+    """All edits of one tensor, in order, with what follows from them."""
+
+    @cached_property
+    def places(self) -> tuple[FinalPlace, ...]:
+        """For each edit, where the positions that it opens and those that it finds stand in the end, after all later ones."""
+        places: list[FinalPlace] = []
+        final: dict[int, Positions] = {}  # by axis
+        for edit in reversed(self):
+            if not isinstance(edit, Insertion):
+                places.append(FinalPlace(edit, np.arange(0), np.arange(0)))
+                continue
+            at = ascending(edit.at)
+            old = np.ones(edit.new_size, dtype=np.bool_)
+            old[at] = False
+            kept = np.flatnonzero(old)
+            if edit.axis in final:
+                at, kept = final[edit.axis][at], final[edit.axis][kept]
+            places.append(FinalPlace(edit, at, kept))
+            final[edit.axis] = kept
+        return tuple(reversed(places))
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether existing entries keep their gradients, and new ones are no copies of them."""
+        return all(isinstance(edit, Insertion) and not (edit.gradient or edit.gradient_keep) for edit in self)
+
+    @cached_property
+    def sizes(self) -> Mapping[int, int]:
+        """The final size of each axis that grows."""
+        return {edit.axis: edit.new_size for edit in self if isinstance(edit, Insertion)}
+
+    @cached_property
+    def where(self) -> Mapping[int, Positions]:
+        """For each axis that grows, where the positions from before stand in the end."""
+        found: dict[int, Positions] = {}
+        for edit, place in zip(self, self.places, strict=True):
+            if isinstance(edit, Insertion):
+                found.setdefault(edit.axis, place.kept)
+        return found
+
+    @cached_property
+    def moves(self) -> tuple[SliceMove, ...] | None:
+        """The slices that bring existing entries to their places; None if there are too many of them."""
+        axes = {axis: gapless_runs(positions) for axis, positions in self.where.items()}
+        if any(len(found) > FEW for found in axes.values()):
+            return None
+        return tuple(product(*([(axis, *run) for run in found] for axis, found in axes.items())))
+
+
+@dataclass(frozen=True, eq=False)
+class FinalPlace:
+    """Final positions of the new entries of an insertion (`at`), and of the entries that it finds (`kept`); both ascend."""
+
+    edit: Edit
+    at: Positions
+    kept: Positions
+
+    @cached_property
+    def sources(self) -> Positions:
+        """For each new entry, where that is which it is modelled on."""
+        found: Positions = self.kept[np.array(self._insertion.sources)]
+        return found
+
+    @cached_property
+    def members(self) -> Positions:
+        """Where the entries are that belong to the volume."""
+        found: Positions = self.kept[ascending(self._insertion.members)]
+        return found
+
+    @property
+    def _insertion(self) -> Insertion:
+        assert isinstance(self.edit, Insertion)
+        return self.edit
+
+    @cached_property
+    def span(self) -> Span | None:
+        """The positions of the new entries, if they follow each other without a gap."""
+        return (int(self.at[0]), len(self.at)) if is_range(self.at) else None
+
+    @cached_property
+    def drawing(self) -> Drawing:
+        """How drawn values are laid out, for an insertion that draws."""
+        draws, signs = np.array(self._insertion.draws), np.array(self._insertion.signs)
+        count = int(draws.max()) + 1
+        plain = bool((draws[:count] == np.arange(count)).all() and (signs[:count] == 1.0).all())
+        done = count if plain and is_range(self.at[:count]) else 0
+        return Drawing(self.at, draws, signs, count, done)
+
+
+@dataclass(frozen=True, eq=False)
+class Drawing:
+    """New entry k, at position `at[k]`, is `signs[k]` times draw `draws[k]`, of `count` draws.
+
+    The first `direct` entries are a slice of plain draws: these are drawn in place.
+    """
+
+    at: Positions
+    draws: Positions
+    signs: NDArray[np.float64]
+    count: int
+    direct: int
+
+    @cached_property
+    def first(self) -> int:
+        """The position of the first entry."""
+        return int(self.at[0])
+
+    @cached_property
+    def rest(self) -> list[Piece]:
+        """What is left to lay out behind the direct entries."""
+        return self.pieces(self.direct)
+
+    def pieces(self, start: int) -> list[Piece]:
+        """Runs of entries from `start` on that neighbouring draws fill with one sign."""
+        jumps = (np.diff(self.at) != 1) | (np.diff(self.draws) != 1) | (np.diff(self.signs) != 0)
+        bounds = [start, *(b for b in (np.flatnonzero(jumps) + 1).tolist() if b > start), len(self.at)]
+        return [(int(self.draws[a]), int(self.at[a]), b - a, float(self.signs[a])) for a, b in pairwise(bounds) if a < b]
+
+
+def edits_of(edits: Sequence[Edit]) -> TensorEdits:
+    return edits if isinstance(edits, TensorEdits) else TensorEdits(edits)
+
+
+def edits_by_tensor(plan: Plan) -> Mapping[str, TensorEdits]:
+    """The edits of each tensor, in order. They are kept with the plan: it is frozen, and carried out more than once."""
+    kept: dict[str, Any] = vars(plan)
+    if KEPT not in kept:
+        found: dict[str, list[Edit]] = defaultdict(list)
+        for edit in plan.edits:
+            found[edit.tensor].append(edit)
+        kept[KEPT] = {name: TensorEdits(edits) for name, edits in found.items()}
+    result: Mapping[str, TensorEdits] = kept[KEPT]
+    return result
+
+
+def prepare(plan: Plan) -> None:
+    """Work positions out before the growth, so that it need not."""
+    for edits in edits_by_tensor(plan).values():
+        _ = edits.moves, edits.plain, [place.span for place in edits.places if len(place.at)]
+        _ = [place.drawing.rest for place in edits.places if isinstance(place.edit, Insertion) and place.edit.draws]
+
+
+def gapless_runs(positions: Positions) -> list[GaplessRun]:
+    """Positions that follow each other without a gap."""
+    if is_range(positions):
+        return [(0, int(positions[0]), len(positions))]
+    bounds = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), len(positions)]
+    return [(start, int(positions[start]), end - start) for start, end in pairwise(bounds) if start < end]
+
+
+def is_range(positions: Positions) -> bool:
+    """Whether ascending positions follow each other without a gap."""
+    return int(positions[-1]) - int(positions[0]) == len(positions) - 1
+
+
+def ascending(positions: Sequence[int]) -> Positions:
+    if positions[-1] - positions[0] == len(positions) - 1:
+        return np.arange(positions[0], positions[-1] + 1)
+    return np.array(positions)

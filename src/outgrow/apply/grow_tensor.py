@@ -1,0 +1,193 @@
+"""Make the grown tensor: old numbers moved to their new places, new ones filled in, in one allocation.
+
+The same edits act on gradients and optimizer moments, which transform like gradients: a copy that gets a share of its unit's
+part gets that share of its gradient, and entries that are new start at zero, or at the mean of the existing ones for
+second moments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outgrow.apply.fills import Filling, Init, fill
+from outgrow.apply.final_positions import TensorEdits, edits_of
+from outgrow.apply.tensor_entries import index, multiply, put, reals, scatter, set_all
+from outgrow.growth_plan.plan import Edit, Insertion, Rescaling, Rotation
+
+MILLION = 2**20
+SMALL = 2**14  # values: to write all of them takes no longer than to call a function
+
+
+def grown(old: Tensor, edits: Sequence[Edit]) -> Tensor:
+    """A tensor of the final shape with the old values in place; new entries are not filled yet."""
+    edits = edits_of(edits)
+    new = _empty(old, edits)
+    _move(new, old, edits)
+    return new
+
+
+def _empty(old: Tensor, edits: TensorEdits) -> Tensor:
+    shape = list(old.shape)
+    for axis, size in edits.sizes.items():
+        shape[axis] = max(shape[axis], size)
+    if old.is_contiguous() and not _pinned(old):
+        return old.new_empty(shape)
+    return torch.empty(shape, dtype=old.dtype, device=old.device, memory_format=_memory_format(old), pin_memory=_pinned(old))
+
+
+def _move(new: Tensor, old: Tensor, edits: TensorEdits) -> None:
+    """Copy the old values to their new places."""
+    if edits.moves is None:
+        return scatter(new, old, edits.where)
+    if len(edits.moves) == 1 and type(new) is Tensor:  # one block: a view of it in one call
+        strides = new.stride()
+        offset = sum(after * strides[axis] for axis, _, after, _ in edits.moves[0])
+        new.as_strided(old.shape, strides, offset).copy_(old)
+        return
+    for move in edits.moves:
+        source, target = old, new
+        for axis, before, after, count in move:
+            if count < new.shape[axis]:
+                target = target.narrow(axis, after, count)
+            if count < old.shape[axis]:
+                source = source.narrow(axis, before, count)
+        target.copy_(source)
+
+
+def _memory_format(old: Tensor) -> torch.memory_format:
+    usual = {4: torch.channels_last, 5: torch.channels_last_3d}.get(old.ndim)
+    last = usual is not None and not old.is_contiguous() and old.is_contiguous(memory_format=usual)
+    return usual if usual is not None and last else torch.contiguous_format
+
+
+def _pinned(old: Tensor) -> bool:
+    """Whether a tensor lies in memory from which a GPU copies by itself."""
+    return old.device.type == "cpu" and torch.cuda.is_initialized() and old.is_pinned()
+
+
+def fill_values(
+    new: Tensor,
+    old: Tensor,
+    edits: Sequence[Edit],
+    others: Mapping[str, Tensor],
+    seed: int,
+    inits: Mapping[str, Init],
+    deviation: float | None = None,
+    draws_on: torch.device | None = None,
+) -> None:
+    """Write the values of all edits into a tensor made by `grown`, in order.
+
+    others: old tensors by name. deviation: the standard deviation of the old values, if it is known and needed.
+    draws_on: the device whose random numbers are drawn, if it is not the tensor's own: each kind of device has others.
+    """
+    if new.is_meta:  # a rehearsal: shapes are all there is
+        return
+    edits = edits_of(edits)
+    if deviation is None:
+        deviation = deviations([old])[0] if needs_deviation(edits) else 0.0
+    for edit, place in zip(edits, edits.places, strict=True):
+        if isinstance(edit, Rescaling):
+            new.mul_(edit.factor).add_(edit.offset * (edit.factor - 1))
+        elif isinstance(edit, Rotation):
+            _rotate(new, edit, power=1)
+        else:
+            fill(Filling(new, old, edit, place, others, seed, inits, deviation, draws_on or new.device))
+
+
+def rotation(side: int, draw: int) -> Tensor:
+    """An orthogonal matrix."""
+    generator = torch.Generator().manual_seed(draw)
+    orthogonal: Tensor = torch.linalg.qr(torch.randn(side, side, dtype=torch.float64, generator=generator))[0]
+    return orthogonal
+
+
+def _rotate(new: Tensor, edit: Rotation, power: int) -> None:
+    """Along an axis by the transpose; squares of gradients by its squares, as if their entries were independent."""
+    if power:
+        matrix = rotation(edit.side, edit.draw).T.pow(power).to(new)
+        new.copy_(torch.tensordot(matrix, new.clone(), dims=([1], [edit.axis])).movedim(0, edit.axis))
+
+
+def needs_deviation(edits: Sequence[Edit]) -> bool:
+    return any(isinstance(edit, Insertion) and (edit.fill == "free" or edit.noise) for edit in edits)
+
+
+def deviations(tensors: Sequence[Tensor]) -> list[float]:
+    """Standard deviations. All are computed before one is read, so that a device is waited for once, not once per tensor.
+
+    Of many values it is √(mean x² − mean² x), which is quicker, unless too much cancels there.
+    """
+    result = [0.0] * len(tensors)
+    plain = [reals(tensor.detach()) for tensor in tensors]
+    values = {n: _precise(t) for n, t in enumerate(plain) if t.numel() > 1 and t.is_floating_point()}
+    large = {n: value for n, value in values.items() if value.numel() >= MILLION}
+    squares = _read({n: value.reshape(-1) @ value.reshape(-1) for n, value in large.items()})
+    means = _read({n: value.mean() for n, value in large.items()})
+    for n, value in large.items():
+        square, mean = squares[n] / value.numel(), means[n]
+        if mean**2 < 0.1 * square < math.inf:
+            result[n] = math.sqrt(square - mean**2)
+            del values[n]
+    for n, deviation in _read({n: value.std(correction=0) for n, value in values.items()}).items():
+        result[n] = deviation
+    return result
+
+
+def _precise(tensor: Tensor) -> Tensor:
+    return tensor.detach() if tensor.dtype == torch.float64 else tensor.detach().float()
+
+
+def _read(scalars: Mapping[int, Tensor]) -> dict[int, float]:
+    """Scalars as Python numbers, by one transfer per device and type."""
+    result: dict[int, float] = {}
+    for kind in {(scalar.device, scalar.dtype) for scalar in scalars.values()}:
+        here = {n: scalar for n, scalar in scalars.items() if (scalar.device, scalar.dtype) == kind}
+        result.update(zip(here, torch.stack(list(here.values())).tolist(), strict=True))
+    return result
+
+
+def grown_moment(old: Tensor, edits: Sequence[Edit], power: int, fresh: str) -> Tensor:
+    """Grow something that transforms like the `power`-th power of a gradient.
+
+    fresh: what new entries that are not copies start at, "zero" or "mean" (of the entries that are there by then).
+    """
+    edits = edits_of(edits)
+    start: float | Tensor = 0.0
+    if fresh == "mean" and old.numel():  # it stays on its device, which is not waited for
+        start = old.to(torch.promote_types(old.dtype, torch.float32)).mean()
+    new = _empty(old, edits)
+    if edits.plain and (old.is_cuda or old.numel() < SMALL):  # few calls and kernels: their number counts, not what they write
+        _move(new.fill_(start) if isinstance(start, Tensor) else new.zero_(), old, edits)
+        return new
+    _move(new, old, edits)
+    _fill_moment(new, edits, power, start)
+    return new
+
+
+def _fill_moment(new: Tensor, edits: TensorEdits, power: int, start: float | Tensor) -> None:
+    """Like `fill_values`: write what all edits make of a moment, in order."""
+    for edit, place in zip(edits, edits.places, strict=True):
+        at = place.at
+        if isinstance(edit, Rescaling):
+            new.mul_(edit.factor ** (-power))
+            start = start * edit.factor ** (-power)
+            continue
+        if isinstance(edit, Rotation):
+            _rotate(new, edit, power)
+            continue
+        axis = edit.axis
+        if edit.gradient:
+            shares, keeps = [g**power for g in edit.gradient], [g**power for g in edit.gradient_keep]
+            block = new.index_select(axis, index(place.sources, new))
+            multiply(block, axis, np.arange(len(at)), shares)
+            if keeps:
+                multiply(new, axis, place.members, keeps)
+            put(new, axis, at, block)
+            start = start * ((sum(shares) + sum(keeps) + edit.size - len(keeps)) / edit.new_size)
+        else:
+            set_all(new, axis, place, start)

@@ -1,0 +1,169 @@
+"""New modules in a model's containers: the part of a plan that is not numbers.
+
+A container (`nn.Sequential`, `nn.ModuleList`) that numbers its children gives those behind the new one the next number; the
+plan tells how every name changes. A history can be replayed on a freshly built model: the new child is a copy of a sibling.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from outgrow.apply.weight_fades import without_drifts
+from outgrow.growth_plan.plan import Insert, Setting
+from outgrow.history.growths_on_model import ATTRIBUTE as HISTORY
+from outgrow.model.copy_block import twin_of
+from outgrow.model.journal import Journal
+from outgrow.modules.blocks import Parallel, build
+from outgrow.modules.gates import without_gates
+
+CONTAINERS = (nn.Sequential, nn.ModuleList)
+PLACES = ("layer_idx", "layer_id", "layer_index")  # names under which a block keeps its place in the stack
+
+
+def numbering(container: nn.Module) -> tuple[str, int] | None:
+    """What children are called by before consecutive numbers, and the first of these; None if they are called otherwise."""
+    found = [re.fullmatch(r"(.*?)(\d+)", key) for key in container._modules]
+    matches = [match for match in found if match is not None]
+    if not matches or len(matches) < len(found):
+        return None
+    prefix, first = matches[0].group(1), int(matches[0].group(2))
+    return (prefix, first) if list(container._modules) == [f"{prefix}{first + i}" for i in range(len(matches))] else None
+
+
+def apply_insert(model: nn.Module, insert: Insert, journal: Journal, shared: bool = False) -> nn.Module:
+    """Put a copy of a sibling, or a module that is built, into a container; returns it.
+
+    shared: the copy holds the sibling's own tensors, for a trial that only runs the model.
+    """
+    if insert.wraps:
+        wrap(model, insert.container, journal, insert.beside)
+    container = model.get_submodule(insert.container)
+    before = dict(container._modules)
+    keys, modules = list(before), list(before.values())
+    if insert.made:
+        like = next(p for p in (*container.parameters(), *model.parameters()) if p.is_floating_point())
+        new = build(dict(insert.made), like)
+    else:
+        source = modules[insert.copy_of]
+        assert source is not None
+        new = twin_of(source, model, shared)
+        without_gates(new)
+        without_drifts(new)
+    for module in new.modules():
+        vars(module).pop(HISTORY, None)  # what the source went through is in its shapes
+    new.train(container.training)
+    modules.insert(insert.at, new)
+    keys.insert(insert.at, insert.key)
+    if insert.prefix is not None:
+        keys = [f"{insert.prefix}{insert.first + index}" for index in range(len(modules))]
+    _put_children(container, dict(zip(keys, modules, strict=True)), journal)
+    return new
+
+
+def like_of(model: nn.Module, insert: Insert) -> str:
+    """The path of the module whose optimizers a new module joins: what it is a copy of, or what it stands behind or beside."""
+    keys = list(model.get_submodule(insert.container)._modules)
+    if insert.beside:
+        index = 0
+    elif insert.made:
+        index = insert.at - 1
+    else:
+        index = insert.copy_of + (insert.copy_of >= insert.at)
+    return f"{insert.container}.{keys[index]}" if insert.container else keys[index]
+
+
+def wrap(model: nn.Module, path: str, journal: Journal, beside: bool = False) -> None:
+    """Put a module into an nn.Sequential, or into a Parallel if another is to stand beside it, that takes its place."""
+    parent = model.get_submodule(path.rpartition(".")[0])
+    module = model.get_submodule(path)
+    wrapped = Parallel(module) if beside else nn.Sequential(module)
+    wrapped.training = module.training
+    _put_children(parent, {**parent._modules, path.rpartition(".")[2]: wrapped}, journal)
+
+
+def _put_children(container: nn.Module, children: Mapping[str, nn.Module | None], journal: Journal) -> None:
+    before = dict(container._modules)
+
+    def put(children: Mapping[str, nn.Module | None]) -> None:
+        container._modules.clear()
+        container._modules.update(children)
+
+    journal.note(lambda: put(before))
+    put(children)
+
+
+def signature(block: nn.Module, counted: Collection[tuple[str, str]]) -> tuple[Any, ...]:
+    """What tells one block of a container from another: classes, shapes, and numbers that its modules keep.
+
+    But for those that only count the blocks.
+    """
+    return tuple(
+        (
+            path,
+            type(module),
+            tuple((name, tuple(p.shape)) for name, p in module.named_parameters(recurse=False)),
+            tuple(
+                (name, value)
+                for name, value in sorted(vars(module).items())
+                if _tells(name, value) and (path, name) not in counted
+            ),
+        )
+        for path, module in block.named_modules()
+    )
+
+
+def _tells(name: str, value: Any) -> bool:
+    """Whether an attribute tells kinds apart: numbers, words, switches, functions; a rate (of dropout) differs by the block."""
+    if type(value) is bool or isinstance(value, (FunctionType, BuiltinFunctionType)):
+        return name != "training" and not name.startswith("_")
+    return type(value) in (int, tuple, str)
+
+
+def counters(container: nn.Module) -> list[tuple[str, str]]:
+    """Attributes in which the children keep their own place in the container: (path within the child, name).
+
+    Blocks of another kind may lack some (`attention.layer_idx` in a stack of attention and recurrent blocks).
+    """
+    holders: dict[tuple[str, str], list[bool]] = {}  # for each child that has the attribute, whether it is the child's place
+    for index, child in enumerate(container.children()):
+        for path, module in child.named_modules():
+            for name, value in vars(module).items():
+                if type(value) is int:
+                    holders.setdefault((path, name), []).append(value == index)
+    return [key for key, right in holders.items() if all(right) and (len(right) > 1 or key[1] in PLACES)]
+
+
+def _value(child: nn.Module, path: str, name: str) -> Any:
+    try:
+        return vars(child.get_submodule(path)).get(name)
+    except AttributeError:
+        return None
+
+
+def renumbering(model: nn.Module, container_path: str, counted: Sequence[tuple[str, str]]) -> list[Setting]:
+    """Settings that give every child its own place again."""
+    settings = []
+    prefix = f"{container_path}." if container_path else ""
+    for index, (key, child) in enumerate(model.get_submodule(container_path).named_children()):
+        for path, name in counted:
+            old = _value(child, path, name)
+            if old is not None and old != index:
+                settings.append(Setting(".".join(filter(None, (f"{prefix}{key}", path))), name, old, index))
+    return settings
+
+
+@torch.no_grad()
+def draw_anew(block: nn.Module, seed: int) -> None:
+    """Give all layers of a block that know how to start new numbers."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for module in block.modules():
+            reset: Any = getattr(module, "reset_parameters", None)
+            if callable(reset):
+                reset()

@@ -1,0 +1,338 @@
+"""The command line: what can grow in a model, what a checkpoint has been through, how methods compare, what a schedule does.
+
+    outgrow inspect timm:resnet18
+    outgrow inspect mycode.models:build --input 3,32,32
+    outgrow inspect grown.safetensors [--model timm:resnet18]     (or run.pt, as Run.save writes it)
+    outgrow compare timm:resnet18 layer1.0.conv1
+    outgrow timeline schedule.toml --model timm:resnet18 [--svg timeline.svg]
+
+torch, timm and rich are imported only where they are needed; rich makes the tables prettier on a terminal and may be missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from outgrow.cli.model_names import CommandError, named_model
+from outgrow.cli.plugins import load_plugins
+from outgrow.text.tables import WIDTH, make_table
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from outgrow.analysis.volumes import Volume
+    from outgrow.growth_plan.plan import Change, Plan
+    from outgrow.saving.weights_file import Description
+    from outgrow.transforms.deepen.places import Place
+
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "bool")
+
+
+class Parser(argparse.ArgumentParser):
+    """Tells a mistake in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"outgrow: {message} ({self.prog} --help shows how to write it)\n")
+
+
+class ShowVersion(argparse.Action):
+    """Looks the version up only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
+        from importlib.metadata import version
+
+        print(f"outgrow {version('outgrow')}")
+        parser.exit()
+
+
+def make_parser() -> Parser:
+    """All commands and options."""
+    parser = Parser(prog="outgrow", description="Grow PyTorch networks without changing what they compute.")
+    parser.add_argument("--version", action=ShowVersion, nargs=0, help="print the version and exit")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    inspect = commands.add_parser(
+        "inspect",
+        help="show the volumes of a model, or what a checkpoint has been through",
+        description="Show the volumes of a model: their sizes, who writes and reads them, by which methods each can grow, "
+        "and why not by others; and the places where it can be deepened. For a checkpoint alone: its growths and tensors.",
+    )
+    _add_target(inspect)
+    inspect.add_argument("--all", action="store_true", help="one row for every volume, with nothing shortened")
+    inspect.set_defaults(run=run_inspect)
+    compare = commands.add_parser(
+        "compare",
+        help="show what R2R, Net2Net and NetMorph need and do at one place of a model",
+        description="Show, for one volume or module of a model, what R2R, Net2Net and NetMorph need and do there: found by "
+        "testing the operators there, and by growing copies of the model.",
+    )
+    _add_target(compare)
+    compare.add_argument("where", metavar="WHERE", help="a volume or a module, as outgrow inspect names them")
+    compare.set_defaults(run=run_compare)
+    timeline = commands.add_parser(
+        "timeline",
+        help="show what a schedule of growths will make of a model",
+        description="Show every stage that a schedule takes a model through: sizes, parameters and FLOPs, found without "
+        "training. An event that is impossible is an error.",
+    )
+    timeline.add_argument("schedule", metavar="SCHEDULE", help="a .toml or .json file")
+    timeline.add_argument("--model", metavar="TARGET", required=True, help="timm:NAME, or MODULE:CALLABLE (or an attribute)")
+    timeline.add_argument("--svg", metavar="FILE", help="write a picture too")
+    _add_input(timeline)
+    timeline.set_defaults(run=run_timeline)
+    return parser
+
+
+def _add_target(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "target",
+        metavar="TARGET",
+        help="timm:NAME, MODULE:CALLABLE (or a module's attribute), or a file that outgrow.save or Run.save wrote",
+    )
+    command.add_argument("--model", metavar="TARGET", help="with a checkpoint: the small model to load it into (timm:NAME, …)")
+    _add_input(command)
+
+
+def _add_input(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--input",
+        "--shape",
+        dest="shapes",
+        action="append",
+        type=_shape,
+        metavar="N,N,…",
+        help="shape of an input without the batch, e.g. 3,224,224; once for each input",
+    )
+    command.add_argument("--batch", type=_positive, default=2, metavar="N", help="batch size of the inputs (2)")
+    command.add_argument("--dtype", choices=DTYPES, help="of the inputs, and of the model if it is a floating one (float32)")
+    command.add_argument("--json", action="store_true", help="print JSON instead of tables")
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    sizes = re.split(r" *[,x] *", text.strip("()[] ").removesuffix(","))
+    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise argparse.ArgumentTypeError(f"{text!r} is no shape: write whole numbers with commas, e.g. 3,224,224")
+    return tuple(map(int, sizes))
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no batch size: write a whole number above 0")
+    return int(text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code.
+
+    Example:
+        >>> main(["inspect", "torch.nn:Identity", "--input", "3"])
+        torch.nn:Identity: Identity, example (2, 3) float32
+        <BLANKLINE>
+        0 volumes, 0 can grow; 0 parameters
+        0
+    """
+    args = make_parser().parse_args(argv)
+    try:
+        print(args.run(args))
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        print(f"outgrow: {_told(error)}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _told(error: Exception) -> str:
+    """An error of ours as it is, with a line for each of its reasons; another with its kind."""
+    from outgrow.errors import GrowthError
+
+    text = str(error).strip()
+    return text if isinstance(error, (CommandError, GrowthError)) else f"{type(error).__name__}: {text}".rstrip(": ")
+
+
+def run_inspect(args: argparse.Namespace) -> str:
+    """What `outgrow inspect` prints."""
+    if _is_file(args.target):
+        from outgrow.saving.save_load import describe
+
+        about = describe(args.target)
+        if args.model is None:
+            return _checkpoint_json(about) if args.json else _checkpoint_text(about)
+    elif args.model is not None:
+        raise CommandError(
+            "--model goes with a checkpoint, a .safetensors file or a run's; here the target itself is the model"
+        )
+    return _inspect_model(args)
+
+
+def run_compare(args: argparse.Namespace) -> str:
+    """What `outgrow compare` prints."""
+    import outgrow
+
+    if _is_file(args.target) != (args.model is not None):
+        raise CommandError("--model goes with a checkpoint, a .safetensors file or a run's, and the other way round")
+    comparison = outgrow.compare(*_model_of(args), args.where)
+    return json.dumps(comparison.to_json(), indent=2, ensure_ascii=False) if args.json else str(comparison)
+
+
+def run_timeline(args: argparse.Namespace) -> str:
+    """What `outgrow timeline` prints."""
+    from outgrow.runs.schedule import Schedule
+    from outgrow.runs.timeline import timeline
+
+    load_plugins()  # a schedule may name a method of theirs
+    schedule = Schedule.from_file(args.schedule)  # its mistakes are told before a model is built
+    found = timeline(*named_model(args.model, args.shapes, args.batch, args.dtype), schedule)
+    if args.svg is not None:
+        found.svg(args.svg)
+    if args.json:
+        return json.dumps(found.to_json(), indent=2, ensure_ascii=False)
+    return found.table(shutil.get_terminal_size((WIDTH, 24)).columns)
+
+
+def _model_of(args: argparse.Namespace) -> tuple[nn.Module, Any]:
+    """The model that a command names, loaded if it names a checkpoint too, and an example for it."""
+    import outgrow
+
+    load_plugins()
+    model, example = named_model(args.model or args.target, args.shapes, args.batch, args.dtype)
+    return (outgrow.load(model, args.target) if args.model else model), example
+
+
+def _is_file(target: str) -> bool:
+    return target.endswith(".safetensors") or os.path.exists(target)
+
+
+def _inspect_model(args: argparse.Namespace) -> str:
+    import outgrow
+
+    model, example = _model_of(args)
+    volumes, places = outgrow.volumes(model, example), outgrow.places(model, example)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if args.json:
+        facts = [{"name": v.name, "size": v.size, "writers": _modules(v, "writes"), "readers": _modules(v, "reads"),
+                  "growable": v.growable, "methods": list(v.methods), "reason": v.reason} for v in volumes]  # fmt: skip
+        about = {"target": args.target, "model": type(model).__qualname__, "parameters": parameters, "volumes": facts,
+                 "places": [{"name": p.name, "methods": list(p.methods), "reason": p.reason} for p in places]}  # fmt: skip
+        return json.dumps(about, indent=2, ensure_ascii=False)
+    title = f"{args.target}: {type(model).__qualname__}, example {_in_words(example)}"
+    growable = sum(volume.growable for volume in volumes)
+    noun = "volume" if len(volumes) == 1 else "volumes"
+    closing = f"{len(volumes)} {noun}, {growable} can grow; {parameters:,} parameters"
+    return "\n\n".join([title, *_volume_tables(volumes, full=args.all), *_place_tables(places, full=args.all), closing])
+
+
+def _in_words(example: Any) -> str:
+    import torch
+
+    if isinstance(example, torch.Tensor):
+        return f"{tuple(example.shape)} {str(example.dtype).removeprefix('torch.')}"
+    if isinstance(example, dict):
+        return ", ".join(f"{key}={_in_words(value)}" for key, value in example.items())
+    if isinstance(example, (tuple, list)):
+        return ", ".join(map(_in_words, example))
+    return repr(example)
+
+
+def _modules(volume: Volume, role: str) -> list[str]:
+    """Modules with slots of a role; a parameter of the model itself by its own name."""
+    return list(dict.fromkeys(s.tensor.rpartition(".")[0] or s.tensor for s in volume.slots if s.role == role))
+
+
+def _volume_tables(volumes: Sequence[Volume], full: bool) -> list[str]:
+    """A row a volume, or a row for all volumes that differ only in the numbers of their blocks; then the reasons."""
+    groups: dict[object, list[Volume]] = {}
+    for volume in volumes:
+        lists = len(_modules(volume, "writes")), len(_modules(volume, "reads"))
+        alike = (_blockless(volume.name), volume.size, volume.methods, _blockless(volume.reason), *lists)
+        groups.setdefault(volume.name if full else alike, []).append(volume)
+    rows, reasons = [], []
+    for first, *others in groups.values():
+        name = f"{first.name} + {len(others)} alike" if others else first.name
+        modules = [", ".join(m) if full else _shortened(m) for m in (_modules(first, "writes"), _modules(first, "reads"))]
+        rows.append((name, str(first.size), *modules, ", ".join(first.methods) or "–"))
+        if first.reason:
+            reasons.append((name, _reasons(first)))
+    tables = [make_table(("volume", "size", "written by", "read by", "grows by"), rows)] if rows else []
+    return [*tables, make_table(("volume", "why not"), reasons)] if reasons else tables
+
+
+def _place_tables(places: Sequence[Place], full: bool) -> list[str]:
+    """Behind which modules a block of the model's own kind can be put; with `full`, behind which layers any other too."""
+    groups: dict[object, list[Place]] = {}
+    for place in places:
+        if full or place.own:
+            groups.setdefault(place.name if full else (_blockless(place.name), place.methods), []).append(place)
+    rows = [
+        (f"{first.name} + {len(others)} alike" if others else first.name, ", ".join(first.methods) or f"– {first.reason}")
+        for first, *others in groups.values()
+    ]
+    return [make_table(("place", "deepened by"), rows)] if rows else []
+
+
+def _blockless(text: str) -> str:
+    """Names without the numbers of blocks: blocks.3.mlp → blocks.N.mlp."""
+    return re.sub(r"(?<=\.)\d+(?![\w])|(?<![\w.#])\d+(?=\.[a-zA-Z])", "N", text)
+
+
+def _shortened(modules: Sequence[str], most: int = 2) -> str:
+    if len(modules) <= most:
+        return ", ".join(modules)
+    return f"{modules[0]} + {len(modules) - 1} more"
+
+
+def _reasons(volume: Volume) -> str:
+    """Why not by which methods; methods with one reason together."""
+    from outgrow.methods.all_methods import by_name
+
+    names = by_name()
+    methods: dict[str, list[str]] = {}
+    for part in re.split(rf"; (?=(?:{'|'.join(names)}): )", volume.reason):
+        method, colon, reason = part.partition(": ")
+        if not colon or method not in names:
+            method, reason = "", part
+        methods.setdefault(reason, []).append(method)
+    return "; ".join(f"{', '.join(names)}: {reason}".removeprefix(": ") for reason, names in methods.items())
+
+
+def _checkpoint_text(about: Description) -> str:
+    from outgrow.growth_plan.plan import COLUMNS
+
+    growths = [(place, changes) for place, plans in about.histories.items() for changes in _changes(plans)]
+    parts = [f"{about.path}: {about.model}, grown {len(growths)} {'time' if len(growths) == 1 else 'times'}"]
+    for number, (place, changes) in enumerate(growths, 1):
+        of_part = f" (of {place} by itself)" if place else ""
+        parts.append(f"growth {number}{of_part}\n" + make_table(COLUMNS, [change.row for change in changes]))
+    rows = [(name, "×".join(map(str, shape)) or "one number", dtype) for name, (dtype, shape) in about.tensors.items()]
+    rows += [(alias, f"the same as {name}", "") for alias, name in about.aliases.items()]
+    parts.append(make_table(("tensor", "shape", "type"), rows))
+    parts.append(f"{len(about.tensors)} tensors, {_numbers(about):,} numbers; add --model to see what can grow")
+    return "\n\n".join(parts)
+
+
+def _changes(plans: Sequence[Plan]) -> list[list[Change]]:
+    """What each growth changed."""
+    from outgrow.history.growths_on_model import growths
+
+    return [[change for plan in growth for change in plan.changes] for growth in growths(plans)]
+
+
+def _numbers(about: Description) -> int:
+    return sum(math.prod(shape) for _, shape in about.tensors.values())
+
+
+def _checkpoint_json(about: Description) -> str:
+    histories = {place: [plan.to_json() for plan in plans] for place, plans in about.histories.items()}
+    tensors = {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in about.tensors.items()}
+    facts = {"path": about.path, "model": about.model, "histories": histories, "tensors": tensors, "aliases": about.aliases}
+    return json.dumps(facts, ensure_ascii=False)

@@ -1,0 +1,124 @@
+"""Run a few operators of a trace again, by themselves, on other numbers.
+
+What they compute with beside these (parameters, masks, tables) they find as it was in the model's pass on the example. All is
+done in float64 on the CPU, whatever the model's type and device, so that rounding hides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outgrow.analysis.find_volumes import find_volumes
+from outgrow.analysis.interpret_trace import read
+from outgrow.analysis.rules.all_rules import RULES
+from outgrow.analysis.volumes import Anatomy
+from outgrow.model.example import Example, call, tensors_in
+from outgrow.model.sandbox import elementary, tensors_of, untouched
+from outgrow.trace.evaluate_operator import base_name
+from outgrow.trace.operators import Op, Ref, Trace
+from outgrow.trace.record import Recorder, module_paths, record
+
+SILENT = "to_copy clone alias detach view unsafe_view expand t transpose permute unsqueeze squeeze slice select".split()
+
+
+def lively(model: nn.Module, example: Example) -> Anatomy:
+    """A model read on real tensors: on meta tensors, some operators are made up of others than with numbers in them."""
+    return find_volumes(read(record(model, example, trace=Trace()), RULES))
+
+
+class Numbers(Mapping[int, Tensor]):
+    """What values of a `lively` trace hold: parameters and buffers as they are, and of others those that are `wanted`."""
+
+    def __init__(self, model: nn.Module, example: Example, anatomy: Anatomy, wanted: Iterable[int]) -> None:
+        self.values_of = anatomy.reading.trace.values
+        self.tensors = tensors_of(model)
+        self.kept: dict[int, Tensor] = {}
+        made = {value for value in wanted if not self.values_of[value].name}
+        if made:
+            self.kept = _kept(model, example, made)
+
+    def __getitem__(self, value: int) -> Tensor:
+        about = self.values_of[value]
+        tensor = self.tensors[about.name].detach() if about.name else self.kept[value]
+        if tuple(tensor.shape) != about.shape:
+            raise KeyError(value)  # the model has gone another way in the second pass
+        return _wide(tensor.cpu()).clone()  # an operator may write into what it is given
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self.values_of)))
+
+    def __len__(self) -> int:
+        return len(self.values_of)
+
+
+class _Keeper(Recorder):
+    """Keeps the numbers of some of the values that it writes down."""
+
+    def __init__(self, wanted: set[int], *given: Any) -> None:
+        self.wanted = wanted
+        self.kept: dict[int, Tensor] = {}
+        super().__init__(*given)
+
+    def _new(self, tensor: Tensor, kind: str, name: str = "") -> int:
+        index = super()._new(tensor, kind, name)
+        if index in self.wanted:
+            self.kept[index] = tensor.detach().clone()
+        return index
+
+
+def _kept(model: nn.Module, example: Example, wanted: set[int]) -> dict[int, Tensor]:
+    """Run the model as it was run for its trace, and keep some values."""
+    tensors = tensors_of(model)
+    buffers = {name for name, tensor in tensors.items() if not isinstance(tensor, nn.Parameter)}
+    with untouched(model), elementary(), module_paths(model) as here:
+        model.eval()
+        keeper = _Keeper(wanted, tensors, buffers, tensors_in(example), Trace(), here)
+        with keeper.watching(model):
+            call(model, example)
+    return keeper.kept
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def played(ops: Sequence[Op], given: Mapping[int, Tensor], numbers: Numbers) -> dict[int, Tensor]:
+    """The values that operators make of what is given, in the place of what they were given in the model."""
+    made = dict(given)
+
+    def found(item: Any) -> Any:
+        if isinstance(item, Ref):
+            if item.value not in made:
+                made[item.value] = numbers[item.value]
+            return made[item.value]
+        if isinstance(item, (tuple, list)):
+            return [found(part) for part in item]
+        if isinstance(item, torch.device):
+            return torch.device("cpu")
+        return torch.float64 if isinstance(item, torch.dtype) and item.is_floating_point else item
+
+    for op in ops:
+        function = getattr(torch.ops.aten, base_name(op))
+        result = function(*map(found, op.args), **{key: found(value) for key, value in op.kwargs.items()})
+        made.update(zip(op.outputs, tensors_in(result), strict=True))
+    return made
+
+
+def outside(ops: Sequence[Op], given: Iterable[int]) -> set[int]:
+    """Values that operators take and that none of them makes."""
+    return {ref.value for op in ops for ref in op.refs} - {output for op in ops for output in op.outputs} - set(given)
+
+
+def named(ops: Sequence[Op]) -> str:
+    """One function's name: those of its operators, without what only copies or reads shapes."""
+    names = [
+        base_name(op).strip("_").removeprefix("native_").removesuffix("_with_indices").removesuffix("_kernel") for op in ops
+    ]
+    told = [name for name in names if name not in SILENT]
+    if len(told) > 4:
+        return f"{told[0]}·…·{told[-1]} ({len(told)} operators)"
+    return "·".join(told)

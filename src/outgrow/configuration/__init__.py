@@ -1,0 +1,1 @@
+"""A library's configuration follows the sizes of its model."""

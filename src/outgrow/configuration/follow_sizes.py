@@ -1,0 +1,260 @@
+"""A model's configuration follows its sizes, so that its own library builds the grown model from it.
+
+Transformers builds a model from the numbers in `model.config`. After a growth some of these have other values: a width, a
+number of heads, the ε of the norms. Which ones is guessed, from what grew, from the old value and from the name. A guess counts
+only if it is right: a twin that is built from it (without memory for weights, so at no cost) has the same tensors, and computes
+the same with the model's own numbers in them. If none is right (one layer of many has grown, say) the configuration stays as it
+is, and the report says so.
+
+Nothing here knows Transformers: a configuration is an attribute `config` of a module that has a method `to_dict`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from outgrow.apply.apply_plan import apply_setting
+from outgrow.configuration.rebuild_from_config import NAME, DiffersFromTwin, Unbuildable, rebuilt
+from outgrow.errors import TraceError
+from outgrow.growth_plan.plan import Plan, Setting, renamed
+from outgrow.model.example import Example
+from outgrow.model.journal import Journal
+from outgrow.model.module_calls import Call, calls_of
+from outgrow.modules.gates import gates_of
+from outgrow.verify.outputs import Evaluation
+
+WIDTHS = ("hidden", "intermediate", "inner", "ffn", "d_ff", "embd", "embed", "d_model", "dim", "proj", "pooler_output")
+NO_WIDTHS = ("layers", "head_dim")
+HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
+GROUPS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")  # that share keys and values
+STREAMS = ("hidden_size", "n_embd", "d_model", "dim")
+FOURFOLD = ("n_inner", "intermediate_size", "ffn_dim")  # None stands for four times the stream
+HEAD = "head_dim"  # None, or nothing, stands for stream / heads
+TRIES = 16
+LEFT = "config: it does not describe the grown model"
+
+Pairs = Sequence[tuple[float, float]]  # sizes before and after
+Guess = Mapping[tuple[str, str], tuple[Any, Any]]  # module that holds the configuration, name → value before and after
+
+
+def follow(
+    model: nn.Module, example: Example, plans: Sequence[Plan], journal: Journal, shared: Evaluation | None = None
+) -> tuple[list[Setting], str]:
+    """Bring the configurations of a model that has just grown up to date: settings, which are made; what is to be said.
+
+    plans: all growths so far, oldest first, those that have just been carried out among them. shared: a pass of the model,
+    which the check of its outputs goes on with.
+    """
+    settings: list[Setting] = []
+    note = ""
+    for path in (path for path in _described(model) if _grew(path, plans)):
+        try:
+            settings += _settled(model, path, example, plans, journal, None if path else shared)
+        except DiffersFromTwin as reason:
+            why = f"{'' if isinstance(reason, Unbuildable) else 'built from it, '}{reason}"
+            note = f"{LEFT} ({why}); outgrow.save and outgrow.load bring it back, save_pretrained would not"
+    return settings, note
+
+
+def changed(settings: Sequence[Setting]) -> str:
+    """What has become of a configuration, in a line; empty if nothing has."""
+    numbers: dict[str, tuple[Any, Any]] = {}
+    for setting in settings:
+        if setting.name == NAME and type(setting.new) in (int, float):
+            numbers[str(setting.item)] = numbers.get(str(setting.item), (setting.old, 0))[0], setting.new
+    return ", ".join(f"{name} {_shown(old)} → {_shown(new)}" for name, (old, new) in numbers.items())
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _described(model: nn.Module) -> list[str]:
+    """Modules that a configuration describes, and that are no part of another such."""
+    paths: list[str] = []
+    for path, module in model.named_modules():
+        if hasattr(vars(module).get(NAME), "to_dict") and not any(_within(path, outer) for outer in paths):
+            paths.append(path)
+    return paths
+
+
+def _grew(path: str, plans: Sequence[Plan]) -> bool:
+    places = [place for plan in plans for place in (*(e.tensor for e in plan.edits), *(i.container for i in plan.inserts))]
+    return any(_within(place, path) for place in places)
+
+
+def _within(name: str, path: str) -> bool:
+    return not path or name == path or name.startswith(f"{path}.")
+
+
+def _settled(
+    model: nn.Module, path: str, example: Example, plans: Sequence[Plan], journal: Journal, shared: Evaluation | None
+) -> list[Setting]:
+    """The settings of the first guess that is right; if there is none, raises what is wrong with the present values."""
+    part = model.get_submodule(path)
+    run = _call(model, path, example) if shared is None else shared
+    sure = run is not None and not gates_of(part)  # what fades in is not all there yet: then outputs can't be compared
+    steady = _steady(part, path, plans)
+    for guess in itertools.islice(_guesses(model, path, plans), TRIES if sure else 1):
+        trial = Journal()
+        journal.note(trial.undo)
+        settings = [Setting(holder, NAME, old, new, name) for (holder, name), (old, new) in guess.items()]
+        try:
+            for setting in settings:
+                _set(model, setting, trial)
+            twin = rebuilt(part, steady, run, outputs=sure)
+        except DiffersFromTwin:
+            trial.undo()
+            _changed(shared)
+            continue
+        if shared is not None and sure and not shared.kept:  # by rounding, or because its code reads what was set?
+            trial.undo()
+            _changed(shared)
+            return _settled(model, path, example, plans, journal, None)
+        more = _copies(model, path, twin, guess)
+        if more:
+            _changed(shared)
+        for setting in more:
+            apply_setting(model, setting, journal)
+        return [*settings, *more]
+    rebuilt(part, steady, run, outputs=sure)
+    return []
+
+
+def _call(model: nn.Module, path: str, example: Example) -> Call | None:
+    try:
+        return next(iter(calls_of(model, example, [path])[path]), None)
+    except TraceError:  # it does not run any more: that is reported where it is compared with what it was
+        return None
+
+
+def _changed(shared: Evaluation | None) -> None:
+    """A configuration has changed, which the model's code may read."""
+    if shared is not None:
+        shared.forget()
+
+
+def _set(model: nn.Module, setting: Setting, journal: Journal) -> None:
+    """Try a setting; a library may check values when they are set, and refuse."""
+    try:
+        apply_setting(model, setting, journal)
+    except Exception as error:
+        raise DiffersFromTwin(f"{setting.item} can't be {setting.new}: {(str(error).splitlines() or [''])[0]}") from error
+
+
+def _steady(part: nn.Module, path: str, plans: Sequence[Plan]) -> dict[tuple[str, str], float]:
+    """Numbers with a fraction (an ε) that growths have set, as they are now: outputs hardly show them, so they are compared."""
+    found: dict[tuple[str, str], float] = {}
+    for number, plan in enumerate(plans):
+        for setting in plan.settings:
+            place = renamed(setting.module, plans[number + 1 :])
+            if type(setting.new) is float and setting.item is None and _within(place, path):
+                place = place.removeprefix(path).removeprefix(".")
+                found[place, setting.name] = vars(part.get_submodule(place)).get(setting.name, math.nan)
+    return found
+
+
+def _guesses(model: nn.Module, path: str, plans: Sequence[Plan]) -> Iterator[Guess]:
+    """What configurations may say now, likeliest first: that all that can have changed has."""
+    options: dict[tuple[str, str], tuple[Any, list[Any]]] = {}
+    configs = _configs(model, path)
+    for holder, config in configs.items():
+        for name, (old, values) in _options(config, *_pairs(holder, plans)).items():
+            options[holder, name] = old, values
+    for picked in itertools.product(*(values for _, values in options.values())):
+        chosen = dict(zip(options, picked, strict=True))
+        yield {
+            (holder, name): (old, chosen[holder, name])
+            for (holder, name), (old, _) in options.items()
+            if chosen[holder, name] != (_meant(configs[holder], name, chosen, holder) if old is None else old)
+        }
+
+
+def _configs(model: nn.Module, path: str) -> dict[str, Any]:
+    """A module's configuration and those inside it, by the path of a module that holds them."""
+    inside: list[Any] = [vars(model.get_submodule(path))[NAME]]
+    for config in inside:
+        inside += [value for value in vars(config).values() if hasattr(value, "to_dict") and hasattr(value, "__dict__")]
+    found: dict[str, Any] = {}
+    for holder, module in model.get_submodule(path).named_modules(prefix=path):
+        config = vars(module).get(NAME)
+        if any(config is one for one in inside) and all(config is not one for one in found.values()):
+            found[holder] = config
+    return found
+
+
+def _pairs(holder: str, plans: Sequence[Plan]) -> tuple[Pairs, Pairs]:
+    """Sizes of volumes within a module, and its numbers with a fraction, before and after."""
+    grown = [c for plan in plans if not plan.inserts for c in plan.changes if _within(c.volume, holder)]
+    changes = [(c.old, c.new) for c in grown if isinstance(c.old, int) and isinstance(c.new, int)]
+    settings = [s for plan in plans for s in plan.settings if type(s.new) is float and _within(s.module, holder)]
+    return changes, [(setting.old, setting.new) for setting in settings]
+
+
+def _options(config: Any, sizes: Pairs, numbers: Pairs) -> dict[str, tuple[Any, list[Any]]]:
+    """For each name: what it says, and what it may say from now on; None is what is not said and follows from the rest."""
+    said = vars(config)
+    options: dict[str, tuple[Any, list[Any]]] = {}
+    shared = next((said[name] for name in GROUPS if type(said.get(name)) is int), 0)
+    for name, value in said.items():
+        new: list[Any] = []
+        if type(value) is int and name.endswith(("heads", *HEADS, *GROUPS)):
+            new = _reached(value, sizes)
+            new += [value * count // shared for count in _reached(shared, sizes) if shared != value] if shared else []
+        elif type(value) is int and _is_width(name):
+            new = _reached(value, sizes)
+        elif type(value) is float and "eps" in name:
+            new = _reached(value, numbers)
+        if new:
+            options[name] = value, list(dict.fromkeys([*new, value]))
+    for name in (*FOURFOLD, HEAD):
+        unsaid = said.get(name) is None and (name in said or (name == HEAD and not hasattr(type(config), HEAD)))
+        usual = _meant(config, name) if unsaid else None
+        if usual is not None:
+            options[name] = None, [*(_reached(usual, sizes) if name in FOURFOLD else []), usual]
+    return options
+
+
+def _is_width(name: str) -> bool:
+    return any(word in name for word in WIDTHS) and not any(word in name for word in NO_WIDTHS)
+
+
+def _reached(value: float, pairs: Pairs) -> list[Any]:
+    """What a size has become, in one growth or several."""
+    found = [value]
+    for one in found:
+        found += [new for old, new in pairs if old == one and new not in found]
+    return list(dict.fromkeys(found[1:]))
+
+
+def _meant(config: Any, name: str, chosen: Mapping[tuple[str, str], Any] | None = None, holder: str = "") -> int | None:
+    """What a number that is not said stands for, other numbers being as they are or as they are chosen."""
+
+    def said(names: Sequence[str]) -> int:
+        own = next((name for name in names if type(vars(config).get(name)) is int), "")
+        value: int = (chosen or {}).get((holder, own), vars(config).get(own, 0))
+        return value
+
+    stream, heads = said(STREAMS), said(HEADS)
+    return (4 * stream or None) if name != HEAD else stream // heads if stream and heads else None
+
+
+def _copies(model: nn.Module, path: str, twin: nn.Module, guess: Guess) -> list[Setting]:
+    """Settings of further configurations, which parts of the model have made for themselves: as the twin's parts have."""
+    settings: list[Setting] = []
+    known = [vars(model.get_submodule(path))[NAME]]
+    for place, module in twin.named_modules():
+        whole = ".".join(filter(None, (path, place)))
+        here, there = vars(model.get_submodule(whole)).get(NAME), vars(module).get(NAME)
+        if hasattr(here, "to_dict") and all(here is not one for one in known):
+            known.append(here)
+            for name in dict.fromkeys(name for _, name in guess):
+                old, new = getattr(here, name, None), getattr(there, name, None)
+                if old != new:
+                    settings.append(Setting(whole, NAME, old, new, name))
+    return settings

@@ -1,0 +1,1 @@
+"""Several processes: DistributedDataParallel, FSDP2, and decisions that all ranks take alike."""

@@ -1,0 +1,1 @@
+"""One growth, from the first look at the model to the report."""

@@ -1,0 +1,108 @@
+"""Carry out what was planned: on a model, its averaged copies and its optimizers, with a journal that can undo it.
+
+This is the one place where a growth changes anything. Modules come first (with the values that they start from), so that edits
+find the tensors by the names that they have then; optimizers follow, and in the end the configuration of the model's library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from outgrow.analysis import peft_adapters as adapters
+from outgrow.apply.apply_plan import apply_plan, apply_setting
+from outgrow.apply.carry_out_insert import put_in
+from outgrow.apply.device_memory import reserve
+from outgrow.apply.fold_skips import apply_grafts
+from outgrow.apply.weight_fades import grow_drifts
+from outgrow.configuration.follow_sizes import changed, follow
+from outgrow.growth_plan.plan import Plan
+from outgrow.history.growths_on_model import history
+from outgrow.model.example import Example
+from outgrow.model.journal import Journal
+from outgrow.model.sandbox import tensors_of
+from outgrow.optimizers.grow_optimizers import grow_optimizers
+from outgrow.optimizers.new_parameters import adopt, thaw
+from outgrow.optimizers.stale import shapes_before
+from outgrow.transforms.site_and_step import Step
+from outgrow.verify import outputs as verify
+
+
+class Work:
+    """A growth under way: what was done so far to the model and to all that follows it, and how to undo it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        copies: Sequence[nn.Module],
+        optimizers: Sequence[Any],
+        example: Example,
+        journal: Journal | None = None,
+    ) -> None:
+        self.model, self.copies, self.optimizers, self.example = model, copies, optimizers, example
+        self.journal = Journal() if journal is None else journal
+        self.plans: list[Plan] = []
+        self.notes: list[str] = []
+        self.changed: list[tuple[Tensor, str, tuple[int, ...]]] = []
+        self.added: list[tuple[nn.Parameter, nn.Parameter, str]] = []
+        self.shared: verify.Evaluation | None = None  # the grown model's pass in eval mode
+
+    def carry_out(self, step: Step) -> None:
+        """Put new modules in, give their parameters to the optimizers, then make all edits and settings."""
+        sources: list[tuple[str, str]] = []
+        for plan in step.plans:
+            sources = self._put_in(plan, sources)
+        if sources:
+            thaw(self.model, [path for path, _ in sources])
+            self.added += adopt(self.optimizers, self.model, sources, self.journal)
+        for plan in step.plans:
+            self._edit(plan, step)
+            self.plans.append(plan)
+
+    def _put_in(self, plan: Plan, sources: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        """The new modules of a plan, and its settings, by the names that there are then.
+
+        sources: of each new module so far, its path and that of the module whose optimizers it joins; returned with the new.
+        """
+        models = [self.model, *self.copies]
+        for insert in plan.inserts:
+            new = put_in(models, self.example, insert, self.journal)
+            sources = [*((insert.renamed(path), insert.renamed(like)) for path, like in sources), new]
+        for setting in plan.settings if plan.inserts else ():
+            for one in models:
+                apply_setting(one, setting, self.journal)
+        return sources
+
+    def _edit(self, plan: Plan, step: Step) -> None:
+        """Grow the tensors of the model, its averaged copies and its optimizers; settings, if they are not made already."""
+        edits = replace(plan, settings=()) if plan.inserts else plan
+        tensors = tensors_of(self.model)
+        reserve(tensors, edits, self.optimizers)
+        before = {id(tensor): tensor.detach() for tensor in tensors.values()}
+        for one in (self.model, *self.copies):
+            own = tensors if one is self.model else tensors_of(one)
+            olds = {name: tensor.detach() for name, tensor in own.items()}
+            apply_grafts(one, edits, self.journal)
+            apply_plan(one, edits, step.inits, self.journal, like=tensors, tensors=own)
+            grow_drifts(one, edits, olds, step.inits, self.journal, start=one is self.model)
+        grow_optimizers(self.optimizers, tensors, edits, before, self.journal)
+        self.changed += shapes_before(tensors, edits)
+
+    def describe(self, sample: Example, base: verify.Outputs | None = None) -> None:
+        """Let the model's configuration, if it has one, follow: part of the last plan, and named in the report.
+
+        base: outputs on the sample that are to be kept; they are checked by the pass that is made here.
+        """
+        self.shared = None if base is None else verify.evaluation(self.model, sample, base)
+        settings, told = follow(self.model, sample, [*history(self.model), *self.plans], self.journal, self.shared)
+        for one in self.copies:
+            for setting in settings:
+                apply_setting(one, setting, self.journal)
+        self.plans[-1] = replace(self.plans[-1], settings=(*self.plans[-1].settings, *settings))
+        new = changed([setting for plan in self.plans for setting in plan.settings])
+        self.notes += [f"config: {new}"] if new else []
+        self.notes += [told] if told else []
+        self.notes += [adapters.NOTE] if adapters.has_adapters(self.model) else []

@@ -1,0 +1,324 @@
+"""Grow a model: the whole story on one page.
+
+    trace → volumes → plan → apply → verify
+
+Each arrow is a module. Transforms are planned first, all of them (`planning`), and the model is then as it was: what had to be
+tried on it was undone. Only then is anything changed (`execute`), and a journal puts everything back on any failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from outgrow.analysis.analyse import dissect, watch
+from outgrow.analysis.volumes import Anatomy
+from outgrow.distributed.ddp import together
+from outgrow.engine.carry_out import Work
+from outgrow.engine.dry_run_findings import Ready, shapes_of
+from outgrow.engine.plan_steps import steps_of
+from outgrow.engine.report import Growth, remarks
+from outgrow.engine.responsible_volumes import named
+from outgrow.errors import TraceError, VerifyError
+from outgrow.growth_plan.plan import joined, recorded
+from outgrow.history.growths_on_model import remember
+from outgrow.model import idle_modules as unrun
+from outgrow.model.autocast import own_precision
+from outgrow.model.checks import check_averages, check_finite, check_model, check_seed
+from outgrow.model.compiled import forget_compiled, uncompiled
+from outgrow.model.example import Example
+from outgrow.model.sandbox import random_state
+from outgrow.model.unwrap import as_list, bare
+from outgrow.optimizers.stale import watch_for_stale
+from outgrow.optimizers.wrappers import unwrapped
+from outgrow.process.garbage_collection import collected_later
+from outgrow.process.signals import Deferral
+from outgrow.requests import Widen
+from outgrow.trace.contributing_parameters import check_reached
+from outgrow.trace.flops import count_flops
+from outgrow.transforms.all_transforms import TABLE, Transform, check_transforms, kind_of
+from outgrow.transforms.site_and_step import Step
+from outgrow.verify import outputs as verify
+from outgrow.verify.brief_check import Brief, part_of
+from outgrow.verify.compiled_gates import check_gates
+from outgrow.verify.with_idle_modules import Turn, check_turns, turns_of
+from outgrow.wrong_arguments import usage
+
+
+@usage("outgrow.grow(model, example, outgrow.Widen('*', factor=1.5))")
+def grow(
+    model: nn.Module,
+    example: Example,
+    *transforms: Transform,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    average: nn.Module | Sequence[nn.Module] | None = None,
+    seed: int = 0,
+    check: bool = True,
+) -> Growth:
+    """Carry out several transforms as one: all of them or none.
+
+    Args:
+        model: any module that runs on the example; it is changed in place, and must not run in another thread meanwhile.
+            `torch.compile` and DistributedDataParallel are looked through: names are those of the module within, and the
+            wrapper goes on (all ranks must make the call).
+        example: a tensor, a tuple of arguments, or a dict of keyword arguments.
+        transforms: what to grow, e.g. `outgrow.Widen("layer1.*", factor=1.5)`, `outgrow.Deepen(after="layer2.1")`,
+            `outgrow.Kernel("conv1", 9)` or `outgrow.Branch(beside="layer3")`; all names are those of the model as it is.
+        optimizer: one or several optimizers whose state follows.
+        average: averaged copies of the model (EMA, SWA) that grow by the same plan.
+        seed: for the free values; the global random state is neither read nor changed.
+        check: run the old and the new model on the example and compare (in eval and train mode).
+
+    Example:
+        >>> import outgrow
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> growth = grow(model, torch.zeros(1, 4), outgrow.Widen("0", to=12))
+        >>> model[0].out_features, growth.parameters
+        (12, (58, 86))
+    """
+    check_transforms(transforms)
+    check_seed(seed)
+    return run_growth(Request(model, example, transforms, as_list(optimizer), as_list(average), seed, check))
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A growth that is to be made: of what, by what, and how it is checked.
+
+    ready: what a dry run of it has found out; brief: how outputs are checked if that is all that is left to do.
+    """
+
+    given: nn.Module  # the model, or a wrapper around it
+    example: Example
+    transforms: Sequence[Transform]
+    optimizers: Sequence[Any] = ()
+    averages: Sequence[nn.Module] = ()
+    seed: int = 0
+    check: bool = True
+    ready: Ready | None = None
+    brief: Brief | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        model: nn.Module = bare(self.given)
+        return model
+
+    @property
+    def copies(self) -> list[nn.Module]:
+        return [bare(getattr(average, "module", average)) for average in self.averages]
+
+    @property
+    def call(self) -> str:
+        """The name of the public call that makes such a growth; one from outside the package has none of its own."""
+        kind = kind_of(self.transforms[0]) if len(self.transforms) == 1 else None
+        return kind.name if kind in TABLE else "grow"
+
+
+def run_growth(request: Request, interrupts: Deferral | None = None) -> Growth:
+    """A growth from its first look at the model to its report.
+
+    interrupts: begins once the growth is sure to stay, for a caller who must note that too before it can be interrupted.
+    """
+    if interrupts is None:
+        with Deferral() as own:
+            return run_growth(request, own)
+    try:
+        growth, work, _ = _grown(request, interrupts, dry=False)
+    except VerifyError as error:
+        raise _blamed(error, request) from None
+    forget_compiled()
+    passed = [*request.optimizers, *unwrapped(request.optimizers)]
+    watch_for_stale(work.changed, work.added, request.call, passed)
+    return growth
+
+
+def _blamed(error: VerifyError, request: Request) -> VerifyError:
+    """A refusal for its outputs, with the names of the volumes that are responsible, if it was one widening by one process."""
+    first, *more = request.transforms
+    alone = request.given is request.model and not (torch.distributed.is_available() and torch.distributed.is_initialized())
+    if more or not alone or not isinstance(first, Widen) or first.residual != "stream" or not error.volumes:
+        return error
+
+    def again(model: nn.Module, widen: Widen) -> None:
+        with Deferral() as interrupts:
+            _grown(Request(model, request.example, (widen,), seed=request.seed), interrupts, dry=False)
+
+    return named(error, request.model, first, error.volumes, again)
+
+
+def dry_run(model: nn.Module, example: Example, transforms: Sequence[Transform], seed: int = 0) -> tuple[Growth, Ready]:
+    """Grow a throw-away copy of a model, possibly on the meta device, as `grow` would grow the model.
+
+    Returns also what is left to do with the model itself.
+    """
+    shapes = shapes_of(model)
+    with Deferral() as interrupts:
+        request = Request(model, example, transforms, seed=seed, check=False)
+        growth, work, planned = _grown(request, interrupts, dry=True)
+    return growth, Ready.of(shapes, planned.steps, work, growth.flops)
+
+
+def _grown(request: Request, interrupts: Deferral, dry: bool) -> tuple[Growth, Work, Planned]:
+    """The model looked at, planned for, changed and compared; the report, what was done, and by which plans."""
+    started = time.perf_counter()
+    model, copies = request.model, request.copies
+    lengths = None if request.brief is None else request.brief.lengths
+    with (
+        random_state(),
+        collected_later(),
+        uncompiled(),
+        together(request.given, model, copies, request.optimizers, request.example, lengths) as ranks,
+        contextlib.ExitStack() as stack,
+    ):
+        example = ranks.example
+        check_model(model, numbers=not dry)
+        if not dry:
+            check_finite(model)
+        check_averages(request.averages, model)
+        stack.enter_context(own_precision(model, example))
+        look = _looked(request, example, ranks.lengths)
+        before = _parameters(model)
+        work = Work(model, copies, request.optimizers, example)
+        stack.enter_context(work.journal)  # a second time, should an interrupt come while it is undone below
+        try:
+            planned = _planned(request, look, example, work, dry)
+            flops = _carried_out(planned, look, work)
+            worst, allowed = _compared(request, look, planned, work)
+            ranks.conclude(work.plans)
+            interrupts.begin()
+        except BaseException as error:
+            work.journal.undo()
+            if isinstance(error, VerifyError) and work.plans:
+                error.volumes = tuple(change.volume for plan in work.plans for change in plan.changes)
+            raise
+    for number, plan in enumerate(work.plans):
+        remember(model, replace(recorded(plan), continues=number > 0))
+    growth = Growth(
+        model,
+        joined(work.plans),
+        worst,
+        allowed,
+        tuple(skip for step in planned.steps for skip in step.skipped),
+        (before, _parameters(model)),
+        flops,
+        time.perf_counter() - started,
+        _preserves(work),
+        _drops(request, look),
+        (*work.notes, *remarks(model, "" if look.base is None else look.base.untrained)),
+    )
+    return growth, work, planned
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """The model before: what it returns, on what that was seen, and a dry run that fits it.
+
+    base: None if nothing is checked.
+    """
+
+    sample: Example
+    base: verify.Outputs | None
+    ready: Ready | None
+
+
+def _looked(request: Request, example: Example, lengths: Sequence[int] | None) -> Look:
+    """On the whole example or, if a dry run has found everything out, in one pass on a part of it."""
+    model, brief = request.model, request.brief
+    ready = request.ready if request.ready is not None and request.ready.fits(model) else None
+    if not request.check:
+        return Look(example, None, ready)
+    known = ready is not None and not ready.takes_statistics
+    if known and lengths is not None and brief is not None and brief.still(model, example):
+        try:
+            part = part_of(example, lengths)
+            base = verify.before(model, part, brief=True)
+            if all(bool(torch.isfinite(output).all()) for output in base.evaluated):
+                return Look(part, base, ready)
+        except TraceError:  # the part was found on a smaller model: on this one the whole must do
+            pass
+    return Look(example, verify.before(model, example), ready)
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """What is to be done. anatomy: of the model before, unless a dry run has found it out; turns: see `with_idle_modules`."""
+
+    steps: Sequence[Step]
+    notes: Sequence[str]
+    anatomy: Anatomy | None = None
+    turns: Sequence[Turn] = ()
+    understudies: unrun.Understudies = field(default_factory=lambda: unrun.NOBODY)
+
+
+def _planned(request: Request, look: Look, example: Example, work: Work, dry: bool) -> Planned:
+    """All steps of the growth; the model is afterwards as it was."""
+    model = request.model
+    if look.ready is not None:
+        notes = [note for note in look.ready.notes if not look.ready.adds_modules or note.startswith(unrun.NOTE)]
+        return Planned(look.ready.steps, notes)
+    draws = look.base.draws if look.base is not None else dry and verify.draws(model, example)
+    anatomy = dissect(model, example, both_modes=draws)
+    trace = anatomy.reading.trace
+    turns = turns_of(model, example, trace.understudies) if request.check else ()
+    steps = steps_of(model, example, request.transforms, request.seed, anatomy, work.journal)
+    return Planned(steps, unrun.note(model, trace.unused, trace.understudies), anatomy, turns, trace.understudies)
+
+
+def _carried_out(planned: Planned, look: Look, work: Work) -> tuple[int, int]:
+    """Do it; the FLOPs before and after."""
+    for step in planned.steps:
+        work.carry_out(step)
+    work.notes += planned.notes
+    if look.ready is not None:
+        if look.ready.adds_modules:
+            work.describe(look.sample, look.base)
+        return look.ready.flops
+    assert planned.anatomy is not None
+    trace = planned.anatomy.reading.trace
+    flops = count_flops(trace, [value.shape for value in trace.values].__getitem__), _flops_now(planned, work)
+    work.describe(look.sample, look.base)
+    return flops
+
+
+def _flops_now(planned: Planned, work: Work) -> int:
+    """FLOPs of the model as it is now. Whether its outputs depend on all new modules is seen on the way."""
+    known = planned.steps[-1].flops
+    if known is not None:
+        return known
+    trace = watch(work.model, work.example)
+    check_reached(trace, joined(work.plans).new_blocks)
+    return count_flops(trace, [value.shape for value in trace.values].__getitem__)
+
+
+def _compared(request: Request, look: Look, planned: Planned, work: Work) -> tuple[float, float]:
+    """By how much outputs have moved, and by how much they may; raises if that is more."""
+    if look.base is None:
+        return float("nan"), 0.0
+    preserving = _preserves(work)
+    worst, allowed = verify.check(work.model, look.sample, look.base, preserving, work.shared)
+    check_turns(work.model, work.example, planned.turns, planned.understudies, work.plans, preserving)
+    check_gates(request.given, work.model, look.sample)
+    if request.brief is not None and (work.added or any(plan.grafts for plan in work.plans)):
+        request.brief.look(work.model, work.example)  # what is only widened runs the same operators
+    return worst, allowed
+
+
+def _preserves(work: Work) -> bool:
+    return all(change.exact for plan in work.plans for change in plan.changes)
+
+
+def _drops(request: Request, look: Look) -> bool:
+    """Whether values are dropped at random in train mode."""
+    if any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in request.model.modules()):
+        return True
+    return look.base is not None and (look.base.drops or (request.brief is not None and request.brief.drops))
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

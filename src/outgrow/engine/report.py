@@ -1,0 +1,74 @@
+"""What a growth did, to look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from outgrow.growth_plan.plan import Plan
+from outgrow.history.cohorts import Cohorts, cohorts
+from outgrow.modules.fade_warnings import fading
+from outgrow.modules.gates import gates_of
+from outgrow.requests import Skip
+
+
+def remarks(model: nn.Module, untrained: str) -> list[str]:
+    """What a report adds: a mode that was not compared, and fades under way."""
+    found = [fading(gates_of(model).values())]
+    if untrained:
+        found.append(
+            f"train mode was not compared, since the model does not run there on the example ({untrained:.200}): if it is the "
+            "example, give one with more samples"
+        )
+    return [remark for remark in found if remark]
+
+
+@dataclass(eq=False)
+class Growth:
+    """What a growth did. `print(growth)` shows it as a table.
+
+    Example:
+        >>> import torch, outgrow
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> growth = outgrow.widen(model, torch.zeros(1, 4), "0", to=12)
+        >>> growth.parameters, growth.preserving, growth.max_error <= growth.tolerance
+        ((58, 86), True, True)
+    """
+
+    model: nn.Module = field(repr=False)
+    plan: Plan = field(repr=False)
+    max_error: float
+    tolerance: float
+    skipped: tuple[Skip, ...]
+    parameters: tuple[int, int]
+    flops: tuple[int, int]
+    seconds: float
+    preserving: bool = True
+    stochastic: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def cohorts(self) -> Cohorts:
+        """Which entries of the model's parameters came with which growth, as the model is now."""
+        return cohorts(self.model)
+
+    def __str__(self) -> str:
+        lines = [str(self.plan), ""]
+        for what, (before, after) in (("parameters", self.parameters), ("FLOPs", self.flops)):
+            lines.append(f"{what}: {before:,} → {after:,} (× {after / max(before, 1):.2f})")
+        if not self.preserving:
+            lines.append(f"error: {self.max_error:.1e}: this method does NOT preserve the function")
+        elif self.tolerance:
+            lines.append(f"error: {self.max_error:.1e} (the network's own rounding allows {self.tolerance:.1e})")
+        else:
+            lines.append("error: not checked")
+        if self.stochastic:
+            lines.append("dropout is active in training: there the function is kept in expectation, exactly with dropout off")
+        lines.extend(self.notes)
+        if self.skipped:
+            lines.append(f"left as they are: {len(self.skipped)} volumes")
+            lines.extend(f"  {skip}" for skip in self.skipped)
+        return "\n".join(lines)
+
+    __repr__ = __str__

@@ -1,0 +1,1 @@
+"""What may new units and blocks hold, so that nothing changes?"""

@@ -1,0 +1,240 @@
+"""Blocks that can be the identity: x + f₁(x) + f₂(…) with branches that can be made zero.
+
+The block is traced by itself, on what it was given in the model's forward pass. From its output the skip is followed back to
+its input through sums; what is added on the way are its branches. An activation ψ after a sum must leave alone what comes in:
+that has passed an activation φ already, and ψ(φ(x)) = φ(x) (ReLU behind ReLU; not GELU). A norm on the skip (post-norm
+transformers) can't be the identity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from outgrow.analysis.analyse import dissect
+from outgrow.analysis.effects import Contract, Ignore, Map, Move, Normalise, PerUnit, Scale, Sum
+from outgrow.analysis.rules.elementwise import SAME
+from outgrow.analysis.rules.reduce import POOL_LINEAR
+from outgrow.analysis.volumes import Anatomy
+from outgrow.errors import TraceError
+from outgrow.exactness.zero_output import NotZero, Search, Zeroing
+from outgrow.model.example import outputs_in
+from outgrow.model.module_calls import Call
+from outgrow.trace.evaluate_operator import base_name, evaluated, results_of
+from outgrow.trace.operators import Op
+
+
+@dataclass(frozen=True, eq=False)
+class Identity:
+    """How to make a block the identity: by its weights, or by gates behind some of its modules.
+
+    bent: activations on its skip, each with the number of the output to which that leads.
+    """
+
+    anatomy: Anatomy
+    zeroing: Zeroing
+    gates: tuple[str, ...] = ()
+    bent: tuple[tuple[int, Op], ...] = ()
+
+
+def identity_of(
+    block: nn.Module, given: Call, literal: bool = False, faded: bool = False, anatomy: Anatomy | None = None
+) -> Identity:
+    """How to make a block the identity; raises NotZero with the reason if there is no way.
+
+    anatomy: that of the block by itself, if it is known.
+    """
+    anatomy = by_itself(block, given) if anatomy is None else anatomy
+    reading = anatomy.reading
+    shapes = [tuple(tensor.shape) for tensor in outputs_in(given.output)]
+    inputs = [value.index for value in reading.trace.values if value.kind == "input"]
+    if not shapes or not inputs:
+        raise NotZero("it takes or returns no tensor")
+    search = Search(anatomy, literal)
+    gates: list[str] = []
+    bent: list[tuple[int, Op]] = []
+    found = False
+    for number, (start, end) in enumerate(_through(anatomy, inputs, shapes)):
+        skip = SkipConnection(anatomy, start)
+        branches = skip.branches(end)
+        found |= bool(branches)
+        bent += [(number, op) for op in skip.bent]
+        if faded:
+            gates += [_gate_at(anatomy, branch) for branch in branches]
+        else:
+            for branch in branches:
+                search.zero(branch)
+    if not found:
+        raise NotZero("it adds nothing to its input")
+    return Identity(anatomy, search.found(), tuple(dict.fromkeys(gates)), tuple(bent))
+
+
+def check_bent(identity: Identity, before: nn.Module, given: Call) -> None:
+    """Raise NotZero if an activation on a block's skip would change what the module before it puts out."""
+    anatomy = by_itself(before, given) if identity.bent else identity.anatomy
+    for number, op in identity.bent:
+        last = _ending(anatomy, list(anatomy.reading.trace.outputs)[number])
+        if last is None or not _leaves_alone(op, last):
+            raise NotZero(f"{op.name} after its sum would change what comes in, which has passed no such activation")
+
+
+def _ending(anatomy: Anatomy, value: int) -> Op | None:
+    """The activation that a value has passed last."""
+    while value in anatomy.maker:
+        op = anatomy.maker[value]
+        match anatomy.reading.effects[op.index]:
+            case Map(inputs=(_,)):
+                return op
+            case Move(inputs=(source,)) if base_name(op) not in POOL_LINEAR:
+                value = source
+            case _:
+                break
+    return None
+
+
+def _through(anatomy: Anatomy, inputs: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:
+    """Inputs and the outputs that they must come through to: the first, and others that have an input of their shape."""
+    values = anatomy.reading.trace.values
+    outputs = list(anatomy.reading.trace.outputs)
+    if not outputs or values[inputs[0]].shape != shapes[0]:
+        raise NotZero(f"it turns {values[inputs[0]].shape} into {shapes[0]}: a block that keeps the shape is needed")
+    pairs = list(zip(inputs, outputs, strict=False))
+    return [(start, end) for start, end in pairs if values[start].shape == values[end].shape]
+
+
+def by_itself(module: nn.Module, given: Call) -> Anatomy:
+    """A module read on what it was given in the model."""
+    try:
+        return dissect(module, given.example)
+    except TraceError as error:
+        raise NotZero(f"it does not run by itself ({error.__cause__})") from error
+
+
+def _gate_at(anatomy: Anatomy, value: int) -> str:
+    """The module whose output, times λ, makes a branch λ times itself: the last one, if only scales come after it."""
+    reading = anatomy.reading
+    while value in anatomy.maker:
+        op = anatomy.maker[value]
+        last = max(o.index for o in reading.trace.ops if o.module == op.module or o.module.startswith(f"{op.module}."))
+        if op.module and op.index == last:
+            return op.module
+        match reading.effects[op.index]:
+            case Move(inputs=(source,)) | Scale(input=source):
+                value = source
+            case Contract(left=left, right=right, contracted=axes) if not axes:
+                value = left.value if reading.constant[right.value] else right.value
+            case _:
+                break
+    raise NotZero("a branch ends in the block's own code, not in a module that a gate could be put behind")
+
+
+class SkipConnection:
+    """The way from a block's input to its output that passes no layer."""
+
+    def __init__(self, anatomy: Anatomy, start: int) -> None:
+        self.anatomy, self.start = anatomy, start
+        self.reading = anatomy.reading
+        self.bent: list[Op] = []  # activations on the way
+        self._reaches: dict[int, bool] = {start: True}
+
+    def branches(self, value: int) -> list[int]:
+        """What is added on the way from a value back to the input."""
+        found: list[int] = []
+        moves: list[tuple[Op, int]] = []
+        while value != self.start:
+            op = self.anatomy.maker.get(value)
+            effect = None if op is None else self.reading.effects[op.index]
+            if op is None or effect is None:
+                raise NotZero("it has no skip: its output is not made by adding to its input")
+            place = op.module or "the block itself"
+            match effect:
+                case Sum():
+                    skips = [side.value for side in effect.inputs if self.reaches(side.value)]
+                    if len(skips) != 1:
+                        raise NotZero("it has no skip: its output is not made by adding to its input")
+                    factor = _factor(op, [side.value for side in effect.inputs].index(skips[0]))
+                    if factor != 1:
+                        raise NotZero(f"its input is multiplied by {factor:g} where it is added ({place})")
+                    found += [side.value for side in effect.inputs if side.value != skips[0]]
+                    value = skips[0]
+                case Move(inputs=(source,)) if len(op.refs) == 1:
+                    moves.append((op, op.outputs.index(value)))
+                    value = source
+                case Ignore() if len(op.refs) == 1:  # on the input itself, of whose sizes none is the block's own
+                    moves.append((op, op.outputs.index(value)))
+                    value = op.refs[0].value
+                case Map(inputs=(source,)):
+                    if not idempotent(op):
+                        raise NotZero(f"{op.name} after its sum is not idempotent ({place})")
+                    self.bent.append(op)
+                    value = source
+                case Normalise() | PerUnit() if self._sums(op):
+                    raise NotZero(f"a norm follows its sum (post-norm, {place}): no weights make that the identity")
+                case Contract(contracted=axes) if axes and self._sums(op):
+                    raise NotZero(f"a layer stands on its skip or after its sum ({place})")
+                case Normalise() | PerUnit() | Contract() if not any(self.reaches(ref.value) for ref in op.refs):
+                    raise NotZero(f"it has no skip: its output is made by {op.name} ({place}), not by adding to its input")
+                case _:
+                    raise NotZero(f"{op.name} stands on its skip ({place})")
+        if not _in_place(moves, self.reading.trace.values[self.start].shape):
+            names = ", ".join(op.name for op, _ in moves)
+            raise NotZero(f"its skip does not give back what it takes: {names} changes numbers there, or their places")
+        return found
+
+    def _sums(self, op: Op) -> bool:
+        """Whether an operator is given a sum of two activations."""
+        makers = [self.anatomy.maker.get(ref.value) for ref in op.refs]
+        effects = [self.reading.effects[maker.index] for maker in makers if maker is not None]
+        sums = [effect for effect in effects if isinstance(effect, Sum)]
+        return any(not any(self.reading.constant[side.value] for side in effect.inputs) for effect in sums)
+
+    def reaches(self, value: int) -> bool:
+        """Whether the block's input comes through to a value by sums, activations and moves alone."""
+        if value not in self._reaches:
+            self._reaches[value] = False
+            op = self.anatomy.maker.get(value)
+            match None if op is None else self.reading.effects[op.index]:
+                case Sum(inputs=sides):
+                    self._reaches[value] = any(self.reaches(side.value) for side in sides)
+                case Move(inputs=sources) | Map(inputs=sources):
+                    self._reaches[value] = any(self.reaches(source) for source in sources)
+                case Ignore() if op is not None and len(op.refs) == 1:
+                    self._reaches[value] = self.reaches(op.refs[0].value)
+        return self._reaches[value]
+
+
+def _factor(op: Op, operand: int) -> float:
+    """What an operand of a sum is multiplied by."""
+    alpha = float(op.kwargs.get("alpha", 1.0))
+    return {"sub": (1.0, -alpha), "rsub": (-alpha, 1.0)}.get(base_name(op), (1.0, alpha))[operand]
+
+
+def _in_place(moves: Sequence[tuple[Op, int]], shape: tuple[int, ...]) -> bool:
+    """Whether operators (the last first, each with the number of its output) put every number back, found by asking them."""
+    size = math.prod(shape)
+    before = now = torch.arange(-(size // 2), size - size // 2, dtype=torch.float64).view(shape)
+    try:
+        for op, output in reversed(moves):
+            if base_name(op) not in SAME:
+                now = results_of(op, now.contiguous())[output]
+    except Exception:  # it needs more than that tensor: numbers move by data
+        return False
+    return torch.equal(before, now)
+
+
+def idempotent(op: Op) -> bool:
+    """Whether f(f(x)) = f(x), found by asking the operator."""
+    return _leaves_alone(op, op)
+
+
+def _leaves_alone(one: Op, other: Op) -> bool:
+    """Whether f(g(x)) = g(x), found by asking the operators f and g."""
+    x = torch.linspace(-8, 8, 401, dtype=torch.float64)
+    try:
+        return bool(torch.allclose(evaluated(one, evaluated(other, x)), evaluated(other, x), rtol=1e-12, atol=1e-12))
+    except Exception:  # it is no function of single numbers
+        return False

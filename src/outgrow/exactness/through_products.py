@@ -1,0 +1,139 @@
+"""What happens to new units where values are multiplied: read by a weight, written by one, or scaled unit by unit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+from outgrow.analysis.effects import Contract, Operand
+from outgrow.analysis.roles import gauge_of, weight_of
+from outgrow.analysis.unit_states import READER, Carried, Ratio, Refused, State, blended
+from outgrow.exactness.carried_units import Carrier
+from outgrow.exactness.compensation import Payments
+from outgrow.exactness.weight_sources import Weights
+
+
+class Products:
+    """The steps of a walk at products; demands on readers go into the verdict."""
+
+    def __init__(self, carrier: Carrier, weights: Weights, payments: Payments) -> None:
+        self.carrier, self.places, self.reading = carrier, carrier.places, carrier.reading
+        self.weights, self.payments = weights, payments
+
+    def contract(self, effect: Contract) -> Carried:
+        left, right = effect.left, effect.right
+        a, b = self.carrier.carried(left.value, left.layout), self.carrier.carried(right.value, right.layout)
+        axes = self.places.axes(left.layout) | self.places.axes(right.layout)
+        if axes & effect.contracted:
+            self.read(effect, a, b)
+            result = self.written(effect)
+        else:
+            result = self.multiply(effect, a, b)
+        if effect.bias is not None:
+            bias = self.carrier.carried(effect.bias)
+            if result.state is not None or bias.state is not None:
+                result = self.carrier.blend([result, bias])
+                result = replace(result, state=self.carrier.shifted(result.state, (effect.bias,)))
+            else:
+                self.carrier.settled(result)
+        return result
+
+    def read(self, effect: Contract, a: Carried, b: Carried) -> None:
+        """The units are summed over: by a reader's columns, or by another activation."""
+        constant = [self.reading.constant[side.value] for side in (effect.left, effect.right)]
+        if not any(constant):
+            if (a.state is State.ZERO) != (b.state is State.ZERO):  # were both zero, neither would get a gradient
+                return
+            place = self.carrier.op.module or self.carrier.op.name
+            raise Refused(f"two activations are multiplied and summed over it (as q·k is) in {place}")
+        gauge = gauge_of(self.reading, effect)
+        if gauge is not None:
+            return self.weights.measured(*((effect.right, b) if gauge is effect.left else (effect.left, a)))
+        reader = weight_of(self.reading, effect)
+        assert reader is not None
+        data, x = (effect.left, a) if reader is effect.right else (effect.right, b)
+        x = self.payments.pay_at_reader(x, reader, effect.contracted)
+        self.carrier.settled(x)
+        state = x.state or (State.CONST if self.reading.uniform[data.value] else State.ANY)
+        demand = (
+            READER[state]
+            if state is not State.CONST
+            else {"share": "share", "sign": "sign"}.get(READER[self.carrier.start], "zero")
+        )
+        names = self.weights.read(reader.value, demand)
+        done = self.carrier.known.get(reader.value)
+        if done is not None and done.standardised:
+            self.carrier.settled(done)
+            if self.carrier.start is State.PAIR and x.state not in (State.PAIR, State.ZERO, State.CONST):
+                raise Refused(
+                    f"new units are no longer pairs where the standardised weight of {self.carrier.op.module} reads them"
+                )
+        columns = tuple(block for block in reader.layout if set(block.axes) & effect.contracted)
+        keys = self.places.slots_in(columns)
+        for name in names - {tensor for tensor, _ in keys}:  # summands of the weight beside the one whose labels it carries
+            mine = self.reading.layouts[self.places.anatomy.held[name]]
+            keys |= {(name, block.axes[0]) for block in mine if self.places.axes((block,))}
+        for key in keys:
+            self.carrier.demand(key, demand)
+
+    def written(self, effect: Contract) -> Carried:
+        """What a product that reads the volume writes to it, if it does (a layer from the stream to the stream)."""
+        rows = [
+            (side, tuple(block for block in side.layout if not set(block.axes) & effect.contracted))
+            for side in (effect.left, effect.right)
+        ]
+        sources = [(side, layout) for side, layout in rows if self.places.axes(layout)]
+        if not sources:
+            return Carried(None)
+        if not all(self.reading.constant[side.value] for side, _ in sources):
+            return Carried(State.ANY)
+        made = [self.carrier.known[side.value] for side, _ in sources if side.value in self.carrier.known]
+        states = {self._row_state(item) for item in made} | {self.carrier.start}
+        return Carried(blended(states), writers=self.places.unscaled(tuple(block for _, layout in sources for block in layout)))
+
+    def _row_state(self, weight: Carried) -> State | None:
+        """Rows of a computed weight; standardised, all is kept but the mean, and what is known of it concerns its columns."""
+        if weight.standardised:
+            return State.ANY if self.carrier.start is State.MEAN else self.carrier.start
+        return weight.state
+
+    def multiply(self, effect: Contract, a: Carried, b: Carried) -> Carried:
+        """Products unit by unit, and products with something that carries no unit."""
+        for mine, other, operand in ((a, b, effect.right), (b, a, effect.left)):
+            if mine.debt and self.payments.can_pay(operand) and not other.debt and not effect.contracted:
+                mine = self.payments.pay(mine, operand)
+                a, b = (mine, b) if operand is effect.right else (a, mine)
+        sign = -1 if effect.divide else 1
+        debt = a.debt + sign * b.debt
+        ratio = a.ratio or b.ratio
+        if State.CONST in (a.state, b.state) and not (effect.divide and a.state is State.CONST):
+            return replace(b if a.state is State.CONST else a, debt=debt, ratio=ratio)
+        if None in (a.state, b.state):
+            state = a.state or b.state
+            if effect.divide and a.state is None and state is State.ZERO:
+                raise Refused(f"new units that are zero would be divided by in {self.carrier.op.module}")
+            standardised = a.standardised or b.standardised
+            return Carried(state, debt, ratio, writers=a.writers | b.writers, standardised=standardised)
+        constant = [self.reading.constant[side.value] for side in (effect.left, effect.right)]
+        x, scale = (a, effect.right) if constant[1] else (b, effect.left)
+        if x.state is State.MEAN and constant[0] != constant[1] and not effect.contracted:
+            return self.weigh(x, scale, debt, ratio)
+        if effect.divide and b.state is State.ZERO and not constant[1]:
+            raise Refused(f"new units that are zero would be divided by in {self.carrier.op.module}")
+        if State.ZERO in (a.state, b.state):
+            return Carried(State.ZERO, debt, ratio)
+        state = blended({a.state, b.state})
+        return Carried(State.ANY if state is State.MEAN else state, debt, ratio)
+
+    def weigh(self, x: Carried, scale: Operand, debt: Fraction, ratio: Ratio | None) -> Carried:
+        """LayerScale: rows must average to the mean after the scale, whose new entries are one."""
+        names = self.places.origins(scale.layout)
+        whole = sum(
+            int((self.places.ids(block.labels) >= 0).sum()) == block.labels.size == self.places.volume.count
+            for block in scale.layout
+        )
+        reads = any("reads" in self.places.volume.births.roles.get(key, ()) for key in self.places.slots_in(scale.layout))
+        if len(names) != 1 or not whole or reads or not x.writers or any(passed for _, passed in x.writers):
+            raise Refused(f"its writers are scaled one by one in {self.carrier.op.module}")
+        scaled = frozenset((writer, next(iter(names))) for writer, _ in x.writers)
+        return Carried(State.MEAN, debt, ratio, writers=scaled)

@@ -1,0 +1,148 @@
+"""What happens to a weight on its way to where it is used: casts, masks, merged adapters, norms over its own entries.
+
+Methods fill tensors as they are stored. A reader's columns cancel only if what is done to them first is linear, entry by entry,
+and if nothing else is computed from them. Let w = f(v) be a weight's column for a new unit, made of the stored column v:
+
+    sign, share    f must be linear: w = s·v with one s for twins (or for a unit and its copies), and nothing added
+    zero           f(0) = 0: a shift (a bias that stays, the β of a norm) would be read with whatever the unit holds
+"""
+
+from __future__ import annotations
+
+from outgrow.analysis.effects import Contract, Map, Move, Normalise, Operand, Scale, Shift, Sum
+from outgrow.analysis.roles import leader_of, weight_of
+from outgrow.analysis.unit_states import Carried, Refused, State
+from outgrow.exactness.carried_units import Carrier
+
+
+class Weights:
+    """Follows readers' weights back to the tensors that they are made of."""
+
+    def __init__(self, carrier: Carrier) -> None:
+        self.carrier, self.places, self.reading = carrier, carrier.places, carrier.reading
+        self.passed: set[int] = set()  # operators that make readers' weights of tensors
+        self.read_at: set[tuple[str, int]] = set()  # tensors, and the operators where they read
+
+    def read(self, weight: int, demand: str) -> set[str]:
+        """Tensors whose columns read units at the present operator, as parts of a weight."""
+        names = self.sources(weight, demand)
+        self.read_at |= {(name, self.carrier.op.index) for name in names}
+        return names
+
+    def sources(self, weight: int, demand: str) -> set[str]:
+        """Tensors whose columns become those of a reader's weight; the operators on the way are noted."""
+        names: set[str] = set()
+        todo = [weight]
+        while todo:
+            value = todo.pop()
+            name = self.reading.trace.values[value].name
+            if name:
+                names.add(name)
+            elif (op := self.carrier.maker(value)) is not None:
+                self.passed.add(op.index)
+                todo.extend(self._made_of(op.index, demand))
+        return names
+
+    def _made_of(self, index: int, demand: str) -> list[int]:
+        """Values, carrying the units, of which an operator's result is a linear function entry by entry."""
+        op, effect = self.reading.trace.ops[index], self.reading.effects[index]
+        match effect:
+            case Move():
+                return [value for value in effect.inputs if self.places.carries(value)]
+            case Scale():
+                return [effect.input]
+            case Sum() if all(self.places.carries(side.value) for side in effect.inputs):
+                return [side.value for side in effect.inputs]
+            case Contract() if not any(self.places.axes(s.layout) & effect.contracted for s in (effect.left, effect.right)):
+                return self._factors(effect, demand, op.module or "the model")
+            case Normalise() if self.carrier.known[op.outputs[0]].standardised:  # the columns are chosen to suit it
+                return [effect.input.value]
+            case Map(zero=True) if demand in ("free", "zero") and all(map(self.places.carries, effect.inputs)):
+                return list(effect.inputs)
+        raise Refused(f"a weight that reads it goes through {op.name} first ({op.module or 'the model'})")
+
+    def _factors(self, effect: Contract, demand: str, place: str) -> list[int]:
+        """What the demand on a product that is a weight passes on to: one factor and the bias. The other must be alike."""
+        leader = leader_of(effect)
+        sides = sorted((effect.left, effect.right), key=lambda side: side is not leader)
+        carrying = [side for side in sides if self.places.carries(side.value)]
+        alike = {"sign": State.PAIR, "share": State.COPY}.get(demand)
+        for other in carrying[1:]:
+            if alike is not None and self.carrier.carried(other.value, other.layout).state not in (alike, State.CONST):
+                raise Refused(f"a weight that reads it is a product whose second factor is no longer {alike.value} ({place})")
+        if effect.divide and carrying[:1] == [effect.right]:
+            raise Refused(f"a weight that reads it is divided by in {place}")
+        passed_on = [side.value for side in carrying[:1]]
+        if effect.bias is None:
+            return passed_on
+        if demand != "free" and not (passed_on and self.places.carries(effect.bias)):
+            raise Refused(f"a weight that reads it is added to something that does not grow ({place})")
+        return passed_on + [effect.bias] * self.places.carries(effect.bias)
+
+    def reads_with(self, value: int) -> bool:
+        """Whether a constant becomes a weight that reads the volume; otherwise it is an activation that depends on no input."""
+        todo = [value]
+        while todo:
+            value = todo.pop()
+            for index in self.carrier.users(value):
+                effect = self.reading.effects[index]
+                if isinstance(effect, Contract) and value in (effect.left.value, effect.right.value):
+                    weight = weight_of(self.reading, effect)
+                    if weight is not None and weight.value == value and self.places.axes(weight.layout) & effect.contracted:
+                        return True
+                outputs = self.reading.trace.ops[index].outputs
+                if self.places.carries(value) and all(self.reading.constant[output] for output in outputs):
+                    todo.extend(outputs)
+        return False
+
+    def multiple_of(self, value: int) -> tuple[str, float] | None:
+        """The tensor of which a value is a multiple, and the number that is added to it first (1 + w); if any."""
+        offset = 0.0
+        while not self.reading.trace.values[value].name:
+            op = self.carrier.maker(value)
+            match None if op is None else self.reading.effects[op.index]:
+                case Move(inputs=(source,)):
+                    value = source
+                case Scale(input=source) if not offset:
+                    value = source
+                case Shift(input=source, constant=constant) if not offset:
+                    value, offset = source, constant
+                case _:
+                    return None
+        return self.reading.trace.values[value].name, offset
+
+    def check_uses(self) -> None:
+        """A tensor whose columns are chosen to suit its readers must be used for nothing else."""
+        for tensor in {tensor for tensor, _ in self.carrier.verdict.readers}:
+            todo = [self.places.anatomy.held[tensor]]
+            while todo:
+                for index in self.carrier.users(todo.pop()):
+                    op = self.reading.trace.ops[index]
+                    if (tensor, index) in self.read_at or not all(self.reading.constant[output] for output in op.outputs):
+                        continue
+                    if index not in self.passed and not isinstance(self.reading.effects[index], Move):
+                        raise Refused(f"{op.name} goes over all of {tensor}, which reads it ({op.module or 'the model'})")
+                    todo.extend(op.outputs)
+
+    def measured(self, weight: Operand, w: Carried) -> None:
+        """Buffers measure a weight by what it does to vectors (a spectral norm): new rows and columns must be zero.
+
+        The buffers follow the weight while the model trains, so that their own new entries can't hide those of the weight.
+        """
+        place = self.carrier.op.module.partition(".parametrizations.")[0] or "the model"
+        keys = self.places.slots_in(weight.layout)
+        if all("writes" in self.places.volume.births.roles.get(key, ()) for key in keys):
+            if w.state is not State.ZERO:
+                raise Refused(
+                    f"the spectral norm of {place} would change with the new rows of its weight, unless they are zero "
+                    "(NetMorph(zero='writers'))"
+                )
+            return
+        if self.carrier.start is not State.ANY:
+            raise Refused(
+                f"the spectral norm of {place} would change with the new columns of its weight, unless they are zero "
+                "(NetMorph()); with zero writers too, new units would never learn"
+            )
+        self.read(weight.value, "zero")
+        for key in keys:
+            self.carrier.demand(key, "zero")

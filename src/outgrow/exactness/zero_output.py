@@ -1,0 +1,329 @@
+"""Make a network output zero with dense weights: the paper's zero initialisation (§4.3), on any traced module.
+
+    y = V σ(W x),   units l and r of the hidden volume equal (W_l = W_r),   V_r = −V_l   ⇒   y = 0,
+
+and yet both halves get a gradient: ∂y/∂V is σ(W x), and ∂y/∂W goes through ±V. The output is followed back through what keeps
+zero at zero (a sum of zeros, ReLU, a gate, pooling) to the last weights that read a hidden volume, whose units are then paired.
+An odd unit is read by a zero column.
+
+A branch that ends in a norm is another matter. A norm behind paired weights blows the first tiny output up to unit variance:
+exact at growth, and the loss explodes one step later. There γ = β = 0 by default, and the layers before it stay as they are;
+`literal` pairs the weights instead, as the paper has it (behind batch norm, or what multiplies by a statistic: RMS norm).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from outgrow.analysis.analyse import dissect
+from outgrow.analysis.effects import Contract, Ignore, Map, Mix, Move, Normalise, PerUnit, Power, Reduce, Scale, Shift, Sum
+from outgrow.analysis.labels import Labels
+from outgrow.analysis.roles import READS, weight_of
+from outgrow.analysis.slot_positions import irregular, slot_ids, unit_runs
+from outgrow.analysis.volumes import Anatomy, Volume
+from outgrow.errors import MethodError, Problem
+from outgrow.exactness.stuck_at_zero import slope_at_zero
+from outgrow.growth_plan.module_starts import Fill, Repeats, Write, Zeros
+from outgrow.model.checks import check_model
+from outgrow.model.example import Example
+from outgrow.model.sandbox import random_state, tensors_of
+from outgrow.verify.outputs import run
+from outgrow.wrong_arguments import usage
+
+M = TypeVar("M", bound=nn.Module)
+ROUNDING = 1e4  # units in the last place of what the module put out before
+
+
+class NotZero(Exception):
+    """Raised inside a search for what to set to zero; becomes the reason of a refusal."""
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Units of a volume made equal two by two, and read with opposite signs by one tensor."""
+
+    volume: Volume = field(repr=False)
+    reader: tuple[str, int]  # tensor, axis
+
+
+@dataclass(frozen=True)
+class Zeroing:
+    """What makes an output zero: pairings, tensors filled with a number (zero, mostly), and columns of zeros.
+
+    Columns are (tensor, axis, positions).
+    """
+
+    pairings: tuple[Pairing, ...]
+    fills: tuple[tuple[str, float], ...]
+    columns: tuple[tuple[str, int, tuple[int, ...]], ...] = ()
+
+
+class Search:
+    """Follows an output back to what must be paired or set to zero.
+
+    literal: pair weights before a batch norm too. pairs: or else the last weights become zero (NetMorph's rule).
+    """
+
+    def __init__(self, anatomy: Anatomy, literal: bool = False, pairs: bool = True) -> None:
+        self.anatomy, self.literal, self.pairs = anatomy, literal, pairs
+        self.reading = anatomy.reading
+        self.pairings: list[Pairing] = []
+        self.fills: list[tuple[str, float]] = []
+        self.columns: list[tuple[str, int, tuple[int, ...]]] = []
+
+    def found(self) -> Zeroing:
+        return Zeroing(tuple(self.pairings), tuple(dict.fromkeys(self.fills)), tuple(self.columns))
+
+    def zero(self, value: int) -> None:
+        """Make a value zero."""
+        name = self.reading.trace.values[value].name
+        if name in self.anatomy.buffers:
+            raise NotZero(f"it adds a fixed table ({name})")
+        if name:
+            return self.fills.append((name, 0.0))
+        if self.reading.zeros[value]:
+            return None
+        if self.reading.uniform[value] and value not in self.anatomy.maker:
+            raise NotZero("it adds a constant")
+        if value not in self.anatomy.maker:
+            raise NotZero("it needs two layers before its output: its input reaches the output through one at most")
+        op = self.anatomy.maker[value]
+        effect = self.reading.effects[op.index]
+        place = op.module or "the model"
+        match effect:
+            case Move():
+                for source in effect.inputs:
+                    self.zero(source)
+            case Scale():
+                self.zero(effect.input)
+            case Map(zero=True, inputs=(source,)):
+                if not slope_at_zero(op):
+                    raise NotZero(f"it ends in {op.name}, whose slope at zero is zero: nothing before it would learn ({place})")
+                self.zero(source)
+            case Sum():
+                for side in effect.inputs:
+                    self.zero(side.value)
+            case Reduce(how="sum" | "mean" | "extreme"):
+                self.zero(effect.input)
+            case Contract():
+                self._product(effect, place)
+            case PerUnit(scales=(_, *_), shifts=()):
+                self.zero(effect.input)
+            case PerUnit():
+                self._batch_norm(effect, place)
+            case Normalise():
+                if effect.gamma is None or effect.beta is None:
+                    raise NotZero(f"it ends in a norm without weights ({place})")
+                self.zero(effect.gamma.value)
+                self.zero(effect.beta.value)
+            case Shift() if name := self.reading.trace.values[self._source(effect.input)].name:  # norms that use 1 + γ
+                self.fills.append((name, -effect.constant))
+            case Ignore() | Mix():
+                raise NotZero(f"it ends in {op.name}, through which zeros are not followed ({place})")
+            case _:
+                raise NotZero(f"it ends in {op.name}, which is not zero at zero ({place})")
+
+    def _batch_norm(self, effect: PerUnit, place: str) -> None:
+        """Of batch norm and instance norm."""
+        names = [
+            [self.reading.trace.values[self._source(value)].name for value in side] for side in (effect.scales, effect.shifts)
+        ]
+        learnt = [[name for name in side if name and name not in self.anatomy.buffers] for side in names]
+        if self.literal:
+            self.zero(effect.input)
+            self.fills += [(name, 0.0) for name in names[1] if name]
+        elif all(learnt):
+            self.fills += [(name, 0.0) for side in learnt for name in side]
+        else:
+            raise NotZero(f"it ends in a norm without weights ({place})")
+
+    def _product(self, effect: Contract, place: str) -> None:
+        weight = weight_of(self.reading, effect)
+        one, other = effect.left.value, effect.right.value
+        layout = () if weight is None else weight.layout
+        columns = [block.labels for block in layout if set(block.axes) & effect.contracted]
+        keys = {key for labels in columns for key in self.anatomy.born(labels)}
+        if keys:
+            for key in keys:
+                if self.pairs:
+                    self._pair(key, columns, place)
+                else:
+                    self.fills.append((key[0], 0.0))
+        elif weight is None and not self.literal and self._normalises(effect):
+            raise NotZero(f"it ends in a norm without weights ({place})")
+        elif effect.divide:
+            self.zero(one)
+        elif weight is None:  # two activations: a gate, or attention without a projection behind it
+            self._either(one, other)
+        else:  # a factor a unit, or a layer that reads a single channel, as depthwise convolutions do
+            data = other if weight is effect.left else one
+            maker = self.anatomy.maker.get(self._source(data))
+            made = None if maker is None or self.literal else self.reading.effects[maker.index]
+            order = (weight.value, data) if isinstance(made, Contract) and self._normalises(made) else (data, weight.value)
+            self._either(*order)
+        if effect.bias is not None:
+            self.zero(effect.bias)
+
+    def _normalises(self, effect: Contract) -> bool:
+        """Whether a product is x times a statistic, as in RMS norms."""
+        return not effect.contracted and any(self._statistic(side.value) for side in (effect.left, effect.right))
+
+    def _statistic(self, value: int) -> bool:
+        """Whether a value is made of a mean, a sum or the like by functions of single numbers."""
+        while value in self.anatomy.maker:
+            match self.reading.effects[self.anatomy.maker[value].index]:
+                case Reduce():
+                    return True
+                case Move(inputs=(source,)) | Map(inputs=(source,)):
+                    value = source
+                case Power(input=source) | Scale(input=source) | Shift(input=source):
+                    value = source
+                case _:
+                    break
+        return False
+
+    def _source(self, value: int) -> int:
+        """Where a value comes from that was only moved about."""
+        while value in self.anatomy.maker:
+            match self.reading.effects[self.anatomy.maker[value].index]:
+                case Move(inputs=(source,)):
+                    value = source
+                case _:
+                    break
+        return value
+
+    def _either(self, one: int, other: int) -> None:
+        before = len(self.pairings), len(self.fills), len(self.columns)
+        try:
+            self.zero(one)
+        except NotZero:
+            del self.pairings[before[0] :], self.fills[before[1] :], self.columns[before[2] :]
+            self.zero(other)
+
+    def _pair(self, key: tuple[str, int], columns: list[Labels], place: str) -> None:
+        """Pair all that a weight reads along an axis: volumes with many units first; columns that are left become zero."""
+        origin = self.anatomy.origin[key]
+        flat = np.concatenate([labels.ravel() for labels in columns])
+        left = set((flat[(flat >= origin.start) & (flat < origin.start + origin.size)] - origin.start).tolist())
+        read = len(left)
+        for volume in sorted(self.anatomy.volumes, key=lambda volume: -volume.count):
+            if volume.pinned or volume.count < 2:
+                continue
+            here = {position for slot in volume.slots if (slot.tensor, slot.axis) == key for position in slot.positions}
+            if here and here <= left and irregular(self.anatomy, volume) is None:
+                self.pairings.append(Pairing(volume, key))
+                left -= here
+        if 2 * len(left) > read:
+            raise NotZero(f"it needs two layers before its output: {place} reads nothing that could be paired")
+        if left:
+            self.columns.append((*key, tuple(sorted(left))))
+
+
+def resolved(anatomy: Anatomy, zeroing: Zeroing, seed: int | None = None) -> tuple[Write, ...]:
+    """The zeros and the pairs as positions of tensors, in the order in which they are written.
+
+    seed: decides which unit of a pair is made like the other; two copies of a block should not start alike. Without one it is
+    the second.
+    """
+    rng = None if seed is None else np.random.default_rng(seed)
+    writes: list[Write] = [Fill(name, value) for name, value in zeroing.fills]
+    writes += [Zeros(name, axis, positions) for name, axis, positions in zeroing.columns]
+    for pairing in zeroing.pairings:
+        volume = pairing.volume
+        swapped = np.zeros(volume.count // 2, bool) if rng is None else rng.random(volume.count // 2) < 0.5
+        for slot in volume.slots:
+            if slot.role == READS and (slot.tensor, slot.axis) != pairing.reader:
+                continue
+            table = unit_runs(slot_ids(anatomy, volume, slot), volume.count)  # (run, unit, offset)
+            even, odd, rest = table[:, 0 : volume.count - 1 : 2], table[:, 1::2], table[:, volume.count - volume.count % 2 :]
+            kept, made = (np.where(swapped[None, :, None], *sides) for sides in ((odd, even), (even, odd)))
+            sign = -1.0 if (slot.tensor, slot.axis) == pairing.reader else 1.0
+            writes.append(Repeats(slot.tensor, slot.axis, _flat(made), _flat(kept), sign))
+            if sign < 0 and rest.size:
+                writes.append(Zeros(slot.tensor, slot.axis, _flat(rest)))
+    return tuple(writes)
+
+
+def _flat(positions: Labels) -> tuple[int, ...]:
+    return tuple(positions.reshape(-1).tolist())
+
+
+@torch.no_grad()
+def write(module: nn.Module, writes: Sequence[Write]) -> None:
+    """Write zeros and pairs into the tensors of a module."""
+    tensors = tensors_of(module)
+    for one in writes:
+        tensor = tensors[one.tensor]
+        match one:
+            case Fill():
+                tensor.fill_(one.value)
+            case Zeros():
+                tensor.index_fill_(one.axis, _index(one.at, tensor), 0.0)
+            case Repeats():
+                values = tensor.index_select(one.axis, _index(one.source, tensor)) * one.sign
+                tensor.index_copy_(one.axis, _index(one.to, tensor), values)
+
+
+def _index(positions: Sequence[int], like: Tensor) -> Tensor:
+    return torch.tensor(positions, dtype=torch.int64, device=like.device)
+
+
+def magnitude(module: nn.Module, example: Example) -> Iterator[float]:
+    """The largest output in eval mode and, where it runs, in train mode."""
+    outputs = run(module, example)
+    for tensors in (outputs.evaluated, outputs.trained):
+        yield max((float(t.abs().max()) for t in tensors or () if t.numel()), default=0.0)
+
+
+@usage("outgrow.zero_init(module, example)")
+def zero_init(module: M, example: Example, *, literal: bool = False) -> M:
+    """Give a module weights with which it outputs zero, up to rounding, while they stay dense and learn. Returns the module.
+
+    Args:
+        module: any module whose output has two layers or more before it; it is changed in place.
+        example: a tensor, a tuple of arguments, or a dict of keyword arguments.
+        literal: pair the weights before a batch norm at the end too, as the paper does; see `docs/transforms.md` for why not.
+
+    Raises MethodError, and leaves the module as it was, if there is no such choice of weights.
+
+    Example:
+        >>> branch = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+        >>> x = torch.randn(3, 4)
+        >>> bool(zero_init(branch, x)(x).abs().max() < 1e-6), int((branch[2].weight == 0).sum())
+        (True, 0)
+    """
+    check_model(module)
+    with random_state():
+        anatomy = dissect(module, example)
+        before = list(magnitude(module, example))
+        saved = copy.deepcopy({name: tensor.detach() for name, tensor in tensors_of(module).items()})
+        try:
+            search = Search(anatomy, literal)
+            for output in anatomy.reading.trace.outputs:
+                search.zero(output)
+            write(module, resolved(anatomy, search.found()))
+            after = list(magnitude(module, example))
+            eps = max(torch.finfo(t.dtype).eps for t in tensors_of(module).values() if t.is_floating_point())
+            if any(now > ROUNDING * eps * max(was, 1.0) for now, was in zip(after, before, strict=True)):
+                raise NotZero(f"its output stays at {max(after):.1e} (it was {max(before):.1e})")
+        except NotZero as reason:
+            _put_back(module, saved)
+            problem = Problem("", str(reason), "")
+            raise MethodError("the module can't be made to output zero with weights that learn", [problem]) from None
+        except BaseException:
+            _put_back(module, saved)
+            raise
+    return module
+
+
+@torch.no_grad()
+def _put_back(module: nn.Module, saved: dict[str, Tensor]) -> None:
+    for name, tensor in tensors_of(module).items():
+        tensor.copy_(saved[name])

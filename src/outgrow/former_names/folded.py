@@ -1,0 +1,3 @@
+"""Former place of what these lines import."""
+
+from outgrow.modules.fold import Fold as Fold

@@ -1,0 +1,1 @@
+"""Former place of what these files import."""

@@ -1,0 +1,1 @@
+"""Growth inside other libraries' training loops."""

@@ -1,0 +1,1 @@
+"""Growth inside Lightning's training loop."""

@@ -1,0 +1,45 @@
+"""Read a checkpoint of Lightning's, or say in a sentence what the file is instead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.serialization import get_unsafe_globals_in_checkpoint
+
+from outgrow.errors import CheckpointError
+from outgrow.saving.atomic_write import check_path
+
+
+def read_checkpoint(path: Any, weights_only: bool, call: str) -> dict[str, Any]:
+    """What a file holds; CheckpointError if it is damaged, could run code, or is no checkpoint. call: how it is loaded."""
+    check_path(path, call)
+    if os.path.isdir(path):
+        raise CheckpointError(f"{path} is a folder: name the .ckpt file in it, e.g. {call}")
+    if not os.path.isfile(path):
+        raise CheckpointError(f"{path}: there is no such file")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=weights_only)
+    except Exception as error:
+        strange = _strange(path)
+        if weights_only and strange:
+            raise CheckpointError(
+                f"{path} holds objects of {', '.join(strange)}, which could run code when they are read. If you trust it, "
+                "outgrow.lightning.load(module, path, weights_only=False) reads it; or list harmless types by "
+                "torch.serialization.add_safe_globals"
+            ) from error
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+        raise CheckpointError(f"{path} is damaged, or no checkpoint ({reason}): use an earlier copy of the file") from error
+    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), Mapping):
+        raise CheckpointError(f"{path} is no checkpoint of Lightning's: it has no state_dict")
+    return checkpoint
+
+
+def _strange(path: Any) -> list[str]:
+    """Types in a file that are not read by `weights_only=True`; none if the file can't be read at all."""
+    try:
+        return sorted(get_unsafe_globals_in_checkpoint(path))
+    except Exception:
+        return []

@@ -1,0 +1,275 @@
+"""Growth in the Transformers Trainer: a callback.
+
+    trainer = transformers.Trainer(model=…, args=…, callbacks=[outgrow.transformers.Grow(schedule, example)])
+    trainer.train()                                # or
+    trainer.train(resume_from_checkpoint=True)     # from the small model again, bit for bit
+
+What comes when, in the Trainer:
+
+    optimizer, scheduler → on_step_end → log, evaluate, save          each optimizer step
+    on_epoch_end → log, evaluate → on_evaluate → save                 each epoch
+
+A growth at a step happens in on_step_end; one at an epoch in on_epoch_end, or in on_evaluate where that follows, since rules
+look at what was measured. So it always comes before the save, and a checkpoint holds the grown model. The Trainer's files stay
+its own; `outgrow.pt` is written beside them, last (see `training.beside`), and read before the weights are. For both a callback
+comes too late: the callback puts its own function before `_load_from_checkpoint`, and after the writing of trainer_state.json.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from outgrow.distributed.fsdp import is_sharded
+from outgrow.errors import CheckpointError, GrowthError, MissingError, ScheduleError
+from outgrow.integrations.growth_file import fit_to_checkpoint, read_beside, write_beside
+from outgrow.model.example import Example
+from outgrow.model.journal import Journal
+from outgrow.model.unwrap import as_list, bare
+from outgrow.modules.fade_warnings import warn_at_the_end
+from outgrow.modules.gates import gates_of
+from outgrow.optimizers.wrappers import unwrapped as bare_optimizers
+from outgrow.runs.growth_log import check_sinks
+from outgrow.runs.input_checks import check_check
+from outgrow.runs.run import Run, schedule_of
+from outgrow.runs.schedule import At, Schedule, When
+from outgrow.saving.atomic_write import Path
+from outgrow.saving.param_groups import names_in
+from outgrow.wrong_arguments import usage
+
+try:
+    import transformers
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+except ImportError as error:
+    raise MissingError(
+        f"outgrow.transformers needs the Transformers library: pip install outgrow[transformers] ({error})"
+    ) from error
+
+
+@usage("outgrow.transformers.Grow(schedule, example)")
+class Grow(transformers.TrainerCallback):
+    """Grow the model of a `transformers.Trainer` on the way, by a schedule.
+
+    Args:
+        schedule: an `outgrow.Schedule`, a list of events, or a file that holds one; its steps are the Trainer's `global_step`.
+            Rules look at the metrics of an epoch's evaluation, e.g. `outgrow.plateau("eval_loss")`.
+        example: what the model can be run on: a dict of keyword arguments (a batch), or a tensor.
+        seed: for the free values of growths.
+        check: compare old and new outputs at each growth: True (brief where it was rehearsed), "full" or False, as for
+            `outgrow.Run`.
+        log: where else each growth is told, as for `outgrow.Run`; the Trainer's own log has it.
+
+    `grow.run` is the `outgrow.Run` once training has begun. With `load_best_model_at_end` the best model is sought anew after
+    each growth, since a grown model can't load a smaller one.
+
+    Example:
+        >>> import outgrow
+        >>> callback = Grow([outgrow.At(epoch=2, grow=[outgrow.Widen("*.mlp.*", factor=1.5)])], {"input_ids": [[1, 2]]})
+        >>> print(callback.schedule)
+        epoch 2: Widen '*.mlp.*' × 1.5
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule | Sequence[At | When] | Path,
+        example: Example,
+        *,
+        seed: int = 0,
+        check: bool | str = True,
+        log: Any = None,
+    ) -> None:
+        check_check(check)
+        self.schedule = schedule_of(schedule)
+        self.example, self.seed, self.check, self.log = example, seed, check, as_list(log)
+        check_sinks(self.log)
+        self.run: Run | None = None
+        self._trainer: Any = None
+        self._saved: dict[str, Any] | None = None  # of the checkpoint that training goes on from
+        self._measured: dict[str, float] = {}
+        self._waits, self._evaluations = False, 0  # for the evaluation of an epoch that has ended
+        self._losses: Tensor | None = None  # what the Trainer had gathered when this step began
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """Be there when a checkpoint is loaded: no callback is asked before that, and none is told from where."""
+        trainer = self._trainer = _caller()
+        load = trainer._load_from_checkpoint
+
+        def after_ours(resume_from_checkpoint: str, model: Any = None, *rest: Any) -> Any:
+            self._restore(resume_from_checkpoint, trainer.model if model is None else model)
+            return load(resume_from_checkpoint, model, *rest)
+
+        trainer._load_from_checkpoint = after_ours
+
+    def on_train_begin(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        model: Any = None,
+        optimizer: Any = None,
+        lr_scheduler: Any = None,
+        **parts: Any,
+    ) -> None:
+        """Check everything, and be where the checkpoint was."""
+        missed, self._trainer = self._trainer is None, _caller()
+        _check_trainer(self._trainer, model)
+        saved, self._saved = self._saved, None
+        if state.global_step and saved is None:
+            how = "Trainer(callbacks=[…])" if missed else "trainer.train(resume_from_checkpoint=…)"
+            raise CheckpointError(
+                f"training goes on at step {state.global_step:,}, but its growth history was not read: use {how}"
+            )
+        run = Run(
+            model,
+            self.example,
+            optimizer,
+            self.schedule,
+            lr_scheduler,
+            seed=self.seed,
+            check=self.check,
+            log=[*self.log, self._tell],
+            quiet=True,
+            position=None if saved is None else saved["run"],
+        )
+        if saved is not None:
+            groups = [names_in(one, model) for one in bare_optimizers([optimizer])]
+            if groups != saved["groups"]:
+                raise CheckpointError("the optimizer's groups do not hold what the saved one's held: make it as before")
+            run.go_to(saved["run"])
+        _check_rules(run, args)
+        self.run = run
+        state.save_to_json = partial(_write_with_ours, state.save_to_json, run)
+        _wait_for_ranks(self._trainer)
+        self._waits, self._measured, self._evaluations = False, {}, 0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        losses = getattr(self._trainer, "_tr_loss", None)
+        self._losses = losses.clone() if isinstance(losses, Tensor) else None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        loss = None if self._losses is None else self._trainer._tr_loss - self._losses
+        self._note(self._running.step(loss), args, state)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """A checkpoint of an epoch's last step was written before that epoch's end, which the Trainer then leaves out."""
+        if not self._epoch_due(state):
+            return
+        if any(isinstance(event, When) for event in self._running.ahead):
+            self._waits = True
+            self._trainer.evaluate()
+        else:
+            self._epoch(args, state)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        if self._epoch_due(state):
+            self._waits = control.should_evaluate
+            if not self._waits:
+                self._epoch(args, state)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **parts: Any) -> None:
+        if not self._waits:
+            return
+        self._measured.update({name: value for name, value in (metrics or {}).items() if isinstance(value, (int, float))})
+        self._evaluations += 1
+        data = self._trainer.eval_dataset
+        if self._evaluations >= (len(data) if isinstance(data, dict) else 1):  # each of several is told by itself
+            self._epoch(args, state)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **parts: Any) -> None:
+        self._running.tell()  # of a growth that no loss was logged after
+        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            self._restore(state.best_model_checkpoint, model)  # its weights are loaded; fades stand where they stood then
+            self._saved = None
+        warn_at_the_end(gates_of(bare(model)).values())
+
+    @property
+    def _running(self) -> Run:
+        if self.run is None:
+            raise GrowthError("training has not begun: add outgrow.transformers.Grow before trainer.train()")
+        return self.run
+
+    def _restore(self, folder: str, model: Any) -> None:
+        """Give the small model, and an optimizer that was given, the shapes of a checkpoint that is loaded next."""
+        saved, given = read_beside(folder), self._trainer.optimizer
+        with Journal() as journal:
+            fit_to_checkpoint(model, [] if given is None else [given], saved, journal)
+        self._saved = saved
+
+    def _epoch_due(self, state: Any) -> bool:
+        return self._running.epochs < int(state.epoch or 0)
+
+    def _epoch(self, args: Any, state: Any) -> None:
+        measured, self._measured, self._waits, self._evaluations = self._measured, {}, False, 0
+        self._note(self._running.epoch(measured), args, state)
+
+    def _note(self, growth: Any, args: Any, state: Any) -> None:
+        if growth is not None and args.load_best_model_at_end:
+            state.best_metric = state.best_model_checkpoint = state.best_global_step = None
+
+    def _tell(self, record: Any) -> None:
+        """Put a growth's numbers into the Trainer's log, which shows them; not in place of the log that is due."""
+        due = self._trainer.control.should_log
+        self._trainer.log(record.as_metrics())
+        self._trainer.control.should_log = due
+
+
+def _caller() -> Any:
+    """The Trainer that calls back: it does not tell its callbacks of itself."""
+    frame = sys._getframe(1)
+    while frame is not None and not isinstance(frame.f_locals.get("self"), transformers.Trainer):
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is None:
+        raise GrowthError("outgrow.transformers.Grow is a callback of transformers.Trainer: pass it as Trainer(callbacks=[…])")
+    return frame.f_locals["self"]
+
+
+def _write_with_ours(write: Callable[[str], None], run: Run, json_path: str) -> None:
+    """Write the Trainer's state, the last of its files in a checkpoint, and then ours: older ones are deleted after that."""
+    folder = os.path.dirname(json_path)
+    if not os.path.basename(folder).startswith(f"{PREFIX_CHECKPOINT_DIR}-"):
+        write(json_path)
+        return
+    run.tell()  # of a growth that is not in the log yet
+    write(json_path)
+    write_beside(folder, run, last=True)
+
+
+def _wait_for_ranks(trainer: Any) -> None:
+    """Each rank writes its random state by itself: ours is the last file only if it waits for them."""
+    write = trainer._save_rng_state
+    if trainer.args.world_size == 1 or isinstance(write, partial):
+        return
+
+    def write_and_wait(write: Callable[[str], None], output_dir: str) -> None:
+        write(output_dir)
+        trainer.accelerator.wait_for_everyone()
+
+    trainer._save_rng_state = partial(write_and_wait, write)
+
+
+def _check_trainer(trainer: Any, model: Any) -> None:
+    """Refuse what keeps a copy or a wrapper of the model that would not follow. DistributedDataParallel does."""
+    wrapper = trainer.model_wrapped
+    plain = bare(wrapper) is bare(model) or isinstance(wrapper, nn.DataParallel)
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or not plain or is_sharded(model):
+        raise GrowthError(
+            "the Trainer shares its model out among several processes, and would not see new parameters: train by plain "
+            "DistributedDataParallel (torchrun, without fsdp or deepspeed), or write the loop yourself with outgrow.Run and "
+            "outgrow.shard"
+        )
+    if type(model).__module__.partition(".")[0] == "peft":
+        raise GrowthError("adapters of PEFT hold the sizes of their model: merge them first, model.merge_and_unload()")
+
+
+def _check_rules(run: Run, args: Any) -> None:
+    rules = [event for event in run.ahead if isinstance(event, When)]
+    if rules and (args.eval_strategy != transformers.trainer_utils.IntervalStrategy.EPOCH or args.eval_delay):
+        raise ScheduleError(
+            f"the schedule waits for {rules[0].time!r}, which looks at what each epoch measured: "
+            "write TrainingArguments(eval_strategy='epoch'), without eval_delay"
+        )

@@ -1,0 +1,60 @@
+"""The methods by name. "auto" tries them in this order and takes the first that is exact on the path."""
+
+from __future__ import annotations
+
+from outgrow.errors import MethodError
+from outgrow.methods.base import REGISTERED, Method
+from outgrow.methods.checks import check_method
+from outgrow.methods.faded import Faded
+from outgrow.methods.mean_fill import MeanFill
+from outgrow.methods.net2net import Net2Net
+from outgrow.methods.netmorph import NetMorph, RandomPad
+from outgrow.methods.r2r import R2R
+
+AUTO: tuple[Method, ...] = (R2R(), NetMorph(), MeanFill(), NetMorph(zero="writers"), Net2Net())
+BY_NAME: dict[str, tuple[Method, ...]] = {
+    "auto": AUTO,
+    "r2r": (R2R(),),
+    "net2net": (Net2Net(),),
+    "netmorph": (NetMorph(), NetMorph(zero="writers")),
+    "mean": (MeanFill(),),
+    "random": (RandomPad(),),
+}
+
+
+def by_name() -> dict[str, tuple[Method, ...]]:
+    """All methods that have a name: those of the package, and those that `outgrow.register_method` was given."""
+    return {**BY_NAME, **{name: (kind(),) for name, kind in REGISTERED.items()}}
+
+
+def candidates(method: str | Method, fade: int | None = None) -> tuple[Method, ...]:
+    """The methods to try, in order, for what a user asked for."""
+    if fade is not None:
+        return _faded(method, fade)
+    if isinstance(method, Method):
+        check_method(method)
+        return (method,)
+    known = by_name()
+    if isinstance(method, str) and method in known:
+        return known[method]
+    names = ", ".join(repr(name) for name in known)
+    raise MethodError(
+        f"there is no method {method!r}: write one of {names}, or an instance such as outgrow.R2R(init='he'); "
+        "outgrow.register_method gives a method of your own a name"
+    )
+
+
+def _faded(method: str | Method, steps: int) -> tuple[Method, ...]:
+    """What is exact only because it fades in, or, where that is illegal, what is exact without."""
+    if method == "auto":
+        return (Faded(steps=steps), MeanFill(), NetMorph(zero="writers"), Net2Net())
+    if method in ("random", "netmorph"):
+        return (Faded(steps=steps),)
+    if isinstance(method, RandomPad) or (isinstance(method, NetMorph) and method.zero == "readers"):
+        return (Faded(steps=steps, init=method.init, scale=method.scale, noise=method.noise),)
+    (first, *_) = candidates(method)
+    reason = "is exact without a fade" if first.exact else "can't be faded in"
+    raise MethodError(f"{first.name} {reason}: leave fade= out, or write method='random' (the default with fade=)")
+
+
+__all__ = ["AUTO", "BY_NAME", "R2R", "MeanFill", "Method", "Net2Net", "NetMorph", "RandomPad", "by_name", "candidates"]

@@ -1,0 +1,63 @@
+"""The folded residual (the paper's §4.2 and its appendix): a skip from a volume that was widened alone to one that was not.
+
+If x^ℓ alone is widened, x̄ = [x; x_L; x_R] with x_L = x_R, a skip that was the identity becomes
+
+    r̄(x̄) = r(x) + r(x_L) − r(x_R) = r(x),
+
+which is applied again when the volume is widened again. Where the volume at the skip's end is the wider one, r fills it up with
+zeros. x_L and x_R need not have as many channels as x: fewer are filled up with zeros, more go round again.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from outgrow.wrong_arguments import usage
+
+
+@usage("outgrow.Fold(16)")
+class Fold(nn.Module):
+    """r: takes what x̄ keeps of x to its old channels, and adds x_L − x_R. It has no parameters.
+
+    Args:
+        size: channels on both sides, before any of them is widened: r is then the identity.
+        dim: the axis of the channels.
+
+    Attributes:
+        keep: ranges of x, each (first channel of x̄, first channel of the result, count).
+        pairs: ranges of x_L and x_R, each (first of x_L, first of x_R, first channel of the result, count).
+        outputs: channels of the result.
+
+    Example:
+        >>> import torch
+        >>> fold = Fold(2)
+        >>> fold.pairs = ((2, 3, 0, 1),)
+        >>> fold(torch.tensor([[1.0, 2.0, 7.0, 4.0]]))
+        tensor([[4., 2.]])
+    """
+
+    def __init__(self, size: int, dim: int = 1) -> None:
+        super().__init__()
+        self.dim, self.outputs = dim, size
+        self.keep: tuple[tuple[int, int, int], ...] = ((0, 0, size),)
+        self.pairs: tuple[tuple[int, int, int, int], ...] = ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [self._place(x.narrow(self.dim, start, count), at) for start, at, count in self.keep]
+        for left, right, at, count in self.pairs:
+            difference = x.narrow(self.dim, left, count) - x.narrow(self.dim, right, count)
+            parts.append(self._place(difference, at))
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+    def _place(self, part: Tensor, at: int) -> Tensor:
+        """Zeros on both sides, so that the part begins at channel `at` of the result."""
+        behind = self.outputs - at - part.shape[self.dim]
+        if not at and not behind:
+            return part
+        return nn.functional.pad(part, [0, 0] * (part.ndim - 1 - self.dim) + [at, behind])
+
+    def extra_repr(self) -> str:
+        return f"outputs={self.outputs}, keep={self.keep}, pairs={self.pairs}, dim={self.dim}"

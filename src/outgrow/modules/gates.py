@@ -1,0 +1,296 @@
+"""Fade-in of blocks: new ones behind a gate that goes from 0 to 1 over some optimizer steps, and is then gone.
+
+    branch:      y → λ·y            a copied block starts as the identity and ends as itself
+    activation:  x → (1 − λ)·x + λ·ψ(x)    NetMorph's P-activation: any ψ is legal where it is inserted
+
+At λ = 0 the growth is exact whatever is behind the gate; there is no jump later, since λ moves by 1/steps at a time. A gate
+advances when an optimizer that holds parameters of its block has made a step. It is no part of the state dict: `outgrow.save`
+writes where each gate stands, and `outgrow.load` puts it back.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from types import FrameType
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from outgrow.errors import MethodError, SizeError
+from outgrow.model.other_optimizers import held_parameters
+from outgrow.modules.fade_warnings import remind, stop_reminding
+from outgrow.wrong_arguments import usage
+
+
+class Gate:
+    """A number λ from 0 to 1 that optimizer steps move. A copy of a model has gates of its own, which its own steps move."""
+
+    def __init__(self, owner: nn.Module, steps: int, done: int = 0) -> None:
+        self.owner, self.steps, self.done = owner, steps, done
+        self.level = torch.tensor(done / steps)  # a tensor, so that a compiled model need not be compiled again
+        self.held: list[nn.Module] = []  # modules whose outputs it holds back
+        self.clock: nn.Parameter | None = None  # of the owner or, if it learns nothing, of the model around it
+        CLOCK.watch(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        CLOCK.watch(self)
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+        if isinstance(output, tuple):  # attention puts out its weights too
+            return (output[0] * self.level.to(output[0]), *output[1:])
+        return output * self.level.to(output)
+
+    def moves_with(self, held: AbstractSet[int]) -> bool:
+        """Whether it goes on when an optimizer that holds these parameters makes a step."""
+        clock = next(self.owner.parameters(), None) if self.clock is None else self.clock
+        return id(clock) in held
+
+    def go_by(self, model: nn.Module) -> None:
+        """Go by the steps of who trains the owner; if nobody does, since it is frozen or has no parameters, the model."""
+        own = [p for p in self.owner.parameters() if p.requires_grad]
+        self.clock = next((p for p in (*own, *model.parameters()) if p.requires_grad), None)
+
+    def advance(self) -> None:
+        """One step on; at the end the gate goes away."""
+        self.done += 1
+        self.level.fill_(min(self.done / self.steps, 1.0))
+        if self.done >= self.steps:
+            self.open()
+
+    def attach(self, module: nn.Module) -> None:
+        """Hold a module's output back."""
+        module.register_forward_hook(self)
+        self.held.append(module)
+        remind(module)
+
+    def open(self) -> None:
+        for module in self.held:
+            for key in [key for key, hook in module._forward_hooks.items() if hook is self]:
+                del module._forward_hooks[key]
+            if not any(isinstance(hook, Gate) for hook in module._forward_hooks.values()):
+                stop_reminding(module)
+
+
+@usage("outgrow.PActivation(torch.nn.Tanh(), steps=100)")
+class PActivation(nn.Module):
+    """(1 − λ)·x + λ·ψ(x), with λ going from 0 to 1 in training; then it is the plain activation.
+
+    Where a growth has put it in, it goes by the steps of the optimizer that trains what is around it, and the activation takes
+    its place in the end; one that was put in by hand goes by the steps of any optimizer.
+
+    Example:
+        >>> soft = PActivation(nn.Tanh(), steps=10)
+        >>> bool(torch.equal(soft(torch.ones(3)), torch.ones(3))), soft.level
+        (True, 0.0)
+    """
+
+    def __init__(self, activation: nn.Module, steps: int, done: int = 0) -> None:
+        super().__init__()
+        if not isinstance(activation, nn.Module):
+            raise MethodError(f"activation={activation!r}: pass a module, e.g. torch.nn.Tanh()")
+        if type(steps) is not int or steps < 1:
+            raise SizeError(f"steps={steps!r}: write over how many optimizer steps, a whole number above 0")
+        self.activation = activation
+        self.gate = Ramp(self, steps, done)
+        remind(self)
+
+    @property
+    def level(self) -> float:
+        return float(self.gate.level)
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = self.gate.level.to(x)
+        bent: Tensor = self.activation(x)
+        result = bent if self.gate.done >= self.gate.steps else x + level * (bent - x)
+        return result
+
+    def extra_repr(self) -> str:
+        return f"level={self.level:g} of 1"
+
+
+class Ramp(Gate):
+    """The gate of a P-activation, which in the end gives way to the activation."""
+
+    def __init__(self, owner: nn.Module, steps: int, done: int = 0) -> None:
+        super().__init__(owner, steps, done)
+        self.places: list[tuple[nn.Module, str]] = []  # modules that hold one, and under which name
+
+    def moves_with(self, held: AbstractSet[int]) -> bool:
+        """One that was put into a network by hand goes by the steps of any optimizer."""
+        return not self.places or super().moves_with(held)
+
+    def open(self) -> None:
+        for parent, key in self.places:
+            child = parent._modules[key]
+            if isinstance(child, PActivation):
+                _give_way(parent, key, child)
+            elif child is not None:  # another growth has put it into an nn.Sequential
+                for module in list(child.modules()):
+                    for name, part in list(module._modules.items()):
+                        if isinstance(part, PActivation) and part.gate is self:
+                            _give_way(module, name, part)
+
+
+def _give_way(parent: nn.Module, key: str, soft: PActivation) -> None:
+    """Put the activation in its P-activation's place; what holds that one's output back holds the activation's back now."""
+    parent._modules[key] = soft.activation
+    for gate in [hook for hook in soft._forward_hooks.values() if isinstance(hook, Gate)]:
+        gate.attach(soft.activation)
+
+
+class Moving(Protocol):
+    """What optimizer steps move until it is done."""
+
+    steps: int
+    done: int
+
+    def moves_with(self, held: AbstractSet[int]) -> bool: ...
+
+    def advance(self) -> None: ...
+
+
+class Clock:
+    """What is under way. Like the watch for stale optimizers it lives at module level, since torch calls the hook
+    for every optimizer of the process. It holds nothing alive."""
+
+    def __init__(self) -> None:
+        self.moving: WeakKeyDictionary[Moving, None] = WeakKeyDictionary()  # in the order they began: sums round by it
+        self.started = False
+
+    def watch(self, one: Moving) -> None:
+        if one.done < one.steps:
+            self.moving[one] = None
+            if not self.started:
+                register_optimizer_step_post_hook(_after_step)
+                self.started = True
+
+
+CLOCK = Clock()
+
+
+def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if CLOCK.moving and _sets_state_up():
+        return
+    held = {id(parameter) for parameter in held_parameters(optimizer)} if CLOCK.moving else set()
+    moving = [one for reference in CLOCK.moving.keyrefs() if (one := reference()) is not None]  # others may be added meanwhile
+    for one in [one for one in moving if one.moves_with(held)]:
+        one.advance()
+        if one.done >= one.steps:
+            CLOCK.moving.pop(one, None)
+
+
+def _sets_state_up() -> bool:
+    """Whether a step is none: before torch's distributed checkpoints load state, they have the optimizer make it by a step at
+    rate zero, which nothing else tells from a real one."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "_init_optim_state":
+        frame = frame.f_back
+    return frame is not None
+
+
+def close_gates(model: nn.Module, blocks: Sequence[nn.Module], paths: Sequence[str], steps: int) -> None:
+    """Hold back the outputs of some modules of a block, and of its averaged copies; the first block's optimizer opens them."""
+    for path in paths:
+        gate = Gate(blocks[0], steps)
+        gate.go_by(model)
+        for block in blocks:
+            gate.attach(block.get_submodule(path))
+
+
+def link_ramps(blocks: Sequence[nn.Module]) -> None:
+    """Tell P-activations where they stand; those of averaged copies go with the first block's."""
+    for path, module in list(blocks[0].named_modules()):
+        if isinstance(module, PActivation):
+            parent, _, key = path.rpartition(".")
+            module.gate.owner = blocks[0]
+            for block in blocks:
+                twin = block.get_submodule(path)
+                assert isinstance(twin, PActivation)
+                twin.gate = module.gate
+                module.gate.places.append((block.get_submodule(parent), key))
+
+
+def gates_of(model: nn.Module) -> dict[str, Gate]:
+    """Gates that are not open yet, by the path of what they hold back, be it a module or a P-activation's activation."""
+    found: dict[str, Gate] = {}
+    for path, module in model.named_modules():
+        found.update((path, hook) for hook in module._forward_hooks.values() if isinstance(hook, Gate))
+        if isinstance(module, PActivation):
+            found[f"{path}.activation"] = module.gate
+    return {path: gate for path, gate in found.items() if gate.done < gate.steps}
+
+
+def without_gates(block: nn.Module) -> None:
+    """Take the gates off a copy of a block; activations that are setting in go on by themselves."""
+    for module in block.modules():
+        if isinstance(module, PActivation):
+            module.gate = Ramp(block, module.gate.steps, module.gate.done)
+        _take_off(module)
+    link_ramps([block])
+
+
+def _take_off(module: nn.Module) -> None:
+    for key in [key for key, hook in module._forward_hooks.items() if isinstance(hook, Gate)]:
+        del module._forward_hooks[key]
+    if not isinstance(module, PActivation):
+        stop_reminding(module)
+
+
+def share_gates(model: nn.Module, copy: nn.Module) -> None:
+    """Let a copy of a model (an average of its weights) fade as the model does, whose steps alone are counted."""
+    twins = dict(copy.named_modules())
+    soft = {path: module for path, module in model.named_modules() if isinstance(module, PActivation)}
+    for path, gate in gates_of(model).items():
+        if path.removesuffix(".activation") in soft:
+            continue
+        _take_off(twins[path])
+        gate.attach(twins[path])
+    for path, module in soft.items():
+        twin, parent = twins[path], path.rpartition(".")
+        assert isinstance(twin, PActivation)
+        twin.gate = module.gate
+        module.gate.places.append((twins[parent[0]], parent[2]))
+
+
+def restore_gates(model: nn.Module, levels: Mapping[str, tuple[int, int]]) -> None:
+    """Put gates where they stood: (steps made, steps in all) by path. P-activations that are not named are done.
+
+    The model may have gone on since, so that gates stand elsewhere, and P-activations have given way to plain ones.
+    """
+    modules = dict(model.named_modules())
+    for path in [path for path in levels if path not in modules]:
+        soft = path.removesuffix(".activation")
+        parent, _, key = soft.rpartition(".")
+        modules[parent]._modules[key] = PActivation(modules[soft], levels[path][1]).train(modules[soft].training)
+    modules = dict(model.named_modules())
+    for module in modules.values():
+        _take_off(module)
+    bent = {f"{path}.activation" for path, module in modules.items() if isinstance(module, PActivation)}
+    for path in [path for path in levels if path not in bent]:
+        gate = Gate(_owner(model, path), levels[path][1], levels[path][0])
+        gate.go_by(model)
+        gate.attach(modules[path])
+    for path, module in modules.items():
+        if isinstance(module, PActivation):
+            parent, _, key = path.rpartition(".")
+            done, steps = levels.get(f"{path}.activation", (1, 1))
+            module.gate.owner, module.gate.places = _owner(model, path), [(model.get_submodule(parent), key)]
+            module.gate.done, module.gate.steps = done, steps
+            module.gate.level.fill_(done / steps)
+            CLOCK.watch(module.gate)
+            if done >= steps:
+                module.gate.open()
+
+
+def _owner(model: nn.Module, path: str) -> nn.Module:
+    """The innermost module around a place that has parameters, by whose steps a gate goes."""
+    while path and not any(True for _ in model.get_submodule(path).parameters()):
+        path = path.rpartition(".")[0]
+    return model.get_submodule(path)

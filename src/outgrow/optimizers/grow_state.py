@@ -1,0 +1,196 @@
+"""Grow the state that an optimizer keeps of one parameter, key by key, by the rule of each key.
+
+Containers (lists, tuples, deques, dicts) of tensors grow item by item.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outgrow.apply.grow_tensor import fill_values, grown, grown_moment
+from outgrow.growth_plan.plan import Edit, Insertion
+from outgrow.optimizers.factored import Axes, grown_factors
+from outgrow.optimizers.lookup import Known
+from outgrow.optimizers.preconditioners import grown_matrix
+from outgrow.optimizers.state_rules import PLAIN, Shape, StateRule, shape_of
+
+Edits = Sequence[Edit]
+
+
+def grown_state(
+    known: Known,
+    state: Mapping[Any, Any],
+    parameter: Tensor,
+    old: Shape,
+    edits: Edits,
+    axes: Axes | None,
+    beside: Callable[[Any, str], Tensor],
+) -> dict[Any, Any]:
+    """New values for those keys of a parameter's state that grow.
+
+    parameter: as it is now. old: its shape before. axes: that factors are averaged over. beside: a weights-like tensor of
+    another parameter, by key and name.
+    """
+    result: dict[Any, Any] = {}
+    for key, value in state.items():
+        rule = known.rule(key, state)
+        if rule is not None and rule.kind not in ("scalar", "fresh", "factor"):
+            result[key] = _grown(rule, key, value, parameter, old, edits, beside)
+    for row, column in known.factors:
+        if axes is not None and isinstance(state.get(row), Tensor) and isinstance(state.get(column), Tensor):
+            pair = grown_factors(state[row].detach(), state[column].detach(), parameter.ndim, axes, edits)
+            result[row], result[column] = pair
+    return result
+
+
+def _grown(
+    rule: StateRule, key: Any, value: Any, parameter: Tensor, old: Shape, edits: Edits, beside: Callable[[Any, str], Tensor]
+) -> Any:
+    if rule.kind == "matrices":
+        return grown_matrices(rule, key, value, edits)
+    if rule.kind == "row":
+        return mapped(value, lambda tensor: grown_moment(tensor, _along_first(edits, tensor.ndim), rule.power, rule.start))
+    if rule.kind == "weights":
+        return mapped(value, lambda tensor: _grown_weights(key, tensor, parameter, old, edits, beside))
+    return mapped(value, lambda tensor: shaped(tensor, old, lambda whole: grown_moment(whole, edits, rule.power, rule.start)))
+
+
+def mapped(value: Any, grow: Callable[[Tensor], Tensor]) -> Any:
+    """Apply to a tensor, or to every tensor of a container."""
+    if isinstance(value, Tensor):
+        return grow(value.detach())
+    if isinstance(value, Mapping):
+        return type(value)({key: mapped(item, grow) for key, item in value.items()})  # type: ignore[call-arg]
+    if isinstance(value, deque):
+        return deque((mapped(item, grow) for item in value), maxlen=value.maxlen)
+    if isinstance(value, (list, tuple)):
+        return type(value)(mapped(item, grow) for item in value)
+    return value
+
+
+def shaped(tensor: Tensor, shape: Shape, grow: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply to a tensor in the parameter's shape, and give the result the flat shape back if it had one."""
+    if tuple(tensor.shape) == shape:
+        return grow(tensor)
+    return grow(tensor.view(shape)).flatten()
+
+
+def grown_matrices(rule: StateRule, key: Any, value: Any, edits: Edits) -> Any:
+    """One matrix whose axis is the number in its key, or a list with one for each axis."""
+    if isinstance(value, Tensor):
+        return grown_matrix(value.detach(), axis_of(key), edits, rule.start)
+    return type(value)(
+        grown_matrix(item.detach(), axis, edits, rule.start) if isinstance(item, Tensor) else item
+        for axis, item in enumerate(value)
+    )
+
+
+def axis_of(key: str) -> int:
+    """The number that a key ends in."""
+    return int(key.rpartition("_")[2])
+
+
+def _along_first(edits: Edits, ndim: int) -> Edits:
+    return [edit for edit in edits if isinstance(edit, Insertion) and edit.axis == 0]
+
+
+def _grown_weights(
+    key: Any, value: Tensor, parameter: Tensor, old: Shape, edits: Edits, beside: Callable[[Any, str], Tensor]
+) -> Tensor:
+    """Weights of the past: a network of its own, grown by the same plan.
+
+    What the plan draws is taken from the grown parameter, which has been nowhere else yet. A single zero stands for a tensor
+    of zeros (Prodigy).
+    """
+    if value.ndim == 0 and len(old) > 0:
+        return _grown_weights(key, value.expand(old).clone(), parameter, old, edits, beside).flatten()
+
+    def grow(whole: Tensor) -> Tensor:
+        new = grown(whole, edits)
+        names = {edit.weights for edit in edits if isinstance(edit, Insertion) and edit.weights}
+        fill_values(new, whole, edits, {name: beside(key, name) for name in names}, 0, {})
+        drawn = grown(torch.zeros_like(whole), edits)
+        fill_values(drawn, whole, [_marking(edit) for edit in edits if isinstance(edit, Insertion)], {}, 0, {})
+        return torch.where(drawn > 0, parameter.detach().to(new), new)
+
+    return shaped(value, old, grow)
+
+
+def _marking(edit: Insertion) -> Insertion:
+    """One for entries that are drawn, and for others what their source has."""
+    fill = "one" if edit.fill == "free" or edit.noise else "copy"
+    return replace(edit, fill=fill, signs=(1.0,) * len(edit.at), keep=(), noise=0.0)
+
+
+def obstacle(known: Known, key: Any, value: Any, shape: Shape, edits: Edits, axes: Axes | None) -> str:
+    """Why a piece of state can't grow; empty if it can, or need not."""
+    rule = known.rule(key)
+    if rule is None:
+        return f"is none that outgrow has a rule for: {_described(value)}"
+    if rule.kind == "fresh":
+        return ""
+    if rule.kind == "scalar":
+        return f"is no scalar: {_described(value)}" if has_tensors(value) else ""
+    if rule.kind in PLAIN and not keeps_old_entries(edits):
+        return f"({rule.word}) can't follow units that are copies or rescaled: it does not say what their past gradients were"
+    if rule.kind == "matrices":
+        return _wrong_matrices(key, value, shape)
+    for tensor in state_tensors_in(value):
+        expected = shape_of(rule, tensor, shape, axes)
+        if rule.kind == "weights" and tensor.ndim == 0 and not bool(tensor):
+            continue
+        if expected is None or tuple(tensor.shape) != expected:
+            return (
+                f"has shape {tuple(tensor.shape)} where the parameter's makes it {expected}: it does not belong to this "
+                "parameter as it was"
+            )
+        if tensor.layout != torch.strided:
+            return "is sparse"
+    return ""
+
+
+def keeps_old_entries(edits: Edits) -> bool:
+    """Whether existing entries keep their values and gradients, and new ones are no copies of them."""
+    return all(isinstance(edit, Insertion) and not (edit.gradient or edit.gradient_keep or edit.keep) for edit in edits)
+
+
+def _wrong_matrices(key: Any, value: Any, shape: Shape) -> str:
+    items = [(axis_of(key), value)] if isinstance(value, Tensor) else list(enumerate(value))
+    for axis, item in items:
+        if not isinstance(item, Tensor):
+            continue
+        if axis >= len(shape) or tuple(item.shape) not in ((shape[axis],) * 2, (shape[axis],)):
+            return f"has a matrix of shape {tuple(item.shape)} for axis {axis} of a parameter of shape {tuple(shape)}"
+    return ""
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    inside = ", with tensors inside" if has_tensors(value) else ""
+    return f"of type {type(value).__name__}{inside}"
+
+
+def state_tensors_in(value: Any) -> list[Tensor]:
+    """All tensors in nested containers."""
+    if isinstance(value, Tensor):
+        return [value]
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple, set, deque)) else ()
+    return [tensor for item in items for tensor in state_tensors_in(item)]
+
+
+def has_tensors(value: Any, depth: int = 4) -> bool:
+    """Whether tensors of more than one value are in nested containers, or in the attributes of an object."""
+    if isinstance(value, Tensor):
+        return value.numel() > 1
+    if depth == 0 or isinstance(value, type):
+        return False
+    inside = value if isinstance(value, (Mapping, list, tuple, set, deque)) else getattr(value, "__dict__", {})
+    items = inside.values() if isinstance(inside, Mapping) else inside
+    return any(has_tensors(item, depth - 1) for item in items)

@@ -1,0 +1,1 @@
+"""The Python process: garbage collection and signals."""

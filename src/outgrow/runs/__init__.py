@@ -1,0 +1,1 @@
+"""Growth inside a training loop: schedules, triggers, learning rates, logs."""

@@ -1,0 +1,98 @@
+"""Will the optimizers of a run follow its growths? Found out before training starts, while their state is still empty.
+
+What an optimizer remembers is known by its class. One of an unknown class may remember nothing: a stand-in of the class makes a
+step on a parameter of its own, and is looked at. The names of what will grow come from the rehearsal of the schedule.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from outgrow.errors import OptimizerError, Problem
+from outgrow.optimizers.grow_optimizers import refusal
+from outgrow.optimizers.lookup import known, unfollowable, way_out
+from outgrow.optimizers.restart import check_fresh, optimizer_settings, own_layers
+from outgrow.optimizers.wrappers import NEW_ONE, held_by, unwrapped
+from outgrow.runs.schedule import At, When
+from outgrow.runs.timeline import Stage
+from outgrow.transforms.all_transforms import kind_of
+
+IN_A_RUN = (
+    "write state='fresh' in the events of the schedule, so that it starts again at each growth; or train with an optimizer "
+    "whose state outgrow knows"
+)
+
+
+def check_following(optimizers: Sequence[Any], model: nn.Module, events: Sequence[At | When], stages: Sequence[Stage]) -> None:
+    """Raise if an optimizer can't follow the growths that are to come; stages: of these events, from their rehearsal."""
+    if any(event.state == "fresh" for event in events):
+        check_fresh(optimizers)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    problems: dict[str, Problem] = {}
+    for event, stage in zip(events, stages, strict=True):
+        if event.state == "fresh":
+            continue
+        for given in optimizers:
+            held = [names[id(parameter)] for one in unwrapped([given]) for parameter in held_by(one) if id(parameter) in names]
+            if len(optimizers) == 1 or _concerns(event, stage, held):
+                for problem in _problems(given, stage):
+                    problems.setdefault(
+                        f"{problem.where}: {problem.reason}", replace(problem, where=f"{event.time}, {problem.where}")
+                    )
+    if problems:
+        raise OptimizerError("an optimizer can't follow the growths of the schedule", list(problems.values()))
+
+
+@contextlib.contextmanager
+def advised() -> Iterator[None]:
+    """Within a run, replace advice that can't be followed there: its optimizer is made once."""
+    try:
+        yield
+    except OptimizerError as error:
+        if not any(NEW_ONE in problem.instead for problem in error.problems):
+            raise
+        message = str(error).splitlines()[0]
+        problems = [replace(problem, instead=problem.instead.replace(NEW_ONE, IN_A_RUN)) for problem in error.problems]
+        raise type(error)(message, problems) from error
+
+
+def _concerns(event: At | When, stage: Stage, held: Sequence[str]) -> bool:
+    """Whether a growth changes any of these parameters, or puts a block beside one."""
+    kinds = [(kind_of(one), one) for one in event.grow]
+    beside = [getattr(one, kind.place) for kind, one in kinds if kind is not None and kind.inserts]
+    return any(name in stage.tensors or name.startswith(tuple(f"{path}." for path in beside)) for name in held)
+
+
+def _problems(given: Any, stage: Stage) -> Iterator[Problem]:
+    if unfollowable(given) and not _remembers_nothing(given):
+        for layer in own_layers(given):
+            if reason := known(layer).refusal:
+                yield Problem(type(layer).__name__, reason, way_out(layer).replace(NEW_ONE, IN_A_RUN))
+        return
+    for optimizer in unwrapped([given]):
+        no_copies = known(optimizer).no_copies
+        if no_copies and stage.copies:
+            instead = f"a method that adds units without copying or rescaling (r2r, netmorph); or {IN_A_RUN}"
+            yield Problem(type(optimizer).__name__, f"it can't follow units that are copies or rescaled: {no_copies}", instead)
+
+
+def _remembers_nothing(given: Any) -> bool:
+    """Whether a step leaves no state behind, seen on a stand-in; an optimizer that can't be stood in for may remember."""
+    try:
+        (optimizer,) = unwrapped([given])
+        parameter = nn.Parameter(torch.ones(2, 3))
+        group = {key: value for key, value in optimizer.param_groups[0].items() if key not in ("params", "param_names")}
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            other = type(optimizer)([{**group, "params": [parameter]}], **optimizer_settings(optimizer))
+            for _ in range(2):
+                parameter.grad = torch.ones_like(parameter)
+                other.step()
+        return not any(other.state.values()) and refusal(other) is None and refusal(optimizer) is None
+    except Exception:
+        return False

@@ -1,0 +1,392 @@
+"""A training run that grows on the way: call `step` after each optimizer step and `epoch` after each epoch.
+
+    for epoch in range(run.epochs, 90):
+        for x, y in loader:
+            …; loss.backward(); optimizer.step(); scheduler.step()
+            run.step(loss)
+        run.epoch({"val_loss": …})
+        run.save("run.pt")
+
+The loop stays the user's own. A growth happens inside one of these two calls, as a whole or not at all: the model, what the
+optimizers remember, rates, averaged copies. `run.load("run.pt")`, on a run made from the *small* constructor, goes on bit for
+bit where the saved one was.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from torch import nn
+from torch.optim import Optimizer
+
+from outgrow.distributed.agreement import by_first, team
+from outgrow.distributed.ddp import check_renewable, wrappers_around
+from outgrow.distributed.fsdp import is_sharded, seen_whole
+from outgrow.engine.grow import Request, run_growth
+from outgrow.engine.report import Growth
+from outgrow.errors import CheckpointError, GrowthError, OptimizerError, ScheduleError
+from outgrow.growth_plan.plan import Plan
+from outgrow.history.cohorts import Cohorts, cohorts
+from outgrow.model.checks import check_averages, check_model, check_seed
+from outgrow.model.example import Example
+from outgrow.model.journal import Journal
+from outgrow.model.unwrap import as_list, bare
+from outgrow.modules.gates import share_gates
+from outgrow.optimizers.grow_optimizers import check_optimizers
+from outgrow.optimizers.restart import set_aside, start_fresh
+from outgrow.optimizers.wrappers import unwrapped as bare_optimizers
+from outgrow.process.signals import Deferral
+from outgrow.runs.cohort_rates import Pace
+from outgrow.runs.growth_log import Record, check_sinks, write
+from outgrow.runs.input_checks import as_loss, as_number, check_check, check_measured, check_parts, measured, warn_lost
+from outgrow.runs.learning_rates import scale_decay, scale_rates
+from outgrow.runs.optimizer_checks import advised, check_following
+from outgrow.runs.outdated_plans import outdated
+from outgrow.runs.schedule import At, Schedule, When
+from outgrow.runs.schedule_position import check_position, happened, mark
+from outgrow.runs.step_counts import Steps
+from outgrow.runs.timeline import Timeline, timeline
+from outgrow.runs.triggers import Metrics
+from outgrow.saving.atomic_write import Path, check_path, place_for, write_whole
+from outgrow.saving.checksums import sealed
+from outgrow.saving.reshape_for_checkpoint import reshaping
+from outgrow.saving.run_file import read_run, refuse_not_finite
+from outgrow.saving.run_state import Parts, pack, restore
+from outgrow.saving.torch_files import save_safely, without_numpy
+from outgrow.text.terminal import line, track
+from outgrow.verify.brief_check import study
+from outgrow.verify.compiled_gates import check_fading
+from outgrow.wrong_arguments import usage
+
+T = TypeVar("T")
+SAVE = "run.save('run.pt')"
+NOTHING = Plan((), (), (), 0)
+
+
+@usage("outgrow.Run(model, example, optimizer, schedule)")
+class Run:
+    """A model in training, with all that follows its growths.
+
+    Args:
+        model: the model as it is trained; wrappers (`torch.compile`, DistributedDataParallel) are looked through.
+        example: what the model can be run on, as for `outgrow.grow`.
+        optimizer: one or several.
+        schedule: an `outgrow.Schedule`, a list of events, or a file that holds one.
+        scheduler: learning-rate schedulers, one or several; they are needed where an event says lr=.
+        average: averaged copies of the model, which grow too.
+        also: whatever else is to be saved and loaded with the run, by name: anything with `state_dict` and `load_state_dict`
+            (a GradScaler, a sampler), or a torch.Generator.
+        seed: for the free values of growths.
+        check: compare old and new outputs at each growth. By default that is brief, where the growth was rehearsed: one pass
+            each in eval mode, on as little of the example as shows all of the model; where not, and with "full", it is as
+            thorough as `outgrow.grow`'s, in both modes. False: nothing is compared.
+        log: where each growth is told, besides the terminal: a `logging.Logger`, a callable, a TensorBoard writer, a logger of
+            Lightning's, a .csv or .jsonl file; one or several. `quiet=True` keeps the terminal free.
+        position: of the run that this one goes on with (`Run.position`), if the model has been through its growths already.
+
+    Everything is checked before training starts, by a dry run of the whole schedule: `print(run.timeline)`.
+
+    Example:
+        >>> import torch, outgrow
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> schedule = Schedule([At(step=3, grow=[outgrow.Widen("0", to=12)], lr=0.5)])
+        >>> run = Run(model, torch.zeros(1, 4), optimizer, schedule, quiet=True)
+        >>> for _ in range(5):
+        ...     optimizer.zero_grad()
+        ...     model(torch.randn(6, 4)).square().mean().backward()
+        ...     optimizer.step()
+        ...     growth = run.step()
+        >>> model[0].out_features, optimizer.param_groups[0]["lr"], len(run.records)
+        (12, 0.05, 1)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Example,
+        optimizer: Optimizer | Sequence[Optimizer],
+        schedule: Schedule | Sequence[At | When] | Path,
+        scheduler: Any = None,
+        average: nn.Module | Sequence[nn.Module] | None = None,
+        *,
+        also: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        check: bool | str = True,
+        log: Any = None,
+        quiet: bool = False,
+        position: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_seed(seed)
+        check_check(check)
+        self.model, self.example, self.seed, self.check = model, example, seed, check
+        self.schedule = schedule_of(schedule)
+        self.optimizers: list[Any] = as_list(optimizer)
+        self.schedulers, self.averages, self.log, self.quiet = as_list(scheduler), as_list(average), as_list(log), quiet
+        self.also: Mapping[str, Any] = {} if also is None else also
+        if not self.optimizers:
+            raise OptimizerError("a run needs its optimizer: pass the one that was made from model.parameters()")
+        copies = [bare(getattr(one, "module", one)) for one in self.averages]
+        with seen_whole([bare(model), *copies], self.optimizers) as sharded:
+            self._look_ahead(position, sharded)
+        self.pace = Pace(bare(model), self.optimizers)
+        for copy in copies:
+            share_gates(bare(model), copy)
+        self.steps, self.epochs = 0, 0
+        self.metrics: list[dict[str, float]] = []  # of the epochs since the last growth
+        self.records: list[Record] = []
+        self._loss: Any = None
+        self._untold: Record | None = None
+        self._taken = Steps(bare(model), bare_optimizers(self.optimizers))
+
+    def _look_ahead(self, position: Mapping[str, Any] | None, sharded: bool) -> None:
+        """Check everything, and rehearse what is to come."""
+        model, example, check = self.model, self.example, self.check
+        check_model(bare(model))
+        check_optimizers(self.optimizers, bare(model), NOTHING)
+        check_averages(self.averages, bare(model))
+        check_parts(self.optimizers, self.schedulers, self.also, self.schedule, sharded)
+        check_sinks(self.log)
+        check_renewable(wrappers_around([bare(model)], model))
+        if position is not None:
+            check_position(self.schedule, position)
+        self.done: list[int] = (
+            [] if position is None else happened(self.schedule, position)
+        )  # events that have happened, by number
+        ahead = dict(self._waiting())
+        check_fading(model, [one for event in ahead.values() for one in event.grow])
+        seeds = [self.seed + number for number in ahead]
+        self.timeline: Timeline = timeline(bare(model), example, Schedule(list(ahead.values())), seeds)
+        self._check_late(list(ahead.values()))
+        check_following(self.optimizers, bare(model), list(ahead.values()), self.timeline.stages[1:])
+        self._ready = {number: stage.ready for number, stage in zip(ahead, self.timeline.stages[1:], strict=True)}
+        self._brief = study(bare(model), example) if check is True and any(self._ready.values()) else None
+
+    def __repr__(self) -> str:
+        return f"Run({type(bare(self.model)).__name__}: {self._told()})"
+
+    @property
+    def cohorts(self) -> Cohorts:
+        """Which entries of each parameter came with which growth."""
+        return cohorts(bare(self.model))
+
+    @property
+    def ahead(self) -> list[At | When]:
+        """Events that have not happened yet."""
+        return [event for _, event in self._waiting()]
+
+    def step(self, loss: Any = None) -> Growth | None:
+        """Count an optimizer step, and grow if it is time; call it after `optimizer.step()` (and `scheduler.step()`).
+
+        loss: of this step, for the log: what it was before a growth and after it.
+        """
+        self._taken.look()
+        if loss is not None:
+            self._loss = as_loss(loss)
+            self.tell(self._loss)
+        due = [number for number, event in self._waiting() if isinstance(event, At) and event.step == self.steps + 1]
+        return self._grow(due, self.steps + 1, self.epochs, self.metrics)
+
+    def epoch(self, metrics: Metrics | None = None, *, resumed: bool = False) -> Growth | None:
+        """Count an epoch, and grow if it is time, or if a rule says so after a look at the metrics.
+
+        Where several processes train the model together, the metrics of rank 0 count for rules.
+
+        resumed: the epoch was begun by an earlier process, which has taken metrics with it. A rule that misses its own then
+            warns and leaves the epoch out; else that is an error.
+        """
+        group = team(self.model, bare(self.model)) if any(isinstance(event, When) for event in self.ahead) else None
+        past, due = by_first(group, lambda: self._decide(metrics, resumed))
+        return self._grow(due, self.steps, self.epochs + 1, past)
+
+    def _decide(self, metrics: Any, resumed: bool) -> tuple[list[dict[str, float]], list[int]]:
+        """What rules have to look at from the end of this epoch on, and the events that are due."""
+        past = [*self.metrics, measured(metrics)]
+        due = [number for number, event in self._waiting() if isinstance(event, At) and event.epoch == self.epochs + 1]
+        rules = [event for _, event in self._waiting() if isinstance(event, When)]
+        if not rules:
+            return past, due
+        try:
+            check_measured(rules[:1] if resumed else rules, past)
+            left = [(number, event) for number, event in self._waiting() if number not in due]
+            if left and isinstance(left[0][1], When) and left[0][1].rule(past):  # a rule waits for what is listed before it
+                due.append(left[0][0])
+        except (ScheduleError, KeyError):
+            if not resumed:
+                raise
+            warn_lost(rules[0], self.epochs + 1)
+            return self.metrics, due
+        return past, sorted(due)
+
+    def track(self, batches: Iterable[T]) -> Iterator[T]:
+        """A progress bar over an epoch's batches, which tells the step, the size and what is next."""
+        if not isinstance(batches, Iterable):
+            raise GrowthError(f"batches are of type {type(batches).__name__}: pass what the loop goes over, run.track(loader)")
+        return track(batches, self._told) if not self.quiet else iter(batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that this run needs to go on; `torch.load(weights_only=True)` reads it back."""
+        if is_sharded(bare(self.model)):
+            raise CheckpointError(
+                "a sharded run can't be saved in one file: save model and optimizer by torch.distributed.checkpoint, with "
+                "outgrow.dcp.history_state(model), and run.position() beside them"
+            )
+        return {"outgrow": self.position(), **pack(self._parts())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another run was; this one is made from the small model, or is that run itself."""
+        if not isinstance(state, Mapping) or "outgrow" not in state:
+            raise CheckpointError(
+                f"this {type(state).__name__} is no state of a run, as run.state_dict() returns it; run.load(path) reads a file"
+            )
+        with Deferral() as interrupts, reshaping(bare(self.model)) as journal:
+            try:
+                check_position(self.schedule, state["outgrow"])
+                restore(self._parts(), state, journal)
+                interrupts.begin()
+                self.go_to(state["outgrow"])
+            except GrowthError:
+                raise
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                raise CheckpointError(f"the checkpoint can't be loaded into this run: {reason}") from error
+
+    @usage("run.save('run.pt')")
+    def save(self, path: Path, extra: Any = None, *, finite: bool = True) -> None:
+        """Write the whole run to a file, whole or not at all: a process that dies meanwhile leaves the old file as it was.
+
+        extra: anything more of plain values and tensors; `load` returns it.
+        finite: raise CheckpointError, and keep the old file, if the model holds NaN or infinity: a run that has diverged must
+            not take the place of one that can go on. False writes it all the same, e.g. to look into it.
+        """
+        check_path(path, SAVE)
+        if os.fspath(path).endswith(".safetensors"):
+            raise CheckpointError(
+                f"{path}: a run is saved as torch.save does, and torch reads files by that name otherwise: run.pt"
+            )
+        target = place_for(path, SAVE)
+        if finite:
+            refuse_not_finite([self.model, *self.averages], path)
+        try:
+            state = without_numpy({**self.state_dict(), "extra": extra})
+        except RecursionError:
+            raise CheckpointError(f"{path} was not written: a list or dict in extra= holds itself") from None
+        write_whole(target, lambda draft: save_safely(sealed(state), draft))
+
+    @usage("run.load('run.pt')")
+    def load(self, path: Path, *, checksums: bool = True) -> Any:
+        """Go on where the run that wrote a file was. Returns the extra that was saved with it.
+
+        checksums: compare what was read with the checksums in the file, as `outgrow.load` does.
+        """
+        state = read_run(path, checksums)
+        self.load_state_dict(state)
+        return state.get("extra")
+
+    def position(self) -> dict[str, Any]:
+        """Where the run is, without its model and optimizers: plain values."""
+        return {
+            "steps": self.steps,
+            "epochs": self.epochs,
+            "done": [mark(self.schedule.events[number]) for number in self.done],
+            "metrics": [dict(metrics) for metrics in self.metrics],
+            "records": [record.to_json() for record in self.records],
+            "pace": self.pace.state_dict(),
+            "loss": None if self._loss is None else as_number("the loss", self._loss),
+            "untold": self._untold is not None,
+        }
+
+    def go_to(self, position: Mapping[str, Any]) -> None:
+        """Be where another run was; its model and optimizers are loaded already."""
+        check_position(self.schedule, position)
+        done, metrics = happened(self.schedule, position), [dict(metrics) for metrics in position["metrics"]]
+        records = [Record.from_json(record) for record in position["records"]]
+        self.pace.load_state_dict(position["pace"])
+        self.steps, self.epochs, self.done = position["steps"], position["epochs"], done
+        self.metrics, self.records, self._loss = metrics, records, position.get("loss")
+        self._untold = records[-1] if position.get("untold") else None
+
+    def _check_late(self, ahead: Sequence[At | When]) -> None:
+        """An event at a fixed time does not wait for rules: it must be possible before them too."""
+        late = sorted(ahead, key=lambda event: isinstance(event, When))
+        if late != list(ahead):
+            try:
+                timeline(bare(self.model), self.example, Schedule(late))
+            except ScheduleError as error:
+                raise ScheduleError(f"should the rules fire late, after all fixed times: {error}") from error
+
+    def _waiting(self) -> list[tuple[int, At | When]]:
+        return [(number, event) for number, event in enumerate(self.schedule) if number not in self.done]
+
+    def _parts(self) -> Parts:
+        return Parts(self.model, bare_optimizers(self.optimizers), self.schedulers, self.averages, self.also)
+
+    def _grow(self, due: Sequence[int], steps: int, epochs: int, metrics: list[dict[str, float]]) -> Growth | None:
+        """Count on, and carry out what is due; if that fails, the time has not come: the next call tries again."""
+        before = self.steps, self.epochs, self.metrics
+        self.steps, self.epochs, self.metrics = steps, epochs, metrics
+        growth = None
+        try:
+            for number in due:
+                growth = self._carry_out(number, self.schedule.events[number])
+        except BaseException:
+            if not all(number in self.done for number in due):
+                self.steps, self.epochs = before[:2]
+                self.metrics = [] if any(number in self.done for number in due) else before[2]
+            raise
+        return growth
+
+    def _carry_out(self, number: int, event: At | When) -> Growth:
+        """One event: rates first, which can be put back, then the growth, which puts itself back if it fails.
+
+        From there on the run notes what was done, and no interrupt comes between: it has grown and knows it, or neither.
+        """
+        ready, seed = self._ready.get(number), self.seed + number
+        loss = None if self._loss is None else as_number("the loss", self._loss)
+        self.tell()
+        with Deferral() as interrupts:
+            with Journal() as journal, advised(), outdated(bare(self.model), self.example, event, seed, ready):
+                fresh = event.state == "fresh"
+                if event.lr is not None:
+                    scale_rates(self.optimizers, self.schedulers, event.lr, journal)
+                if event.weight_decay is not None:
+                    scale_decay(self.optimizers, event.weight_decay, journal)
+                optimizers = set_aside(self.optimizers, journal) if fresh else self.optimizers
+                checks = bool(self.check), ready, self._brief
+                request = Request(self.model, self.example, event.grow, optimizers, self.averages, seed, *checks)
+                growth = run_growth(request, interrupts)
+            if fresh:
+                start_fresh(self.optimizers)
+            self.pace.grown(new_lr=event.new_lr, train=event.train, hold=event.hold, warmup=event.warmup)
+            record = Record.of(growth, event.grow, len(self.records) + 1, step=self.steps, epoch=self.epochs, loss_before=loss)
+            self.records.append(record)
+            self._untold, self.metrics = record, []
+            self.done.append(number)
+        if loss is None:
+            self.tell()
+        return growth
+
+    def tell(self, loss: Any = None) -> None:
+        """Tell the last growth if that has not been done: `step` does once the loss after it is known. At the end, by hand."""
+        if self._untold is None:
+            return
+        record = replace(self._untold, loss_after=None if loss is None else as_number("the loss", loss))
+        self.records[-1], self._untold = record, None
+        if not self.quiet:
+            line(str(record))
+        write(record, self.log)
+
+    def _told(self) -> str:
+        waiting = self._waiting()
+        size = sum(parameter.numel() for parameter in bare(self.model).parameters())
+        ahead = f"next growth: {waiting[0][1].time}" if waiting else "no more growths"
+        return f"epoch {self.epochs + 1} · step {self.steps:,} · {size:,} parameters · {ahead}"
+
+
+def schedule_of(given: Any) -> Schedule:
+    if isinstance(given, (str, os.PathLike)):
+        return Schedule.from_file(given)
+    return given if isinstance(given, Schedule) else Schedule(given)

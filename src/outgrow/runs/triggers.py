@@ -1,0 +1,104 @@
+"""Rules that look at the metrics of a run and say when it is time to grow.
+
+A rule is a function of what was measured, epoch by epoch, since the last growth; it remembers nothing itself, so that a resumed
+run decides as the uninterrupted one would have. Any callable will do; the named ones here can also be written in a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan
+
+from outgrow.errors import ScheduleError
+from outgrow.wrong_arguments import usage
+
+Metrics = Mapping[str, float]
+Trigger = Callable[[Sequence[Metrics]], bool]
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """A metric that has stopped to improve; made by `plateau`."""
+
+    metric: str
+    patience: int = 3
+    least: float = 0.0
+    mode: str = "min"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.metric, str) or not self.metric:
+            raise ScheduleError(f"plateau({self.metric!r}): write the name of a metric, e.g. plateau('val_loss')")
+        if type(self.patience) is not int or self.patience < 1:
+            raise ScheduleError(f"patience={self.patience!r}: write after how many epochs, a whole number above 0")
+        if self.mode not in ("min", "max"):
+            raise ScheduleError(f"mode={self.mode!r}: write 'min' (lower is better) or 'max'")
+        if isinstance(self.least, bool) or not isinstance(self.least, (int, float)) or not self.least >= 0:
+            raise ScheduleError(f"least={self.least!r}: write by how much a metric must improve, a number from 0 on")
+
+    def __call__(self, past: Sequence[Metrics]) -> bool:
+        best, waited, value = float("inf"), 0, 0.0
+        for metrics in past:
+            if self.metric not in metrics:
+                known = ", ".join(metrics) or "none"
+                raise ScheduleError(f"the schedule looks at {self.metric!r}, which was not measured (there is: {known})")
+            value = float(metrics[self.metric]) * (1 if self.mode == "min" else -1)
+            better = value < best - self.least  # never so if it is no number
+            best, waited = (value, 0) if better else (best, waited + 1)
+        return waited >= self.patience and not isnan(value)  # a run that has diverged has no use for more units
+
+    def __str__(self) -> str:
+        return f"{self.metric} has not improved for {self.patience} {'epoch' if self.patience == 1 else 'epochs'}"
+
+
+@usage("outgrow.plateau('val_loss', patience=3)")
+def plateau(metric: str, patience: int = 3, least: float = 0.0, mode: str = "min") -> Plateau:
+    """Grow when a metric has not improved by more than `least` for `patience` epochs in a row.
+
+    Example:
+        >>> rule = plateau("val_loss", patience=2)
+        >>> [rule([{"val_loss": loss} for loss in losses]) for losses in ((0.5, 0.4, 0.4), (0.4, 0.5, 0.4))]
+        [False, True]
+    """
+    return Plateau(metric, patience, least, mode)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A metric that has passed a value; made by `reached`."""
+
+    metric: str
+    value: float
+    mode: str = "max"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.metric, str) or not self.metric:
+            raise ScheduleError(f"reached({self.metric!r}, …): write the name of a metric, e.g. reached('accuracy', 0.9)")
+        if isinstance(self.value, bool) or not isinstance(self.value, (int, float)) or isnan(self.value):
+            raise ScheduleError(f"value={self.value!r}: write a number")
+        if self.mode not in ("min", "max"):
+            raise ScheduleError(f"mode={self.mode!r}: write 'max' (at least the value) or 'min' (at most)")
+
+    def __call__(self, past: Sequence[Metrics]) -> bool:
+        if past and self.metric not in past[-1]:
+            known = ", ".join(past[-1]) or "none"
+            raise ScheduleError(f"the schedule looks at {self.metric!r}, which was not measured (there is: {known})")
+        value = float(past[-1][self.metric]) if past else float("nan")
+        return value >= self.value if self.mode == "max" else value <= self.value
+
+    def __str__(self) -> str:
+        return f"{self.metric} is {'at least' if self.mode == 'max' else 'at most'} {self.value:g}"
+
+
+@usage("outgrow.reached('accuracy', 0.9)")
+def reached(metric: str, value: float, mode: str = "max") -> Reached:
+    """Grow when a metric is at least (or, with mode="min", at most) a value.
+
+    Example:
+        >>> reached("accuracy", 0.9)([{"accuracy": 0.5}, {"accuracy": 0.91}])
+        True
+    """
+    return Reached(metric, value, mode)
+
+
+NAMED: dict[str, Callable[..., Trigger]] = {"plateau": plateau, "reached": reached}

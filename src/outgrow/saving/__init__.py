@@ -1,0 +1,1 @@
+"""Files, whole or not at all: weights with their growths, runs, and other libraries' checkpoints."""

@@ -1,0 +1,149 @@
+"""A run's file, as `Run.save` writes it: read whole to go on, or for its model alone.
+
+The weights are there with the growth history (see `saving/growths_in_state_dict.py`), so that `outgrow.load` and `outgrow
+inspect` take such a file like one that `outgrow.save` wrote. It is read by `torch.load(weights_only=True)`: nothing in it can
+run code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from outgrow.distributed.fsdp import gathered
+from outgrow.errors import CheckpointError
+from outgrow.growth_plan.plan import Plan
+from outgrow.model.unwrap import unwrapped_module
+from outgrow.saving.atomic_write import Path, check_path
+from outgrow.saving.checksums import check_seal
+from outgrow.saving.growths_in_state_dict import KEY
+from outgrow.saving.model_contents import not_finite, unique
+from outgrow.saving.replay_growths import refuse
+from outgrow.saving.reshape_for_checkpoint import reshaping
+from outgrow.saving.run_state import check_version, load_weights
+from outgrow.saving.torch_files import load_safely
+from outgrow.saving.weights_file import EARLIER, Description, opened
+
+PLAIN = "model.load_state_dict(torch.load(path, weights_only=True)) loads a state dict, from a pickle file that you trust"
+
+DIVERGED = "go back to a file from before training diverged (run.load); run.save(path, finite=False) writes the run as it is"
+
+OTHERS = {  # a key that tells whose file it is, and what that is for
+    "pytorch-lightning_version": "it is a checkpoint of Lightning's. trainer.fit(model, ckpt_path=path) goes on with it, and "
+    "outgrow.lightning.load(model, path) loads its weights alone",
+    "luggage": "it lies beside the files of a Trainer or of Accelerate, and tells of growths alone. Resume from its folder, by "
+    "trainer.train(resume_from_checkpoint=folder) or accelerator.load_state(folder)",
+}
+
+
+def read_run(path: Path, checksums: bool = True) -> dict[str, Any]:
+    """All that `Run.save` wrote. checksums: compare it with the checksums in the file, where it has some."""
+    check_path(path, "run.load('run.pt')")
+    if os.path.isdir(path):
+        raise CheckpointError(f"{path} is a folder: name the file in it that Run.save wrote")
+    if not os.path.isfile(path):
+        raise CheckpointError(f"{path}: there is no such file")
+    try:
+        _refuse_weights(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror or error}") from error
+    try:
+        state = load_safely(path)
+    except Exception as error:
+        raise CheckpointError(
+            f"{path} is damaged, or no file that Run.save wrote ({type(error).__name__}: {error}). {PLAIN}"
+        ) from error
+    facts = state if isinstance(state, dict) else {}
+    for key, told in OTHERS.items():
+        if key in facts:
+            raise CheckpointError(f"{path} was not written by Run.save: {told}")
+    if "outgrow" not in facts:
+        raise CheckpointError(f"{path} was not written by Run.save, so it holds no run. {PLAIN}")
+    check_version(facts)
+    if checksums:
+        check_seal(facts, path)
+    return facts
+
+
+def _refuse_weights(path: Path) -> None:
+    """A safetensors file, by whatever name: it begins with the length of its header, which is JSON."""
+    with open(path, "rb") as file:
+        if file.read(9)[8:] != b"{":
+            return
+    with opened(path) as weights:
+        ours = "outgrow" in (weights.metadata() or {})
+    if ours:
+        raise CheckpointError(
+            f"{path} was written by outgrow.save, and not by Run.save: it holds a model and its growths, but no optimizer, and "
+            "no step to go on from. outgrow.load(model, path) loads the model; make its optimizer and its run after that"
+        )
+    raise CheckpointError(
+        f"{path} holds weights alone, and no run: "
+        "model.load_state_dict(safetensors.torch.load_file(path)) loads them into a model of their shapes"
+    )
+
+
+def load_model(model: nn.Module, path: Path, checksums: bool = True) -> nn.Module:
+    """Give a model, as it was first built or grown already, the shapes and weights of a run's; returns the model."""
+    inner, state = unwrapped_module(model), dict(_model_in(path, checksums)[0])
+    refuse(f"{path} holds numbers that are not finite", not_finite(inner, _tensors(state)), EARLIER)
+    with gathered([inner], []) as shards, reshaping(inner, path) as journal:
+        try:
+            load_weights(inner, state, journal)
+            shards.again()
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from error
+    return model
+
+
+def refuse_not_finite(models: Sequence[nn.Module], path: Path) -> None:
+    """Raise if a model of a run holds NaN or infinity, which its file is not to be overwritten with."""
+    for model in map(unwrapped_module, models):
+        bad = not_finite(model, _tensors(model.state_dict()))
+        refuse(f"{path} was not written: the model holds values that are not finite", bad, DIVERGED)
+
+
+def describe_run(path: Path) -> Description:
+    """What a run's file says about its model."""
+    state, kind = _model_in(path)
+    own, aliases = unique({name: value for name, value in _tensors(state).items() if name != KEY})
+    try:
+        grown = json.loads(bytes(state[KEY].tolist())) if KEY in state else {}
+        about = {"model": kind, "histories": {}, "gates": {}, "drifts": (), **grown}
+        return Description(
+            os.fspath(path),
+            str(about["model"]),
+            {str(place): tuple(map(Plan.from_json, plans)) for place, plans in about["histories"].items()},
+            {name: (_kind(value), tuple(value.shape)) for name, value in own.items()},
+            aliases,
+            {str(place): (int(done), int(steps)) for place, (done, steps) in about["gates"].items()},
+            tuple(dict(fact) for fact in about["drifts"]),
+        )
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{path} is damaged: its growth history can't be read ({reason}): {EARLIER}") from error
+
+
+def _model_in(path: Path, checksums: bool = True) -> tuple[dict[str, Any], str]:
+    """The state dict of the model in a run's file, and the name of its class."""
+    state = read_run(path, checksums)
+    if not isinstance(state.get("model"), dict):
+        raise CheckpointError(f"{path} is damaged: it holds no model: {EARLIER}")
+    return state["model"], str(state.get("class", "a model"))
+
+
+def _tensors(state: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def _kind(value: Tensor) -> str:
+    """A dtype as safetensors calls it: float32 is F32, int64 I64, bool BOOL."""
+    name = str(value.dtype).removeprefix("torch.")
+    for long, short in (("bfloat", "BF"), ("complex", "C"), ("float", "F"), ("uint", "U"), ("int", "I")):
+        if name.startswith(long):
+            return short + name.removeprefix(long).upper()
+    return name.upper()

@@ -1,0 +1,254 @@
+"""Save a grown model and load it into a freshly built small one.
+
+The file is plain safetensors, which any reader opens: the tensors under their `state_dict` names, and in the metadata the
+history of growths as JSON. A tied tensor is stored once, under its first name; the metadata maps its other names to it. Buffers
+that `state_dict` leaves out (persistent=False) but that a growth has changed can't be rebuilt by the small model's constructor:
+they are stored too, under the prefix `outgrow.buffer/`. What a faded widening has still to bring in is under `outgrow.fade/`.
+Extra state of modules is JSON in the metadata (see `saving/extra_state.py`). Each tensor has a checksum in the metadata, and so
+has the header itself, under `outgrow.checksum` (see `saving/checksums.py`).
+
+Loading replays the history's shapes and settings, draws no random number, and takes every number from the file. Everything is
+checked; on any failure the model is as it was, bit for bit. Nothing here reads or writes pickle. (A file of `Run.save` is left
+to `saving/run_file.py`.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from outgrow.apply.weight_fades import STORED, pack_drifts, restore_drifts
+from outgrow.distributed.agreement import by_first
+from outgrow.distributed.fsdp import gathered, group_of, whole
+from outgrow.errors import CheckpointError, Problem
+from outgrow.history.growth_order import Histories, histories_of
+from outgrow.model.journal import Journal
+from outgrow.model.unwrap import unwrapped_module
+from outgrow.modules.gates import restore_gates
+from outgrow.saving import checksums as checksum
+from outgrow.saving.atomic_write import Path, check_path, place_for, write_whole
+from outgrow.saving.extra_state import STORED as EXTRA
+from outgrow.saving.extra_state import extras_of, pack_extras, put_back_extras_later, unpack_extras
+from outgrow.saving.model_contents import about_growths, contents_of, not_finite, unique
+from outgrow.saving.replay_growths import BUFFER, FRESH, refuse, replay
+from outgrow.saving.reshape_for_checkpoint import reshaping
+from outgrow.saving.weights_file import EARLIER, SEAL, VERSION, Description, description_in, header_checksum, opened
+from outgrow.wrong_arguments import usage
+
+M = TypeVar("M", bound=nn.Module)
+SAVE, LOAD = "outgrow.save(model, 'model.safetensors')", "outgrow.load(model, 'model.safetensors')"
+NOT_FINITE = "go back to weights from before training diverged; Run.save(path, finite=False) writes a diverged run as it is"
+
+
+@usage("outgrow.save(model, 'model.safetensors')")
+def save(model: nn.Module, path: Path) -> None:
+    """Write a model's weights and the history of its growths to a safetensors file, whole or not at all.
+
+    Args:
+        model: any module; wrappers (`torch.compile`, DistributedDataParallel, AveragedModel) are looked through. Of a model
+            that FSDP2 has sharded, rank 0 writes the whole: call it on all ranks.
+        path: where to; a file that is there is replaced only once the new one is complete on disk.
+
+    Raises CheckpointError, and writes nothing, if a parameter or buffer holds NaN or infinity. (Minus infinity is fine in a
+    buffer: attention masks are made of it.)
+
+    Example:
+        >>> import tempfile, outgrow
+        >>> path = tempfile.mkdtemp() + "/model.safetensors"
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> growth = outgrow.widen(model, torch.zeros(1, 4), "0", to=12)
+        >>> save(model, path)
+        >>> describe(path).tensors["0.weight"]
+        ('F32', (12, 4))
+    """
+    _check_module(model, path, SAVE)
+    target = place_for(path, SAVE)
+    model = unwrapped_module(model)
+    histories = histories_of(model)
+    contents, group = whole(contents_of(model, histories)), group_of(model)
+    by_first(group, lambda: _write(model, histories, contents, target, path))
+
+
+def _write(model: nn.Module, histories: Histories, contents: Mapping[str, Tensor], target: str, path: Path) -> None:
+    """Write what a model holds."""
+    from safetensors.torch import save_file
+
+    (facts, amounts), (extras, parts) = pack_drifts(model), pack_extras(extras_of(model))
+    bad = not_finite(model, {**contents, **amounts})
+    refuse(f"{path} was not written: the model holds numbers that are not finite", bad, NOT_FINITE)
+    own, aliases = unique({**contents, **parts})
+    tensors = {**own, **amounts}
+
+    def write(draft: str) -> None:
+        about = {**about_growths(model, histories), "aliases": aliases, "drifts": facts, "extras": extras}
+        about[checksum.TABLE] = checksum.of_tensors(tensors)
+        metadata = {"format": "pt", "outgrow.version": str(VERSION), "outgrow": json.dumps(about, separators=(",", ":"))}
+        metadata[SEAL] = header_checksum(metadata, {name: tensor.shape for name, tensor in tensors.items()})
+        save_file(tensors, draft, metadata)
+        describe(draft)
+
+    write_whole(target, write)
+
+
+@usage("outgrow.load(model, 'model.safetensors')")
+def load(model: M, path: Path, *, checksums: bool = True) -> M:
+    """Grow a freshly built small model to the shapes in a file that `save` wrote, and load its weights. Returns the model.
+
+    A file that `Run.save` wrote will do, too: of that, the weights are taken. The model may also have gone through some or all
+    of the growths already, or have been built at the final size. One that `outgrow.shard` has sharded is sharded again: call it
+    on all ranks, and make the optimizer after it.
+
+    checksums: compare what was read with the checksums in the file, which finds single flipped bits. False saves that time,
+        and reads a file whose contents were changed on purpose. Files of outgrow 0.1.0 have no checksums, and load as ever.
+
+    Raises CheckpointError, and leaves the model as it was, if the file is damaged, foreign or does not fit.
+
+    Example:
+        >>> import tempfile, outgrow
+        >>> path = tempfile.mkdtemp() + "/model.safetensors"
+        >>> build = lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> model = build()
+        >>> growth = outgrow.widen(model, torch.zeros(1, 4), "0", to=12)
+        >>> save(model, path)
+        >>> again = load(build(), path)
+        >>> again[0], bool((again[0].weight == model[0].weight).all())
+        (Linear(in_features=4, out_features=12, bias=True), True)
+    """
+    _check_module(model, path, LOAD)
+    check_path(path, LOAD)
+    if _of_a_run(path):
+        from outgrow.saving.run_file import load_model
+
+        load_model(model, path, checksums)
+        return model
+    inner = unwrapped_module(model)
+    with opened(path) as file:
+        about = description_in(path, file, checksums)
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if checksums and about.checksums is not None:
+        checksum.compare(checksum.of_tensors(stored), about.checksums, path)
+    misfit = f"{path} does not fit this model ({type(inner).__qualname__}; the file was written for {about.model})"
+    amounts = {name: stored.pop(name) for name in tuple(stored) if name.startswith(STORED)}
+    extras = unpack_extras(about.extras, stored)
+    stored = {name: tensor for name, tensor in stored.items() if not name.startswith(EXTRA)}
+    given = {name: stored[about.aliases.get(name, name)] for name in (*stored, *about.aliases)}
+    final = {name: tuple(tensor.shape) for name, tensor in given.items()}
+    with gathered([inner], []) as shards, reshaping(inner, path) as journal:
+        new = replay(inner, about.histories, final, misfit, journal)
+        contents = contents_of(inner, about.histories)
+        refuse(misfit, [*_differences(contents, given), *_other_extras(extras_of(inner), extras)], FRESH)
+        refuse(misfit, _ties(contents, given, about), FRESH)
+        refuse(f"{path} holds numbers that are not finite", not_finite(inner, {**given, **amounts}), EARLIER)
+        _take(inner, contents, {**given, **extras}, new, journal)
+        restore_drifts(inner, about.drifts, amounts, journal)
+        restore_gates(inner, about.gates)
+        shards.again()
+    return model
+
+
+def describe(path: Path) -> Description:
+    """Read the history and the tensors' shapes of a checkpoint, without a model and without its numbers.
+
+    Example:
+        >>> import tempfile
+        >>> path = tempfile.mkdtemp() + "/model.safetensors"
+        >>> save(nn.Linear(2, 3), path)
+        >>> describe(path).model, describe(path).tensors["bias"]
+        ('Linear', ('F32', (3,)))
+    """
+    check_path(path, "describe('model.safetensors')")
+    if _of_a_run(path):
+        from outgrow.saving.run_file import describe_run
+
+        return describe_run(path)
+    with opened(path) as file:
+        return description_in(path, file)
+
+
+def _check_module(model: Any, path: Any, call: str) -> None:
+    """Raise if what should be a model is none, and say so if it was exchanged with the path."""
+    if isinstance(path, nn.Module) and not isinstance(model, nn.Module):
+        raise CheckpointError(f"the model comes first, and the path after it: write e.g. {call}")
+    if not isinstance(model, nn.Module):
+        found = f"the class {model.__name__}" if isinstance(model, type) else f"of type {type(model).__name__}"
+        raise CheckpointError(f"the model is {found}: pass an instance of torch.nn.Module, e.g. {call}")
+    lazy = [place for place, module in model.named_modules() if getattr(module, "has_uninitialized_params", bool)()]
+    if lazy:
+        raise CheckpointError(f"{lazy[0] or 'the model'} is a lazy module without shapes yet: run the model once before")
+
+
+def _of_a_run(path: Path) -> bool:
+    """Whether it is a zip file, as `Run.save` and `torch.save` write them."""
+    if not os.path.isfile(path):
+        return False
+    try:
+        with open(path, "rb") as file:
+            start = file.read(9)
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror or error}") from error
+    return start[:4] == b"PK\x03\x04" and start[8:] != b"{"  # safetensors begins with a length, of any bytes, and JSON
+
+
+def _differences(contents: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[Problem]:
+    problems = []
+    for name in (*contents, *(name for name in given if name not in contents)):
+        if name not in given:
+            problems.append(Problem(name, "the file has no such tensor"))
+        elif name not in contents:
+            problems.append(Problem(name, "the model has no such tensor"))
+        elif contents[name].shape != given[name].shape:
+            problems.append(
+                Problem(name, f"{tuple(contents[name].shape)} in the model, {tuple(given[name].shape)} in the file")
+            )
+        elif contents[name].dtype != given[name].dtype:
+            here, there = contents[name].dtype, given[name].dtype
+            problems.append(Problem(name, f"{here} in the model, {there} in the file", f"model.to({there}) before loading"))
+    return problems
+
+
+def _other_extras(here: Collection[str], there: Collection[str]) -> list[Problem]:
+    """Extra state that only the model or only the file has."""
+    missing = [Problem(name, "the file has no such extra state") for name in here if name not in there]
+    return missing + [Problem(name, "the model has no such extra state") for name in there if name not in here]
+
+
+def _ties(contents: Mapping[str, Tensor], given: Mapping[str, Tensor], about: Description) -> list[Problem]:
+    """Tensors that are one in the file and two in the model, or the reverse with different numbers."""
+    problems = []
+    for alias, name in about.aliases.items():
+        one, other = contents[name], contents[alias]
+        if one is not other and isinstance(one, nn.Parameter) and isinstance(other, nn.Parameter):
+            problems.append(Problem(alias, f"it is one tensor with {name} in the file, and one of its own in the model"))
+    names: dict[int, str] = {}
+    for name, tensor in contents.items():
+        first = names.setdefault(id(tensor), name)
+        if given[first] is not given[name] and not torch.equal(given[first], given[name]):
+            problems.append(Problem(name, f"it is one tensor with {first} in the model, and another in the file"))
+    return problems
+
+
+@torch.no_grad()
+def _take(
+    model: nn.Module, contents: Mapping[str, Tensor], given: Mapping[str, Any], new: Collection[int], journal: Journal
+) -> None:
+    """Copy the file's numbers in; those of tensors that are not `new` can be put back."""
+    put_back_extras_later(model, journal)
+    for tensor in {id(tensor): tensor for tensor in contents.values() if id(tensor) not in new}.values():
+        journal.note(partial(_put_back, tensor.detach(), tensor.detach().clone()))
+    model.load_state_dict({name: tensor for name, tensor in given.items() if not name.startswith(BUFFER)}, strict=True)
+    for name, tensor in contents.items():
+        if name.startswith(BUFFER):
+            tensor.copy_(given[name])
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()
+
+
+def _put_back(tensor: Tensor, before: Tensor) -> None:
+    tensor.copy_(before)

@@ -1,0 +1,107 @@
+"""Read files of `outgrow.save`: the header, what it says of the growths, and its checksum."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from outgrow.errors import CheckpointError
+from outgrow.growth_plan.plan import Plan
+from outgrow.history.growth_order import Histories
+from outgrow.saving import checksums as checksum
+from outgrow.saving.atomic_write import Path
+
+VERSION = 1
+SEAL = f"outgrow.{checksum.SEAL}"  # of the metadata, beside "outgrow"
+EARLIER = "use an earlier copy of the file"
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a checkpoint says about itself: no model is needed to read it."""
+
+    path: str
+    model: str  # name of the model's class
+    histories: Histories  # plans, oldest first, by the path of the module that was grown ("" is the model itself)
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]]  # dtype (as safetensors calls it) and shape by name
+    aliases: Mapping[str, str] = field(default_factory=dict)  # further names of tied tensors
+    gates: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # fades under way: steps made, and in all, by path
+    drifts: Sequence[Mapping[str, Any]] = ()  # faded widenings under way; see `weight_fades.pack_drifts`
+    extras: Mapping[str, Any] = field(default_factory=dict)  # extra state of modules; see `extra_state.pack_extras`
+    checksums: Mapping[str, str] | None = None  # by name of tensor; None in files without
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A safetensors file, or an error that says what the file is instead."""
+    from safetensors import SafetensorError, safe_open
+
+    if not os.path.exists(path):
+        raise CheckpointError(f"{path}: there is no such file")
+    if os.path.isdir(path):
+        raise CheckpointError(f"{path} is a folder: name the .safetensors file in it")
+    if not os.path.getsize(path):
+        raise CheckpointError(f"{path} is empty, as if its writing had been interrupted: {EARLIER}")
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    except SafetensorError as error:
+        with open(path, "rb") as raw:
+            start = raw.read(2)
+        if start[:1] == b"\x80":
+            raise CheckpointError(
+                f"{path} is a pickle file, which outgrow.load does not read, unless Run.save wrote it: "
+                "model.load_state_dict(torch.load(path, weights_only=True)) loads a state dict"
+            ) from error
+        raise CheckpointError(f"{path} is damaged, cut short, or no safetensors file ({error}): {EARLIER}") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error}") from error
+
+
+def description_in(path: Path, file: Any, checksums: bool = True) -> Description:
+    metadata = file.metadata() or {}
+    if "outgrow" not in metadata or "outgrow.version" not in metadata:
+        raise CheckpointError(
+            f"{path} was not written by outgrow.save, so it tells no growth history: "
+            "model.load_state_dict(safetensors.torch.load_file(path)) loads it into a model of its shapes"
+        )
+    version = metadata["outgrow.version"]
+    if not version.isdecimal():
+        raise CheckpointError(f"{path} is damaged: its format version reads {version!r}: {EARLIER}")
+    if int(version) > VERSION:
+        raise CheckpointError(
+            f"{path} has format version {version}, and this outgrow reads up to {VERSION}: install a newer outgrow"
+        )
+    try:
+        about = json.loads(metadata["outgrow"])
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        found = Description(
+            os.fspath(path),
+            str(about["model"]),
+            {str(place): tuple(map(Plan.from_json, plans)) for place, plans in about["histories"].items()},
+            {name: (slice_.get_dtype(), tuple(slice_.get_shape())) for name, slice_ in slices.items()},
+            {alias: name for alias, name in about["aliases"].items() if slices[name]},
+            {str(place): (int(done), int(steps)) for place, (done, steps) in about.get("gates", {}).items()},
+            tuple(dict(fact) for fact in about.get("drifts", ())),
+            dict(about.get("extras", {})),
+            dict(about[checksum.TABLE]) if checksum.TABLE in about else None,
+        )
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{path} is damaged: its growth history can't be read ({reason}): {EARLIER}") from error
+    if checksums and (SEAL in metadata or found.checksums is not None):
+        shapes = {name: shape for name, (_, shape) in found.tensors.items()}
+        if metadata.get(SEAL) != header_checksum(metadata, shapes):
+            raise CheckpointError(f"{path} is damaged: its header differs from what was written: {checksum.WAY_OUT}")
+    return found
+
+
+def header_checksum(metadata: Mapping[str, str], shapes: Mapping[str, Sequence[int]]) -> str:
+    """Of the metadata, and of names and shapes of tensors."""
+    values = sorted((key, value) for key, value in metadata.items() if key != SEAL)
+    sizes = sorted((name, list(shape)) for name, shape in shapes.items())
+    return checksum.of_bytes(json.dumps([values, sizes]).encode())

@@ -1,0 +1,1 @@
+"""How things print: tables, and lines beside progress bars."""

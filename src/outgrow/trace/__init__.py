@@ -1,0 +1,1 @@
+"""Watch a forward pass: operators, and the tensors between them."""

@@ -1,0 +1,85 @@
+"""A trace as data: operators in the order in which they ran, and the tensors between them, in single-assignment form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from outgrow.model.idle_modules import Understudies
+
+FOLD = "outgrow.fold"  # how a folded residual, which runs as several operators, is written down
+FAKE_QUANTISE, OBSERVING = "aten._fused_moving_avg_obs_fq_helper", "observing"
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Stands for a tensor among an operator's arguments."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor that existed during the pass: a parameter or buffer (`name`), a model input, or an operator's result."""
+
+    index: int
+    shape: tuple[int, ...]
+    floating: bool  # real or complex numbers
+    kind: str  # "parameter", "buffer", "input", "constant" or "result"
+    name: str = ""
+    boolean: bool = False  # a mask
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operator call, with tensors replaced by `Ref`s."""
+
+    index: int
+    name: str  # e.g. "aten.convolution"
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    outputs: tuple[int, ...]
+    module: str  # path of the innermost module whose code was running
+
+    @cached_property
+    def refs(self) -> list[Ref]:
+        """The tensors among all arguments."""
+        return refs_in((*self.args, *self.kwargs.values()))
+
+
+def refs_in(tree: Any) -> list[Ref]:
+    """The tensors among an operator's arguments, in order."""
+    if isinstance(tree, Ref):
+        return [tree]
+    if isinstance(tree, (tuple, list)):
+        return [ref for item in tree for ref in refs_in(item)]
+    if isinstance(tree, dict):
+        return [ref for item in tree.values() for ref in refs_in(item)]
+    return []
+
+
+@dataclass
+class Trace:
+    """What one or more forward passes did."""
+
+    ops: list[Op] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    outputs: dict[int, None] = field(default_factory=dict)  # in order
+    meta: bool = False  # watched on tensors without numbers
+    gradients: bool = (
+        False  # the model differentiates in its forward pass: watched with gradients on (see `model/inner_gradients.py`)
+    )
+    passes: list[bool] = field(default_factory=list)  # for each pass, whether the model was in train mode
+    ends: list[int] = field(default_factory=list)  # and how many operators there were when it was over
+    returned: dict[str, int] = field(default_factory=dict)  # for each module that put out a tensor, the value of the first
+    understudies: Understudies = field(
+        default_factory=dict
+    )  # which modules ran beside others, to no effect (see `model/idle_modules.py`)
+
+    @property
+    def unused(self) -> list[str]:
+        """Names of the parameters that no operator has used."""
+        used = {ref.value for op in self.ops for ref in op.refs}
+        return [value.name for value in self.values if value.kind == "parameter" and value.index not in used]

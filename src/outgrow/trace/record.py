@@ -1,0 +1,351 @@
+"""Watch one forward pass: the list of ATen operators that ran, and the tensors between them.
+
+Nothing is known about the model beforehand. A `TorchDispatchMode` sees every operator below autograd, with any Python in
+the model's `forward` simply running; parameters and buffers are recognised by identity, and module hooks tell which module's
+code was running. Fused kernels (flash attention, the Transformer fast path, oneDNN and cuDNN recurrent layers) are switched
+off while watching, so that they arrive as the elementary operators they stand for.
+
+A tensor that is written in place becomes a new value: the list of operators is in single-assignment form.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from outgrow.errors import Problem, TraceError
+from outgrow.model.example import Example, call, outputs_in, tensors_anywhere, tensors_in
+from outgrow.model.idle_modules import Understudies, standing_in
+from outgrow.model.inner_gradients import GRADIENT, Gradients, inside_backward, needs_gradients, with_gradients
+from outgrow.model.meta_operators import Shapes
+from outgrow.model.reference_operators import Substitute
+from outgrow.model.sandbox import elementary, on_meta, substituted, tensors_of, untouched
+from outgrow.model.shared_memory import apart, geometry_of, storage_of
+from outgrow.modules.fold import Fold
+from outgrow.trace.operators import FAKE_QUANTISE, FOLD, OBSERVING, Op, Ref, Trace, Value
+from outgrow.trace.view_regions import box_of
+
+
+@contextlib.contextmanager
+def module_paths(model: nn.Module) -> Iterator[Callable[[], str]]:
+    """Yield a function that tells the path of the module whose `forward` is running."""
+    running, thread = [""], get_ident()
+
+    def enter(path: str, module: nn.Module, args: Any) -> None:
+        if get_ident() == thread:
+            running.append(path)
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        if get_ident() == thread:
+            running.pop()
+
+    handles: list[Any] = []
+    try:
+        for path, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(partial(enter, path), prepend=True))
+            handles.append(module.register_forward_hook(leave, prepend=True, always_call=True))
+        yield lambda: running[-1]
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class Watcher(TorchDispatchMode):
+    """Sees every operator that runs while it is active, and each `Fold` as one operator."""
+
+    inside = False  # a Fold or a gradient is running: what its operators do is its own business
+    gradients = False  # whether calls of `torch.autograd.grad` are operators
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: nothing is compiled meanwhile, and to tell Dynamo so at every operator takes as long as to record it."""
+        return False
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.saved: set[int] = set()  # ids of tensors that autograd keeps
+        self.substitute = Substitute(self)  # operators of users are watched as what they are made of
+        self.understudies: Understudies = {}  # which modules run beside others (see `model/idle_modules.py`)
+
+    @abc.abstractmethod
+    def folded(self, path: str, fold: Fold, x: Tensor, result: Tensor) -> None:
+        """A Fold has made `result` of `x`."""
+
+    @abc.abstractmethod
+    def differentiated(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        """`torch.autograd.grad` has made `results`, one for each of `inputs`."""
+
+    def hide(self, hidden: bool) -> None:
+        self.inside = hidden
+
+    @contextlib.contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        thread = get_ident()
+
+        def enter(module: nn.Module, args: Any) -> None:
+            self.inside |= get_ident() == thread
+
+        def leave(path: str, module: nn.Module, args: Any, result: Any) -> None:
+            if get_ident() != thread:
+                return
+            self.inside = False
+            assert isinstance(module, Fold)
+            self.folded(path, module, args[0], result)
+
+        handles: list[Any] = []
+        for path, module in model.named_modules():
+            if isinstance(module, Fold):
+                handles.append(module.register_forward_pre_hook(enter))
+                handles.append(module.register_forward_hook(partial(leave, path)))
+        mode = with_gradients(Gradients(self.differentiated, self.hide), self.saved) if self.gradients else nullcontext()
+        try:
+            with self, mode, standing_in(model, self.understudies):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+class TensorNumbers:
+    """Numbers of tensors by identity. The tensors are not kept: torch makes a copy of what somebody else holds too."""
+
+    def __init__(self) -> None:
+        self.items: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+
+    def get(self, tensor: Tensor) -> int | None:
+        found = self.items.get(id(tensor))
+        return found[1] if found is not None and found[0]() is tensor else None
+
+    def __setitem__(self, tensor: Tensor, number: int) -> None:
+        self.items[id(tensor)] = weakref.ref(tensor), number
+
+
+class Recorder(Watcher):
+    """Writes down every operator that runs while it is active."""
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], buffers: set[str], inputs: list[Tensor], trace: Trace, here: Callable[[], str]
+    ) -> None:
+        super().__init__()
+        self.trace, self.gradients, self.understudies = trace, trace.gradients, trace.understudies
+        self.differentiates = False  # seen in this pass, operator by operator
+        self.here = here
+        self.shapes = Shapes()
+        self.known: dict[Any, tuple[str, bool]] = {}  # operator → its name, and whether it writes in place
+        self.index_of = TensorNumbers()
+        self.refs: list[Ref] = [Ref(value.index) for value in trace.values]
+        self.sharing: dict[int, list[weakref.ref[Tensor]]] = {}  # by memory
+        self.unfiled: list[weakref.ref[Tensor]] = []  # tensors of which it is not noted yet in which memory they are
+        self.stale = WeakIdKeyDictionary()  # tensor → what was written over part of it through views: value and box
+        known = {value.name: value.index for value in trace.values if value.name}
+        for name, tensor in tensors.items():
+            if name in known:
+                self.index_of[tensor] = known[name]
+            else:
+                self._new(tensor, "buffer" if name in buffers else "parameter", name)
+        for tensor in inputs:
+            self._new(tensor, "input")
+
+    @contextlib.contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        thread = get_ident()
+
+        def leave(path: str, module: nn.Module, args: Any, result: Any) -> None:
+            if get_ident() != thread:
+                return
+            number = self.index_of.get(result) if isinstance(result, Tensor) else None
+            if number is not None:
+                self.trace.returned.setdefault(path, number)
+
+        handles = [module.register_forward_hook(partial(leave, path)) for path, module in model.named_modules()]
+        try:
+            with super().watching(model):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _new(self, tensor: Tensor, kind: str, name: str = "") -> int:
+        index = len(self.trace.values)
+        dtype, here = tensor.dtype, weakref.ref(tensor)
+        floating = dtype.is_floating_point or dtype.is_complex
+        self.trace.values.append(Value(index, tuple(tensor.shape), floating, kind, name, dtype is torch.bool))
+        self.refs.append(Ref(index))
+        self.index_of.items[id(tensor)] = here, index
+        self.unfiled.append(here)
+        return index
+
+    def _ref(self, item: Any) -> Any:
+        if isinstance(item, Tensor):
+            return self.refs[self.value_of(item)]
+        if isinstance(item, (list, tuple)):
+            return tuple([self._ref(part) for part in item])
+        return item
+
+    def value_of(self, tensor: Tensor) -> int:
+        """The value that a tensor holds now; what was written over part of it comes first."""
+        index = self.index_of.get(tensor)
+        if index is None:
+            return self._new(tensor, "constant")
+        written = self.stale.pop(tensor, ()) if self.stale else ()
+        if written:
+            pieces, boxes = tuple(Ref(value) for value, _ in written), tuple(box for _, box in written)
+            output = self._new(tensor, "result")
+            self._note("outgrow.write_through_view", (Ref(index), pieces, boxes), {}, (output,))
+            return output
+        return int(index)
+
+    def _note(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: tuple[int, ...]) -> None:
+        self.trace.ops.append(Op(len(self.trace.ops), name, args, kwargs, outputs, self.here()))
+
+    def folded(self, path: str, fold: Fold, x: Tensor, result: Tensor) -> None:
+        value = Ref(self.value_of(x))
+        self.trace.ops.append(Op(len(self.trace.ops), FOLD, (value, fold.dim), {}, (self._new(result, "result"),), path))
+
+    def differentiated(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        refs = self._ref(outputs), self._ref(inputs)
+        self._note(GRADIENT, refs, {}, tuple(self._new(result, "result") for result in results))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.inside:
+            return func(*args, **kwargs)
+        made = self.substitute(func, args, kwargs)
+        if made is not NotImplemented:
+            return made
+        self.differentiates |= inside_backward()
+        inputs = tuple([self._ref(arg) for arg in args])
+        keywords = {key: self._ref(arg) for key, arg in kwargs.items()} if kwargs else {}
+        result = self.shapes.call(func, args, kwargs)
+        results = [result] if type(result) is Tensor else tensors_in(result)
+        outputs = tuple([self._new(tensor, "result") for tensor in results])
+        known = self.known.get(func)
+        if known is None:
+            known = self.known[func] = str(func.overloadpacket), func._schema.is_mutable
+        name, mutable = known
+        if name == FAKE_QUANTISE:
+            keywords[OBSERVING] = bool(args[1].item())  # on meta tensors this fails, and the model is run for real
+        self._note(name, inputs, keywords, outputs)
+        if mutable:
+            self._rewrite_views(func, args)
+        return result
+
+    def _file(self) -> None:
+        """Note of all tensors that are new since the last time, and still alive, in which memory they are."""
+        for ref in self.unfiled:
+            tensor = ref()
+            if tensor is not None:
+                self.sharing.setdefault(storage_of(tensor), []).append(ref)
+        self.unfiled.clear()
+
+    def _rewrite_views(self, func: Any, args: Any) -> None:
+        """An in-place write through a view changes what its base and overlapping views hold, if anyone looks at them again."""
+        for argument, tensor in zip(func._schema.arguments, args, strict=False):
+            if not (isinstance(tensor, Tensor) and argument.alias_info is not None and argument.alias_info.is_write):
+                continue
+            written = self.value_of(tensor)
+            self._file()
+            others = {id(other): other for ref in self.sharing.get(storage_of(tensor), ()) if (other := ref()) is not None}
+            for other in others.values():
+                if other is tensor or storage_of(other) != storage_of(tensor):
+                    continue
+                if geometry_of(other) == geometry_of(tensor):
+                    self.index_of[other] = written
+                    self.stale.pop(other, None)
+                elif not apart(other, tensor):
+                    self.stale[other] = (*self.stale.get(other, ()), (written, box_of(tensor, other)))
+
+
+def _left(model: nn.Module, recorder: Recorder, output: Any) -> list[Tensor]:
+    """What leaves the model: all that is found in its output, and results that outlive the pass though nothing has used them.
+
+    These are outputs in a form that hides them (an array of numpy's, say), unless a cache or a module keeps them.
+    """
+    shown = [tensor for tensor in outputs_in(output) if recorder.index_of.get(tensor) is not None]
+    used = {ref.value for op in recorder.trace.ops for ref in op.refs}
+    if not _unused(recorder, used).keys() - {id(tensor) for tensor in shown}:
+        return shown
+    held = [list(vars(module).values()) for module in model.modules()]
+    kept = {id(tensor) for tensor in (*tensors_in(held), *tensors_anywhere(output, set(), caches=True))} | recorder.saved
+    if _unused(recorder, used).keys() - kept:
+        gc.collect()  # what is part of a cycle that nobody holds does not outlive the pass
+    return [*shown, *(tensor for key, tensor in _unused(recorder, used).items() if key not in kept)]
+
+
+def _unused(recorder: Recorder, used: set[int]) -> dict[int, Tensor]:
+    """Results that are alive though nothing has used them, by identity."""
+    alive = [(ref(), number) for ref, number in recorder.index_of.items.values() if number not in used]
+    return {id(t): t for t, number in alive if t is not None and recorder.trace.values[number].kind == "result"}
+
+
+def record(
+    model: nn.Module,
+    example: Example,
+    training: bool = False,
+    trace: Trace | None = None,
+    understudies: Understudies | None = None,
+) -> Trace:
+    """Run the model once and write down what happened (appended to `trace` if one is given).
+
+    The first try is on meta tensors, which cost neither time nor memory; a model that looks at numbers (or keeps tensors
+    that are not registered) is run for real.
+    """
+    if trace is not None:
+        return _record(model, example, training, trace)
+    beside = understudies or {}
+    try:
+        return _record(model, example, training, Trace(meta=True, understudies=beside))
+    except Exception as error:
+        if needs_gradients(error) or isinstance(error, _Differentiates):
+            return _record_gradients(model, example, training, beside)
+    try:
+        return _record(model, example, training, Trace(understudies=beside))
+    except Exception as error:
+        if needs_gradients(error) or isinstance(error, _Differentiates):
+            return _record_gradients(model, example, training, beside)
+        raise
+
+
+class _Differentiates(Exception):
+    """The model differentiates in its forward pass: it must be watched again, with gradients as operators."""
+
+
+def _record_gradients(model: nn.Module, example: Example, training: bool, beside: Understudies) -> Trace:
+    try:
+        return _record(model, example, training, Trace(meta=True, gradients=True, understudies=beside))
+    except Exception as error:
+        if "saved tensor hooks" in str(error):
+            problem = Problem("the model", "it differentiates by torch.func", "differentiate by torch.autograd.grad")
+            raise TraceError("gradients that torch.func takes can't be watched", [problem]) from error
+    return _record(model, example, training, Trace(gradients=True, understudies=beside))
+
+
+def _record(model: nn.Module, example: Example, training: bool, trace: Trace) -> Trace:
+    tensors = tensors_of(model)
+    buffers = {name for name, tensor in tensors.items() if not isinstance(tensor, nn.Parameter)}
+    if trace.meta:
+        tensors = {name: tensor.detach().to("meta") for name, tensor in tensors.items()}
+        example = on_meta(example)
+    with untouched(model, not trace.meta), elementary(), module_paths(model) as here, substituted(model, tensors):
+        model.train(training)
+        recorder = Recorder(tensors, buffers, tensors_in(example), trace, here)
+        with recorder.watching(model):
+            output = call(model, example)
+        if recorder.differentiates and not trace.gradients:
+            raise _Differentiates
+        trace.outputs.update(dict.fromkeys(recorder.value_of(tensor) for tensor in _left(model, recorder, output)))
+    trace.passes.append(training)
+    trace.ends.append(len(trace.ops))
+    return trace

@@ -1,0 +1,270 @@
+"""Deepen: a new block of a container's own kind that is, at first, the identity.
+
+    y = x + f(x),   f = 0 with dense weights (see `exactness/zero_output.py`)
+
+The new block is a copy of a sibling, so the model stays one that its own library could have built. Its branches are made zero
+by pairing units ("r2r"; behind a batch norm by γ = β = 0, "r2r-paper" pairs there too). "copy" leaves the copy as it is (layer
+stacking) and "random" draws its weights anew: neither keeps the function, and both say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from outgrow.analysis.volumes import Anatomy
+from outgrow.apply.apply_plan import apply_setting
+from outgrow.apply.insert_modules import CONTAINERS, apply_insert, counters, numbering, renumbering, signature
+from outgrow.configuration.per_layer import contradiction, depth_settings, layer_lists
+from outgrow.errors import MethodError, Problem, SelectionError, TraceError
+from outgrow.exactness.identity_blocks import Identity, by_itself, check_bent, identity_of
+from outgrow.exactness.zero_output import NotZero, resolved
+from outgrow.growth_plan.module_starts import Start
+from outgrow.growth_plan.plan import Change, Insert, Plan, joined
+from outgrow.model.example import Example, outputs_in
+from outgrow.model.journal import Journal
+from outgrow.model.meta_copy import calls_without_values
+from outgrow.model.module_calls import Call
+from outgrow.model.module_paths import joined_path
+from outgrow.modules.blocks import Parallel
+from outgrow.optimizers.new_parameters import THAWED, is_frozen
+from outgrow.requests import Deepen
+from outgrow.transforms.deepen.new_layers import plain_plan
+from outgrow.transforms.site_and_step import Site, Step
+
+OWN = ("r2r", "r2r-paper")
+NOT_RUN = "the model's code does not run a block that is added there"
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """A child of a container to copy, and how to make the copy the identity."""
+
+    index: int
+    identity: Identity | None
+
+
+Templates = Sequence[Template]
+
+
+@dataclass(frozen=True, eq=False)
+class SiblingKinds:
+    """What was found out about kinds of blocks so far: their anatomies, and how (or why not) each is made the identity."""
+
+    anatomies: dict[Any, Anatomy] = field(default_factory=dict)
+    identities: dict[Any, Identity | str] = field(default_factory=dict)
+    children: dict[str, list[Any]] = field(default_factory=dict)  # by the path of a container: the kind of each child
+    same: dict[Any, Any] = field(default_factory=dict)  # one object for equal kinds, which are large
+
+    def of_children(self, path: str, container: nn.Module) -> list[Any]:
+        """The kind of each child of a container."""
+        if path not in self.children:
+            counted = counters(container)
+            kinds = [None if child is None else signature(child, counted) for child in container._modules.values()]
+            self.children[path] = [self.same.setdefault(kind, kind) for kind in kinds]
+        return self.children[path]
+
+    def identity(self, kind: Any, block: nn.Module, given: Call, request: Deepen) -> Identity:
+        key = kind, request.method == "r2r-paper", request.fade is not None
+        if key not in self.identities:
+            try:
+                if kind not in self.anatomies:
+                    self.anatomies[kind] = by_itself(block, given)
+                self.identities[key] = identity_of(block, given, *key[1:], anatomy=self.anatomies[kind])
+            except NotZero as reason:
+                self.identities[key] = str(reason)
+        found = self.identities[key]
+        if isinstance(found, str):
+            raise NotZero(found)
+        return found
+
+
+def containers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [(path, module) for path, module in model.named_modules() if _holds_blocks(module)]
+
+
+def _holds_blocks(module: nn.Module) -> bool:
+    """A container of torch's, or a module whose children are all of one class (and are run in turn, if we are lucky)."""
+    kinds = {type(child) for child in module.children()}
+    if isinstance(module, Parallel):
+        return False
+    return (isinstance(module, CONTAINERS) and bool(kinds)) or (len(kinds) == 1 and len(module._modules) > 1)
+
+
+def deepen_plans(site: Site, request: Deepen) -> Step:
+    """The new modules that a request puts behind another one, each with how it starts."""
+    model, example = site.model, site.example
+    if request.after not in dict(model.named_modules(remove_duplicate=False)) or not request.after:
+        names = ", ".join([joined_path(path, key) for path, module in containers(model) for key in module._modules][:8])
+        what = f"the model has no module {request.after!r}" if request.after else "after='' is the model itself"
+        raise SelectionError(f"{what}: blocks can be put behind {names} …")
+    container = model.get_submodule(request.after.rpartition(".")[0])
+    reasons = []
+    if request.method not in ("residual", "net2net", "netmorph") and request.layers is None:
+        try:
+            if not _holds_blocks(container):
+                raise NotZero(f"it is no child of an nn.Sequential or nn.ModuleList, but of a {type(container).__name__}")
+            with site.trial() as journal:
+                return Step(own_kind(model, example, request, site.seed, journal))
+        except NotZero as reason:
+            reasons.append(f"no block of the model's own kind can follow it: {reason}")
+    if request.method in ("auto", "r2r", "residual", "net2net", "netmorph", "random") or request.fade:
+        try:
+            with site.trial() as journal:
+                return Step((_plain(model, example, request, site.seed, journal),))
+        except NotZero as reason:
+            reasons += [str(reason)] if not any(str(reason) in told for told in reasons) else []
+    instead = "outgrow.places(model, example) lists the places, and what is exact there"
+    if request.method == "net2net" and request.fade is None:
+        instead += "; with fade= an activation may be any"
+    raise MethodError("the model can't be deepened there", [Problem(request.after, "; ".join(reasons), instead)])
+
+
+def _plain(model: nn.Module, example: Example, request: Deepen, seed: int, journal: Journal) -> Plan:
+    """Layers of our own behind a module. Each is put into the model for a trial, so that the next can be planned."""
+    plans: list[Plan] = []
+    after, method = request.after, {"auto": "r2r", "copy": "r2r"}.get(request.method, request.method)
+    if request.layers is not None and method == "r2r":
+        method = "residual"
+    for step in range(request.count):
+        plan = plain_plan(model, example, after, method, seed + step, journal, request.fade, request.layers or 2)
+        plans.append(plan)
+        after = plan.renamed(after)
+    name = f"{method}, faded in over {request.fade} steps" if request.fade else method
+    change = Change(f"behind {request.after}", 0, request.count, name, request.exact)
+    return replace(joined(plans), changes=(change,), seed=seed)
+
+
+def own_kind(
+    model: nn.Module, example: Example, request: Deepen, seed: int, journal: Journal, known: Templates | None = None
+) -> tuple[Plan, ...]:
+    """Copies of the model's own blocks, a plan for each: settings go by the names that there are at the time.
+
+    The copies are put into the model for a trial, with the tensors of their siblings, to see whether its code runs them.
+    known: what to copy, if that was found out before; then no trial run is made.
+    """
+    container_path, _, key = request.after.rpartition(".")
+    container = model.get_submodule(container_path)
+    paths = [joined_path(container_path, name) for name in container._modules]
+    found = calls_without_values(model, example, paths) if known is None else {}
+    before = len(container._modules)
+    plans: list[Plan] = []
+    counted = counters(container)
+    lists, order = layer_lists(model, container_path), list(range(before))
+    templates = known or [template_for(model, found, request, step, SiblingKinds()) for step in range(request.count)]
+    first = list(container._modules).index(key) + 1
+    for step, template in enumerate(templates):
+        at, source = first + step, template.index + (step if template.index >= first else 0)
+        prefix, number = numbering(container) or (None, 0)
+        start = _start(template, request, seed + step)
+        insert = Insert(container_path, at, source, _key(container, at, key), prefix, number, start=start)
+        settings = depth_settings(model, insert, len(container._modules))
+        order.insert(at, order[source])
+        apply_insert(model, insert, journal, shared=True)
+        settings += renumbering(model, container_path, counted)
+        for setting in settings:
+            apply_setting(model, setting, journal)
+        plans.append(Plan((), (), tuple(settings), seed, inserts=(insert,)))
+    if wrong := contradiction(model, container_path, lists, order):
+        raise NotZero(wrong)
+    thawed = any(is_frozen(model.get_submodule(path)) for path in joined(plans).new_blocks)
+    change = Change(
+        container_path or "the model", before, len(container._modules), request.named, request.exact, THAWED if thawed else ""
+    )
+    if found:
+        _check_called(model, example, joined(plans), [path for path in paths if found[path]])
+    return (*plans[:-1], replace(plans[-1], changes=(change,)))
+
+
+def _start(template: Template, request: Deepen, seed: int) -> Start:
+    """How a copy of a block starts."""
+    draw, identity = seed if request.method == "random" else None, template.identity
+    if identity is None:
+        return Start(draw)
+    gates = tuple(identity.gates) if request.fade else ()
+    return Start(draw, resolved(identity.anatomy, identity.zeroing, seed), gates=gates, steps=request.fade or 0)
+
+
+def _key(container: nn.Module, at: int, after: str) -> str:
+    called = numbering(container)
+    if called is not None:
+        return f"{called[0]}{called[1] + at}"
+    number = 1
+    while f"{after}_{number}" in container._modules:
+        number += 1
+    return f"{after}_{number}"
+
+
+def template_for(model: nn.Module, found: dict[str, list[Call]], request: Deepen, step: int, known: SiblingKinds) -> Template:
+    """The sibling to copy: one that stands where the new block will stand in the order of kinds, the nearest first."""
+    path, _, key = request.after.rpartition(".")
+    container = model.get_submodule(path)
+    children = dict(container._modules)
+    index = list(children).index(key)
+    kinds = known.of_children(path, container)
+    here = found[request.after]
+    if len(here) != 1:
+        raise NotZero("the example does not run it" if not here else f"it runs {len(here)} times in one pass")
+    shape = _shapes(here[0].output)
+    names = [joined_path(path, name) for name in children]
+    period = _period([kind if _keeps(found[name], shape) else None for kind, name in zip(kinds, names, strict=True)])
+    reasons: dict[str, str] = {}
+    usual = {kind: -kinds.count(kind) for kind in kinds}  # a first block may be unlike all others
+    off = [period is not None and (i - index - 1 - step) % period != 0 for i in range(len(kinds))]
+    place = index if period is not None else index + 1
+    candidates = sorted(range(len(kinds)), key=lambda i: (off[i], usual[kinds[i]], abs(i - place), i > index))
+    for candidate in candidates:
+        name = names[candidate]
+        block, calls = list(children.values())[candidate], found[name]
+        fits = len(calls) == 1 and _shapes(calls[0].output) == shape
+        in_turn = period is not None and not off[candidate] and _keeps(here, shape)  # blocks of several kinds take turns
+        if block is None or not fits or (type(block) is not type(children[key]) and not in_turn):
+            continue
+        if not request.exact and block._modules and _keeps(calls, shape):
+            return Template(candidate, None)
+        mark = (kinds[candidate], shape[0] if shape else ())
+        try:
+            identity = known.identity(mark, block, calls[0], request)
+            check_bent(identity, container.get_submodule(key), here[0])
+        except NotZero as reason:
+            reasons[name] = str(reason)
+            continue
+        return Template(candidate, identity)
+    raise NotZero(reasons.get(request.after) or next(iter(reasons.values()), "no block of its kind keeps its shape"))
+
+
+def _shapes(output: Any) -> list[tuple[int, ...]]:
+    """The shape of the first tensor of an output or example."""
+    return [tuple(tensor.shape) for tensor in outputs_in(output)][:1]
+
+
+def _keeps(calls: Sequence[Call], shape: list[tuple[int, ...]]) -> bool:
+    return len(calls) == 1 and _shapes(calls[0].output) == shape == _shapes(calls[0].example)
+
+
+def _period(kinds: Sequence[Any]) -> int | None:
+    """After how many blocks their kinds repeat (Swin shifts every other window), if they do; None is a block of no account.
+
+    A few that differ in settings alone are taken for one turn; not if one has other tensors (T5's first block).
+    """
+    for period in range(1, len(kinds)):
+        pairs = zip(kinds, kinds[period:], strict=False)
+        if all(a == b for a, b in pairs if a is not None and b is not None):
+            return period
+    tensors = {tuple((path, held) for path, _, held, _ in kind if held) for kind in kinds if kind is not None}
+    return len(kinds) if len(tensors) <= 1 else None
+
+
+def _check_called(model: nn.Module, example: Example, plan: Plan, before: Sequence[str]) -> None:
+    """A list whose code goes by numbers of its own may leave new blocks out, or run them in the place of others."""
+    new = plan.new_blocks
+    reason = NOT_RUN
+    try:
+        called = calls_without_values(model, example, [*new, *map(plan.renamed, before)])
+    except TraceError as error:
+        called, reason = {"": []}, f"with a block more there {str(error).splitlines()[0]}"
+    if not all(called.values()):
+        raise NotZero(reason)

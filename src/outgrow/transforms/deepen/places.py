@@ -1,0 +1,226 @@
+"""Where a model can be deepened, by which methods, and why not elsewhere: found by trying.
+
+All of it is tried on the model's shadow (see `model/meta_copy.py`), where a pass costs no arithmetic, and once per kind of
+block. Only where that leaves doubts is the model itself run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from outgrow.analysis.analyse import dissect, without_values
+from outgrow.analysis.volumes import Anatomy
+from outgrow.apply.apply_plan import apply_setting
+from outgrow.apply.carry_out_insert import put_in
+from outgrow.errors import TraceError
+from outgrow.exactness.zero_output import NotZero
+from outgrow.growth_plan.plan import Plan, joined
+from outgrow.model.checks import check_module
+from outgrow.model.compiled import uncompiled
+from outgrow.model.example import Example, outputs_in
+from outgrow.model.journal import Journal
+from outgrow.model.meta_copy import has_values, shadow
+from outgrow.model.module_calls import Call, calls_of
+from outgrow.model.module_paths import joined_path
+from outgrow.model.sandbox import on_meta
+from outgrow.model.unwrap import bare
+from outgrow.process.garbage_collection import collected_later
+from outgrow.requests import Deepen
+from outgrow.trace.operators import Trace
+from outgrow.trace.record import record
+from outgrow.transforms.deepen.new_layers import PLAIN_LAYERS, Neighbours, is_activation, legal, unwrappable
+from outgrow.transforms.deepen.own_kind import NOT_RUN, OWN, SiblingKinds, Template, containers, own_kind, template_for
+from outgrow.transforms.deepen.runs_as_before import runs_as_before, within
+from outgrow.transforms.site_and_step import trial
+from outgrow.wrong_arguments import usage
+
+PYTHON = (TypeError, AttributeError)  # errors of code that finds another module than it expects, whatever its values
+NO_VALUES = (
+    "whether the model computes the same with a block more there can't be found out on the meta device: load its weights first"
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model can be deepened: behind the module `name`.
+
+    `methods` are those that keep the function there; where there are none, `reason` tells why. `own`: the block that "r2r" puts
+    there is one of the model's own kind.
+    """
+
+    name: str
+    methods: tuple[str, ...]
+    reason: str = ""
+    own: bool = False
+
+    @property
+    def growable(self) -> bool:
+        return bool(self.methods)
+
+
+@usage("outgrow.places(model, example)")
+@uncompiled()
+def places(model: nn.Module, example: Example) -> list[Place]:
+    """All children of the model's containers, and whether a block can be put behind each.
+
+    The model may be on the meta device: places depend on its code and its shapes, not on values.
+
+    Example:
+        >>> class Block(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.f = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+        ...     def forward(self, x):
+        ...         return x + self.f(x)
+        >>> model = nn.Sequential(nn.Linear(3, 4), Block(), nn.Linear(4, 2))
+        >>> [(place.name, place.methods) for place in places(model, torch.zeros(1, 3)) if place.own]
+        [('1', ('r2r', 'r2r-paper', 'residual'))]
+    """
+    check_module(model := bare(model), numbers=False)
+    blocks = [joined_path(path, key) for path, module in containers(model) for key in module._modules]
+    layers = [
+        path for path, module in model.named_modules() if path and (isinstance(module, PLAIN_LAYERS) or is_activation(module))
+    ]
+    paths = list(dict.fromkeys((*blocks, *layers)))
+    survey = _surveyed(model, example, paths, blocks)
+    neighbours = Neighbours(model)
+    result = []
+    for path in survey.run:
+        reasons = dict.fromkeys(OWN, "it stands in no container of blocks")
+        reasons |= {method: survey.reason(path, method) for method in OWN if path in survey.own}
+        plain = legal(model, path, survey.found[path], survey.anatomy, survey.stuck or {}, neighbours)
+        methods = dict.fromkeys(name for name, why in (*reasons.items(), *plain.items()) if not why)
+        why = "; ".join(dict.fromkeys((reasons["r2r"], plain["r2r"])))
+        result.append(Place(path, tuple(methods), "" if methods else why, own=not reasons["r2r"]))
+    return result
+
+
+@dataclass(eq=False)
+class Survey:
+    """What was seen of a model: calls of its modules, and by which methods its blocks can be made the identity."""
+
+    found: dict[str, list[Call]]
+    anatomy: Anatomy
+    stuck: dict[str, str] | None  # modules that can't be put into an nn.Sequential, and why; None: yet to be found out
+    own: dict[str, dict[str, Template | str]] = field(default_factory=dict)  # by block and method; a string is a reason
+    idle: dict[str, str | None] = field(default_factory=dict)  # containers whose code does not run what is added, and why;
+    # None where that is yet to be found out
+
+    @property
+    def run(self) -> list[str]:
+        return [path for path, calls in self.found.items() if path and calls]
+
+    def reason(self, path: str, method: str) -> str:
+        """Why a method does not suit a block; empty if it does."""
+        found = self.own[path][method]
+        return found if isinstance(found, str) else self.idle[path.rpartition(".")[0]] or ""
+
+    def first(self, container: str) -> str:
+        """The first block of a container behind which there could be another."""
+        return next(
+            path
+            for path, found in self.own.items()
+            if path.rpartition(".")[0] == container and any(isinstance(one, Template) for one in found.values())
+        )
+
+
+def _surveyed(model: nn.Module, example: Example, paths: Sequence[str], blocks: Sequence[str]) -> Survey:
+    """A survey of the shadow, with what is doubtful there looked at on the model itself; or one of the model, if need be."""
+    try:
+        with shadow(model), collected_later():
+            survey = _survey(model, on_meta(example), paths, blocks, shadowed=True)
+    except Exception as error:
+        if not has_values(model):
+            raise error if isinstance(error, TraceError) and error.problems else without_values(error) from error
+        survey = _survey(model, example, paths, blocks, shadowed=False)
+    if not has_values(model):
+        survey.idle = {container: NO_VALUES if why is None else why for container, why in survey.idle.items()}
+        survey.stuck = unwrappable(model, on_meta(example), survey.run) if survey.stuck is None else survey.stuck
+        return survey
+    if survey.stuck is None:
+        survey.stuck = unwrappable(model, example, survey.run)
+    doubtful = [container for container, why in survey.idle.items() if why is None]
+    if doubtful:
+        before = outputs_in(calls_of(model, example, [""])[""][0].output)
+        survey.idle |= {container: _idle(model, example, survey.first(container), before) for container in doubtful}
+    return survey
+
+
+def _survey(model: nn.Module, example: Example, paths: Sequence[str], blocks: Sequence[str], shadowed: bool) -> Survey:
+    found = calls_of(model, example, [*paths, ""])
+    run = [path for path in paths if found[path]]
+    try:
+        stuck = unwrappable(model, example, run, PYTHON if shadowed else (Exception,))
+    except TraceError:
+        stuck = None
+    survey = Survey(found, dissect(model, example), stuck)
+    kinds, own = SiblingKinds(), set(blocks)
+    for path in (path for path in run if path in own):
+        survey.own[path] = {}
+        for method in OWN:
+            try:
+                survey.own[path][method] = template_for(model, found, Deepen(path, method=method), 0, kinds)
+            except NotZero as refused:
+                survey.own[path][method] = str(refused)
+        container = path.rpartition(".")[0]
+        template = survey.own[path]["r2r"]
+        if container not in survey.idle and any(isinstance(one, Template) for one in survey.own[path].values()):
+            trace = survey.anatomy.reading.trace
+            known = shadowed and isinstance(template, Template)
+            survey.idle[container] = _without_values(model, example, path, template, trace) if known else None
+    return survey
+
+
+def _without_values(model: nn.Module, example: Example, path: str, template: Template | str, before: Trace) -> str | None:
+    """Like `_idle`, as far as that follows without values; None where it does not."""
+    assert isinstance(template, Template)
+    try:
+        with _deepened(model, example, path, [template]) as plan:
+            after = record(model, example)
+    except Exception:  # the model itself will show what this means
+        return None
+    if not any(within(op, block) for op in after.ops for block in plan.new_blocks):
+        return NOT_RUN
+    return "" if before.meta and runs_as_before(before, after, plan) else None
+
+
+def _idle(model: nn.Module, example: Example, path: str, before: Iterable[Tensor]) -> str:
+    """Try whether a block that is added there is run, and changes nothing; why not, if it is not."""
+    try:
+        with _deepened(model, example, path, None):
+            after = outputs_in(calls_of(model, example, [""])[""][0].output)
+        if not all(_close(one, other) for one, other in zip(before, after, strict=True)):
+            return "with a block more there the model computes something else: its code does more for each block than run it"
+    except NotZero as reason:
+        return str(reason)
+    except Exception as error:
+        return f"the model does not run with a block more there: {str(error).splitlines()[0]}"
+    return ""
+
+
+@contextmanager
+def _deepened(model: nn.Module, example: Example, path: str, known: Sequence[Template] | None) -> Iterator[Plan]:
+    """For a while, the model with one block more behind another; by which plan."""
+    journal = Journal()
+    with trial(journal) as tried:
+        plans = own_kind(model, example, Deepen(path), 0, tried, known)
+    try:
+        for plan in plans:
+            for insert in plan.inserts:
+                put_in([model], example, insert, journal)
+            for setting in plan.settings:
+                apply_setting(model, setting, journal)
+        yield joined(plans)
+    finally:
+        journal.undo()
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    """Up to rounding, generously: this is to find code that does something else."""
+    gap, size = (one - other).abs().max() if one.numel() else 0.0, one.abs().max() if one.numel() else 1.0
+    return one.shape == other.shape and bool(gap <= max(1e-4, 100 * torch.finfo(one.dtype).eps) * size)

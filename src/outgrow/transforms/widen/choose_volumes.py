@@ -1,0 +1,230 @@
+"""Widening: choose volumes by name, a size and a method for each, and settle sizes that the model's code ties together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from outgrow.analysis.peft_adapters import RANK, is_rank
+from outgrow.analysis.roles import WRITES
+from outgrow.analysis.slot_positions import irregular
+from outgrow.analysis.unit_states import State
+from outgrow.analysis.volumes import Anatomy, Volume
+from outgrow.errors import MethodError, Problem, SelectionError, SizeError
+from outgrow.exactness.propagate_states import judge
+from outgrow.methods.all_methods import candidates
+from outgrow.methods.base import Method
+from outgrow.methods.net2net import Net2Net
+from outgrow.requests import MOST, Skip, Widen, is_glob
+from outgrow.transforms.widen.make_plan import Choice
+
+MENTIONED = 4  # modules that an error mentions
+
+
+SAME = "the nearest size that it allows is the present one"
+
+
+def matches(volume: Volume, pattern: str) -> bool:
+    """A pattern selects a volume by its name, or by the paths of all modules that write it."""
+    writers = volume.writers
+    return fnmatchcase(volume.name, pattern) or (bool(writers) and all(fnmatchcase(path, pattern) for path in writers))
+
+
+def select(volumes: Sequence[Volume], patterns: Sequence[str]) -> list[tuple[Volume, bool]]:
+    """The volumes that patterns select, each with whether it was named exactly."""
+    chosen: dict[str, tuple[Volume, bool]] = {}
+    for pattern in patterns:
+        named = [volume for volume in volumes if volume.name == pattern]
+        found = named or [volume for volume in volumes if matches(volume, pattern)]
+        if not found:
+            raise SelectionError(
+                f"no volume is called {pattern!r} or written only by modules of that name", _belonging(pattern, volumes)
+            )
+        for volume in found:
+            exact = not is_glob(pattern)
+            chosen[volume.name] = (volume, exact or chosen.get(volume.name, (volume, False))[1])
+    return list(chosen.values())
+
+
+def _belonging(pattern: str, volumes: Sequence[Volume]) -> list[Problem]:
+    """To which volumes the modules that a pattern names belong; names that come near if it names none."""
+    found: dict[str, dict[str, str]] = {}  # module → volume → what the module does to it
+    for volume in volumes:
+        for slot in volume.slots:
+            path = slot.tensor.rpartition(".")[0]
+            if fnmatchcase(path, pattern):
+                found.setdefault(path, {}).setdefault(volume.name, slot.role)
+    if not found:
+        near = ", ".join(_nearest(pattern, [volume.name for volume in volumes]))
+        return [Problem("", f"names that come near: {near}", "outgrow.volumes(model, example) lists them all")]
+    problems = []
+    for path, roles in list(found.items())[:MENTIONED]:
+        written = [name for name, role in roles.items() if role == WRITES] or list(roles)
+        parts = ", ".join(f"{role} {name}" for name, role in roles.items())
+        problems.append(Problem(path, f"no volume is called after it: it {parts}", f"write {written[0]!r}"))
+    return problems
+
+
+def _nearest(pattern: str, names: Sequence[str]) -> list[str]:
+    import difflib
+
+    return difflib.get_close_matches(pattern.strip("*."), names, n=5, cutoff=0.2) or list(names[:5])
+
+
+def choose(
+    anatomy: Anatomy,
+    request: Widen,
+    taken: Sequence[Choice] = (),
+    barred: Mapping[str, str] | None = None,
+    without: Mapping[tuple[str, State], str] | None = None,
+) -> tuple[list[Choice], list[Skip]]:
+    """Volumes, sizes and methods for one request.
+
+    barred: volumes that were found not to grow, with the reason. without: those that do not grow by some methods.
+    """
+    choices: list[Choice] = []
+    skipped: list[Skip] = []
+    problems: list[Problem] = []
+    errors: list[SizeError] = []
+    used: list[Volume] = []
+    bearer = np.full(len(anatomy.root), -1, dtype=np.int64)  # by class: which of `used` has it
+
+    def use(volume: Volume) -> None:
+        bearer[volume.classes] = len(used)
+        used.append(volume)
+
+    for choice in taken:
+        use(choice.volume)
+    for volume, exact in select(anatomy.volumes, request.patterns):
+        rivals = bearer[volume.classes]
+        rival = used[int(rivals[rivals >= 0].min())] if rivals.max() >= 0 else None
+        if volume.name in (barred or {}):
+            reason = (barred or {})[volume.name]
+        elif not exact and is_rank(volume, request.patterns):
+            reason = RANK
+        elif rival is not None:
+            reason = f"it is another direction of {rival.name}, which grows already"
+            if rival.name == volume.name:
+                raise SelectionError(f"{volume.name} is selected by two transforms of one growth: name it once")
+        else:
+            try:
+                found, reason = _choice(anatomy, volume, request, without or {})
+            except SizeError as error:
+                errors.append(error)
+                continue
+            if found is not None:
+                choices.append(found)
+                use(volume)
+                continue
+        if exact:
+            problems.append(Problem(volume.name, reason, _instead(volume, anatomy.volumes)))
+        else:
+            skipped.append(Skip(volume.name, volume.size, reason))
+    if errors:
+        raise errors[0]
+    if problems:
+        raise MethodError(f"{len(problems)} of the named volumes can't grow", problems)
+    if not choices:
+        reasons = [Problem(skip.volume, skip.reason) for skip in skipped]
+        raise MethodError(f"nothing that {request.where!r} selects can grow by method {_name(request.method)}", reasons[:20])
+    return choices, skipped
+
+
+def _instead(volume: Volume, volumes: Sequence[Volume]) -> str:
+    """What to name in the place of a volume that can't grow."""
+    module = volume.name.partition("#")[0]
+    others = [v.name for v in volumes if v is not volume and v.name.partition("#")[0] == module and not v.pinned]
+    if others:
+        return f"{module} has other volumes: {', '.join(others)}"
+    return "select others by a glob, which skips what can't grow"
+
+
+def _name(method: str | Method) -> str:
+    return method if isinstance(method, str) else method.name
+
+
+def _choice(
+    anatomy: Anatomy, volume: Volume, request: Widen, without: Mapping[tuple[str, State], str]
+) -> tuple[Choice | None, str]:
+    """The first method that is exact here and can reach the size; or the reason why none is."""
+    if volume.pinned:
+        return None, volume.pinned
+    problem = irregular(anatomy, volume)
+    if problem is not None:
+        return None, problem.reason
+    reasons: list[str] = []
+    stuck: list[str] = []
+    misfits: list[SizeError] = []
+    methods = candidates(request.method, request.fade)
+    for method in methods:
+        verdict = judge(anatomy, volume, method.state)
+        refusal = verdict.refusal or without.get((volume.name, method.state), "")
+        if refusal and method.exact:
+            reasons.append(f"{method.name}: {refusal}")
+            continue
+        if verdict.stuck and len(methods) > 1:  # who names just one gets it, and is told
+            stuck.append(f"{method.name}: {verdict.stuck}")
+            continue
+        step = volume.count if verdict.multiples else method.step
+        automatic = request.method == "auto" and isinstance(method, Net2Net)
+        try:
+            new = _new_units(volume, request, step, method, rounding=not automatic)
+        except SizeError as error:
+            misfits.append(error)
+            continue
+        if new:
+            return Choice(volume, new, method, verdict), ""
+        if automatic and verdict.multiples:
+            reasons.append(f"{method.name}: exact only as whole copies of all {volume.size} units (factor=2, 3, …)")
+        else:
+            reasons.append(f"{method.name}: {SAME}")
+    if misfits:
+        raise misfits[0]
+    if reasons and all(reason.endswith(SAME) for reason in reasons):
+        return None, f"{SAME}: write a larger factor, or by={volume.grain} or more"
+    return None, "; ".join(dict.fromkeys(reasons + stuck))
+
+
+def _new_units(volume: Volume, request: Widen, step: int, method: Method, rounding: bool) -> int:
+    """How many units to add: a factor is rounded to what is allowed, an explicit size must be allowed as it is."""
+    size, least = volume.size, step * volume.grain
+    if request.factor is not None:
+        wanted = size * (request.factor - 1)
+        if wanted > MOST:
+            raise SizeError(f"{volume.name} has a size of {size}: factor={request.factor:g} would add more than {MOST:,}")
+        times = int(wanted / least + 0.5)
+        return times * step if rounding or times * least == round(wanted) else 0
+    gain = request.by if request.by is not None else (request.to or 0) - size
+    if gain <= 0:
+        raise SizeError(f"{volume.name} has a size of {size} already: to={request.to} would not grow it")
+    if gain > MOST:
+        raise SizeError(f"{volume.name} has a size of {size}: it can't gain more than {MOST:,} at once")
+    if gain % least == 0:
+        return gain // volume.grain
+    if not rounding:
+        return 0
+    low, high = size + gain // least * least, size + (gain // least + 1) * least
+    nearest = f"size is {high}" if low == size else f"sizes are {low} and {high}"
+    raise SizeError(
+        f"{volume.name} can't grow from {size} to {size + gain} by {method.name}: it adds {least} at a time; "
+        f"the nearest possible {nearest}"
+    )
+
+
+def proportional(group: Sequence[Choice], ratio: float) -> list[Choice] | None:
+    """New sizes for volumes that the code ties to one ratio: the nearest that all of them allow."""
+    small = min(group, key=lambda choice: choice.volume.count)
+    steps = {id(c): c.volume.count if c.verdict.multiples else c.method.step for c in group}
+    best: list[int] | None = None
+    for new in range(steps[id(small)], 3 * small.volume.count + 1, steps[id(small)]):
+        news = [new * choice.volume.count / small.volume.count for choice in group]
+        if any(n != int(n) or int(n) % steps[id(c)] for n, c in zip(news, group, strict=True)):
+            continue
+        distance = abs(new / small.volume.count - (ratio - 1))
+        if best is None or distance < abs(best[group.index(small)] / small.volume.count - (ratio - 1)):
+            best = [int(n) for n in news]
+    if best is None:
+        return None
+    return [Choice(c.volume, n, c.method, c.verdict) for c, n in zip(group, best, strict=True)]

@@ -1,0 +1,371 @@
+"""Make the model's Python fit its new tensors: sizes that modules keep as attributes.
+
+The layers of torch.nn are known by a table. For everything else the grown model is run once on meta tensors (no arithmetic,
+no memory) beside the trace, whose shapes afterwards are predicted: at the first operator that disagrees, the module whose code
+was running must hold the old number in an integer attribute. A repair counts only if the run then gets further; what is found
+in one module is tried on its sisters of the same class. Where no attribute explains the clash, the code ties two sizes to each
+other, and `Clash` says which operator showed it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outgrow.apply.apply_plan import apply_setting
+from outgrow.apply.final_positions import edits_by_tensor
+from outgrow.apply.grow_tensor import fill_values, grown
+from outgrow.growth_plan.plan import Plan, Setting
+from outgrow.model.example import Example, call, tensors_in
+from outgrow.model.inner_gradients import GRADIENT
+from outgrow.model.journal import Journal
+from outgrow.model.meta_operators import Shapes
+from outgrow.model.sandbox import elementary, on_meta, substituted, tensors_of, untouched
+from outgrow.modules.fold import Fold
+from outgrow.trace.operators import FOLD, Op, Trace, refs_in
+from outgrow.trace.record import Watcher
+from outgrow.transforms.widen.predict_shapes import Prediction
+
+ROUNDS = 400
+NEARBY = 40  # operators of the clashing module that are searched for the number that changes
+INDEXED = {"aten.gather", "aten.scatter", "aten.scatter_add", "aten.scatter_reduce"}
+SCALING = {"aten.mul", "aten.div", "aten.add", "aten.sub", "aten.rsub"}
+
+
+@dataclass(frozen=True)
+class Clash:
+    """The first operator at which the grown model does something else than predicted."""
+
+    index: int
+    module: str
+    found: str
+
+
+class Disagreement(Exception):
+    """Stops a run at the first clash."""
+
+
+class Checker(Watcher):
+    """Compares a run with the trace, operator by operator."""
+
+    def __init__(self, trace: Trace, prediction: Prediction, shapes: Shapes) -> None:
+        super().__init__()
+        self.trace, self.prediction, self.shapes, self.gradients = trace, prediction, shapes, trace.gradients
+        self.understudies = trace.understudies
+        self.expected = [op for op in trace.ops if op.name != "outgrow.write_through_view"]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.inside:
+            return func(*args, **(kwargs or {}))
+        made = self.substitute(func, args, kwargs or {})
+        if made is not NotImplemented:
+            return made
+        op = self._next(str(func.overloadpacket))
+        self._check_numbers(op, args)
+        if op.name == "aten.convolution" and args[6] and args[0].shape[1] != args[1].shape[0]:
+            raise Disagreement("Invalid channel dimensions")  # without numbers, torch looks at those of other convolutions only
+        if op.name.removesuffix("_") in INDEXED:
+            self._check_index(op, args)
+        if op.name == "aten.constant_pad_nd" and list(args[1]) != (want := self.prediction.padding(op)):
+            raise Disagreement(f"it pads by {tuple(args[1])} where {tuple(want)} would keep units in their places")
+        result = self.shapes.call(func, args, kwargs or {})
+        self._check_shapes(op, result)
+        return result
+
+    def _check_index(self, op: Op, args: Any) -> None:
+        """An index that covered a tensor must still do so: torch leaves out what a smaller one does not reach."""
+        source = 3 if len(args) > 3 and isinstance(args[3], Tensor) else 0
+        before = [self.trace.values[op.args[at].value].shape for at in (source, 2)]
+        for axis, (full, chosen) in enumerate(zip(*before, strict=False)):
+            if full == chosen and args[source].shape[axis] != args[2].shape[axis]:
+                raise Disagreement(f"{op.name} has an index of {args[2].shape[axis]} for {args[source].shape[axis]} units")
+
+    def folded(self, path: str, fold: Fold, x: Tensor, result: Tensor) -> None:
+        self._check_shapes(self._next(FOLD), result)
+
+    def differentiated(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        self._check_shapes(self._next(GRADIENT), results)
+
+    def _next(self, name: str) -> Op:
+        if self.count >= len(self.expected):
+            raise Disagreement("more operators than before")
+        op = self.expected[self.count]
+        if name != op.name:
+            raise Disagreement(f"{name} instead of {op.name}")
+        return op
+
+    def _check_shapes(self, op: Op, result: Any) -> None:
+        for tensor, value in zip(tensors_in(result), op.outputs, strict=False):
+            if value not in self.prediction.anatomy.consumers or self.prediction.anatomy.reading.uniform[value]:
+                continue
+            want = self.prediction.shape(value)
+            repeated = self.prediction.anatomy.reading.repeated.get(value, ())
+            differ = [a != b for axis, (a, b) in enumerate(zip(tensor.shape, want, strict=False)) if axis not in repeated]
+            if (any(differ) or tensor.ndim != len(want)) and (tensor.is_floating_point() or tensor.is_complex()):
+                raise Disagreement(f"{op.name} gives {tuple(tensor.shape)} where {want} should be")
+        self.count += 1
+
+    def _check_numbers(self, op: Op, args: Any) -> None:
+        """Numbers that the code computes (a scale from a width, say) must stay as they were; only an ε moves with its norm."""
+        old, new = self.prediction.numbers.get(op.index, (0.0, 0.0))
+        for before, now in zip(op.args, args, strict=False):
+            if isinstance(before, float) or (isinstance(before, (int, float)) and op.name in SCALING):
+                moves = bool(old) and math.isclose(before, old, rel_tol=1e-6)  # torch may hand an ε on in single precision
+                want, tolerance = (new, 1e-6) if moves else (before, 1e-9)
+                nans = math.isnan(want) and math.isnan(now)  # a mask, say
+                if not nans and not math.isclose(float(now), want, rel_tol=tolerance, abs_tol=1e-300):
+                    raise Disagreement(f"{op.name} uses {float(now):.6g} where {want:.6g} should be")
+
+
+class Fitter:
+    """Runs a model with other shapes and settings, without touching it."""
+
+    def __init__(self, model: nn.Module, example: Example, trace: Trace) -> None:
+        self.model, self.example, self.trace = model, example, trace
+        self.shapes = Shapes()  # of all runs: they differ in a few attributes
+
+    def run(self, plan: Plan, settings: Sequence[Setting], prediction: Prediction) -> Clash | None:
+        """The first clash between what happens and what should, or none."""
+        checker = Checker(self.trace, prediction, self.shapes)
+        journal = Journal()
+        try:
+            for setting in settings:
+                apply_setting(self.model, setting, journal)
+            tensors, example = self._grown(plan), self.example
+            if self.trace.meta:
+                example = on_meta(example)
+            for training in self.trace.passes:
+                with (
+                    untouched(self.model, not self.trace.meta),
+                    elementary(),
+                    substituted(self.model, tensors),
+                    checker.watching(self.model),
+                ):
+                    self.model.train(training)
+                    call(self.model, example)
+        except Exception as error:
+            index = min(checker.count, len(checker.expected) - 1)
+            op = checker.expected[index]
+            return Clash(op.index, op.module, str(error).split("\n")[0] or type(error).__name__)
+        finally:
+            journal.undo()
+        return None
+
+    def _grown(self, plan: Plan) -> dict[str, Tensor]:
+        """Tensors of the new shapes: on meta, or filled for real where the model looks at numbers."""
+        old = {name: tensor.detach() for name, tensor in tensors_of(self.model).items()}
+        if self.trace.meta:
+            shapes = plan.shapes({name: tensor.shape for name, tensor in old.items()})
+            return {name: tensor.new_empty(shapes.get(name, tensor.shape), device="meta") for name, tensor in old.items()}
+        new = {name: tensor.clone() for name, tensor in old.items()}
+        for name, edits in edits_by_tensor(plan).items():
+            new[name] = grown(old[name], edits)
+            fill_values(new[name], old[name], edits, old, plan.seed, {})
+        for name, tensor in tensors_of(self.model).items():
+            new[name].requires_grad_(tensor.requires_grad)  # torch chooses its operators by this, too
+        return new
+
+
+def fit(fitter: Fitter, plan: Plan, prediction: Prediction) -> tuple[list[Setting], Clash | None]:
+    """Settings that make the model run at its new shapes, or the clash that none of them explains."""
+    model = fitter.model
+    before = {name: tuple(tensor.shape) for name, tensor in tensors_of(model).items()}
+    shapes = plan.shapes(before)
+    settings = [*known_settings(model, before, shapes, prediction), *plan.settings]
+    clash = fitter.run(plan, settings, prediction)
+    rounds = 0
+    while clash is not None:
+        for extra in _repairs(model, clash, prediction, settings):
+            rounds += 1
+            tried = fitter.run(plan, [*settings, *extra], prediction)
+            if tried is None or tried.index > clash.index:
+                settings, clash = [*settings, *extra], tried
+                break
+        else:
+            return settings, clash
+        if rounds > ROUNDS:
+            return settings, clash
+    return settings, None
+
+
+def _repairs(model: nn.Module, clash: Clash, prediction: Prediction, settings: Sequence[Setting]) -> Iterator[list[Setting]]:
+    """Guesses for a clash, likeliest first: an attribute equal to a size that changes there, here and in sister modules."""
+    trace = prediction.anatomy.reading.trace
+    taken = {(s.module, s.name, s.item) for s in settings}
+    nearby = [op.index for op in trace.ops[clash.index :] if op.module == clash.module][:NEARBY] or [clash.index]
+    seen: set[tuple[str, str, Any, int]] = set()
+    owners = [clash.module]
+    while owners[-1]:
+        owners.append(owners[-1].rpartition(".")[0])
+    single: list[Setting] = []
+    for index in nearby:
+        for old, new in _changes_at(prediction, index):
+            for owner in owners:
+                for setting in _attributes(model, owner, old, new):
+                    key = (setting.module, setting.name, setting.item, new)
+                    if key not in seen and not _taken(setting.module, setting, taken):
+                        seen.add(key)
+                        single.append(setting)
+    for setting in single:
+        sisters = list(_sisters(model, setting, clash, prediction, taken))
+        if sisters:
+            yield [setting, *sisters]
+    yield from ([setting] for setting in single)
+    yield from ([one, two] for i, one in enumerate(single) for two in single[i + 1 :] if one.name != two.name)
+
+
+def _taken(module: str, setting: Setting, taken: set[tuple[str, str, Any]]) -> bool:
+    """Whether an attribute is set already: the item of it, or the whole."""
+    return bool({(module, setting.name, setting.item), (module, setting.name, None)} & taken)
+
+
+def _changes_at(prediction: Prediction, index: int) -> list[tuple[int, int]]:
+    """Numbers that change at an operator: sizes of its results and operands, and groups."""
+    op = prediction.anatomy.reading.trace.ops[index]
+    changes: dict[tuple[int, int], None] = {}
+    grouped = prediction.groups(index)
+    if grouped is not None and grouped[0] != grouped[1]:
+        changes[grouped] = None
+    for value in (*op.outputs, *(ref.value for ref in refs_in((op.args, op.kwargs)))):
+        old, new = prediction.anatomy.reading.trace.values[value].shape, prediction.shape(value)
+        for before, after in zip(old, new, strict=True):
+            if before != after:
+                changes[before, after] = None
+    return list(changes)
+
+
+def _attributes(model: nn.Module, path: str, old: int, new: int) -> Iterator[Setting]:
+    """Integer attributes of a module that equal a number, also inside tuples, lists and dicts."""
+    for name, value in vars(model.get_submodule(path)).items():
+        if name.startswith("_"):
+            continue
+        if type(value) is int and value == old:
+            yield Setting(path, name, old, new)
+        elif isinstance(value, (tuple, list)) and type(value) in (tuple, list):
+            for item, entry in enumerate(value):
+                if type(entry) is int and entry == old:
+                    yield Setting(path, name, old, new, item)
+        elif type(value) is dict:
+            for key, entry in value.items():
+                if isinstance(key, str) and type(entry) is int and entry == old:
+                    yield Setting(path, name, old, new, key)
+
+
+def _sisters(
+    model: nn.Module, setting: Setting, clash: Clash, prediction: Prediction, taken: set[tuple[str, str, Any]]
+) -> Iterator[Setting]:
+    """The same attribute of other modules of the same class, with the number that changes at the same place of their code."""
+    trace = prediction.anatomy.reading.trace
+    here = [op.index for op in trace.ops if op.module == clash.module]
+    if clash.index not in here:
+        return
+    place = here.index(clash.index)
+    kind = type(model.get_submodule(setting.module))
+    running = type(model.get_submodule(clash.module))
+    steps_up = len(clash.module.split(".")) - len(setting.module.split(".")) if setting.module else len(clash.module.split("."))
+    by_module: dict[str, list[int]] = {}
+    for op in trace.ops:
+        by_module.setdefault(op.module, []).append(op.index)
+    for path, ops in by_module.items():
+        if path == clash.module or type(model.get_submodule(path)) is not running or place >= len(ops):
+            continue
+        owner = ".".join(path.split(".")[: len(path.split(".")) - steps_up]) if steps_up else path
+        module = model.get_submodule(owner)
+        if type(module) is not kind or _taken(owner, setting, taken):
+            continue
+        value = vars(module).get(setting.name)
+        current = value[setting.item] if setting.item is not None and value is not None else value
+        for index in ops[place : place + NEARBY]:
+            match = next((new for old, new in _changes_at(prediction, index) if old == current), None)
+            if match is not None:
+                yield Setting(owner, setting.name, current, match, setting.item)
+                break
+
+
+def known_settings(
+    model: nn.Module,
+    before: Mapping[str, Sequence[int]],
+    after: Mapping[str, Sequence[int]],
+    prediction: Prediction,
+) -> list[Setting]:
+    """Attributes of torch.nn's layers (and of their subclasses) that follow from the shapes of their own tensors."""
+    settings: list[Setting] = []
+    grouped: dict[str, tuple[int, int]] = {}
+    for op in prediction.anatomy.reading.trace.ops:
+        groups = prediction.groups(op.index)
+        if groups is not None:
+            grouped[op.module] = groups
+    tied = {id(tensor): name for name, tensor in tensors_of(model).items()}
+    for path, module in model.named_modules():
+        new: dict[str, tuple[int, ...]] = {}
+        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            full = tied.get(id(tensor), "")
+            if full in after:
+                new[name] = tuple(after[full])
+        for name, value in _sizes(module, new, grouped.get(path)).items():
+            old = vars(module).get(name)
+            if old is not None and old != value:
+                settings.append(Setting(path, name, old, value))
+    return settings
+
+
+def _sizes(module: nn.Module, new: Mapping[str, tuple[int, ...]], groups: tuple[int, int] | None) -> dict[str, Any]:
+    weight = new.get("weight")
+    match module:
+        case nn.Linear() if weight:
+            return {"out_features": weight[0], "in_features": weight[1]}
+        case nn.modules.conv._ConvNd() if weight:
+            count = groups[1] if groups is not None and groups[0] == module.groups else module.groups
+            first, second = ("in_channels", "out_channels") if module.transposed else ("out_channels", "in_channels")
+            return {first: weight[0], second: weight[1] * count, "groups": count}
+        case nn.modules.batchnorm._NormBase() if new:
+            return {"num_features": next(iter(new.values()))[0]}
+        case nn.GroupNorm() if weight or groups:
+            count = groups[1] if groups is not None and groups[0] == module.num_groups else module.num_groups
+            return {
+                "num_channels": weight[0] if weight else module.num_channels // module.num_groups * count,
+                "num_groups": count,
+            }
+        case nn.LayerNorm() | nn.RMSNorm() if weight:
+            return {"normalized_shape": weight}
+        case nn.Embedding() if weight:
+            return {"embedding_dim": weight[1]}
+        case nn.PReLU() if weight:
+            return {"num_parameters": weight[0]}
+        case nn.RNNBase() if new:
+            sizes = {"hidden_size": new.get("weight_hh_l0"), "input_size": new.get("weight_ih_l0")}
+            return {name: shape[1] for name, shape in sizes.items() if shape}
+        case nn.MultiheadAttention() if "in_proj_weight" in new:
+            width = new["in_proj_weight"][1]
+            return {"embed_dim": width, "kdim": width, "vdim": width}
+    if not isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)) and new:
+        own = {
+            name: tuple(t.shape) for name, t in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        }
+        return _generic_sizes(module, own, new)
+    return {}
+
+
+def _generic_sizes(module: nn.Module, old: Mapping[str, tuple[int, ...]], new: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Attributes of a layer of somebody else's that equal a size of its own tensors, where there is no doubt which."""
+    meaning: dict[int, set[int]] = {}
+    for name, shape in old.items():
+        for before, after in zip(shape, new.get(name, shape), strict=True):
+            meaning.setdefault(before, set()).add(after)
+    sizes: dict[str, Any] = {}
+    for name, value in vars(module).items():
+        if name.startswith("_"):
+            continue
+        if type(value) is int and len(meaning.get(value, ())) == 1:
+            sizes[name] = next(iter(meaning[value]))
+        elif isinstance(value, (tuple, torch.Size)) and any(value == shape for shape in old.values()):
+            match = {new.get(name, shape) for name, shape in old.items() if shape == tuple(value)}
+            if len(match) == 1:
+                sizes[name] = type(value)(next(iter(match)))
+    return sizes

@@ -1,0 +1,381 @@
+"""Widen one volume of a residual stream and leave the rest as it is: `residual="fold"`.
+
+The values of a stream are tied to one size by its sums x^i = f(x^{i−1}) + x^ℓ. In a trace, a sum's operand is the *skip* if the
+other one was computed from it (or from what it shares its channels with). Cut there, the stream falls apart into the paper's
+volumes x^ℓ, each with the branch that writes it, the projections that join it and the layers that read it.
+
+A Fold that is still the identity is grafted onto every skip that enters or leaves the named volume, and the model is read
+again: x^ℓ is then a volume of its own, which widens like any other, and Folds follow from where the new channels lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch import nn
+
+from outgrow.analysis.analyse import dissect
+from outgrow.analysis.effects import Contract, Folded, Ignore, Sum
+from outgrow.analysis.labels import Labels, block_at
+from outgrow.analysis.slot_positions import Irregular, unit_runs
+from outgrow.analysis.unit_states import State
+from outgrow.analysis.volumes import Anatomy
+from outgrow.apply.fold_skips import Unreadable, apply_graft, fold_refusal, graft_at
+from outgrow.errors import MethodError, Problem, SelectionError
+from outgrow.growth_plan.plan import Graft, Setting
+from outgrow.methods.r2r import R2R
+from outgrow.model.example import Example
+from outgrow.model.journal import Journal
+from outgrow.modules.fold import Fold
+from outgrow.requests import Widen, is_glob
+from outgrow.trace.operators import FOLD, Ref, Trace, refs_in
+from outgrow.trace.record import record
+from outgrow.transforms.widen.make_plan import Choice
+
+Edge = tuple[int, int]  # a sum in the trace, and which of its operands
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Where a stream can be cut, and which of these cuts set one volume apart."""
+
+    skips: frozenset[Edge]
+    around: tuple[Edge, ...]
+    axes: dict[Edge, int]
+
+
+def fold_residuals(
+    model: nn.Module, example: Example, anatomy: Anatomy, requests: Sequence[Widen], journal: Journal
+) -> tuple[Anatomy, list[Widen], tuple[Graft, ...]]:
+    """Set apart the volumes that requests fold; returns the model read anew, and requests that name those volumes."""
+    folded = [(request, path) for request in requests if request.residual == "fold" for path in _paths(request)]
+    cuts = {path: find_cuts(anatomy, path) for _, path in folded}
+    for request, path in folded:
+        _check_method(request, path, cuts[path])
+    grafts: list[Graft] = []
+    trace = anatomy.reading.trace
+    for cut in cuts.values():
+        for edge in cut.around:
+            graft = _graft(model, example, trace, edge, cut, journal)
+            grafts += [graft] if graft is not None else []
+    if grafts:
+        before, anatomy = trace, dissect(model, example, both_modes=len(trace.passes) > 1)
+        found = edges_of_folds(before, anatomy.reading.trace)
+        skips = frozenset[Edge]().union(*(cut.skips for cut in cuts.values()))
+        wanted = {edge for cut in cuts.values() for edge in cut.around}
+        if found is None or not wanted <= found <= skips:
+            raise fold_refusal(grafts[0].block, "the changed code does not run as it did")
+    return anatomy, [new for request in requests for new in _renamed(anatomy, request, cuts)], tuple(grafts)
+
+
+def _paths(request: Widen) -> tuple[str, ...]:
+    for pattern in request.patterns:
+        if is_glob(pattern):
+            raise SelectionError(
+                f"residual='fold' widens single volumes: name the modules that write them instead of {pattern!r}, "
+                "e.g. where=('layer1.0.conv2', 'layer1.1.conv2')"
+            )
+    return request.patterns
+
+
+def _check_method(request: Widen, path: str, cuts: Cuts) -> None:
+    if cuts.around and request.method not in ("auto", "r2r") and not isinstance(request.method, R2R):
+        name = request.method if isinstance(request.method, str) else request.method.name
+        reason = "r(x̄) = x + x_L − x_R cancels pairs, which only R2R writes"
+        instead = "method='r2r', or residual='stream' to widen the whole stream by another method"
+        raise MethodError(f"a folded residual is not exact by method {name}", [Problem(path, reason, instead)])
+
+
+def _renamed(anatomy: Anatomy, request: Widen, cuts: dict[str, Cuts]) -> Iterator[Widen]:
+    """Requests by the names that the volumes have now: folded ones by R2R, others as they were asked for."""
+    if request.residual != "fold":
+        yield request
+        return
+    names = {path: _volume_of(anatomy, path) for path in request.patterns}
+    folded = tuple(dict.fromkeys(name for path, name in names.items() if cuts[path].around))
+    others = tuple(dict.fromkeys(name for path, name in names.items() if not cuts[path].around and name not in folded))
+    if folded:
+        method = request.method if isinstance(request.method, R2R) else "r2r"
+        yield replace(request, where=folded, method=method, residual="stream")
+    if others:
+        yield replace(request, where=others, residual="stream")
+
+
+def _volume_of(anatomy: Anatomy, path: str) -> str:
+    """The name of the volume that a module writes; the path itself where there is none or more than one."""
+    names = [volume.name for volume in anatomy.volumes if path in volume.writers]
+    return names[0] if len(names) == 1 and path not in {volume.name for volume in anatomy.volumes} else path
+
+
+def find_cuts(anatomy: Anatomy, path: str) -> Cuts:
+    """The skips of the stream that a module writes, and those at the borders of the volume it writes."""
+    written, mine = _written(anatomy, path)
+    if not written:
+        return Cuts(frozenset(), (), {})
+    stream = _Stream(anatomy, mine)
+    skips = stream.cut()
+    here = {stream.part(value) for value in written}
+    around = []
+    for index, operand in sorted(skips):
+        effect = anatomy.reading.effects[index]
+        assert isinstance(effect, Sum)
+        ends = effect.inputs[operand].value, anatomy.reading.trace.ops[index].outputs[0]
+        if (stream.part(ends[0]) in here) != (stream.part(ends[1]) in here):
+            around.append((index, operand))
+    return Cuts(frozenset(skips), tuple(around), {edge: stream.axis(*edge) for edge in around})
+
+
+def _written(anatomy: Anatomy, path: str) -> tuple[list[int], Labels]:
+    """The values that a module's parameters write, and the classes of their channels."""
+    slots = [s for v in anatomy.volumes for s in v.slots if s.role == "writes" and s.tensor.rpartition(".")[0] == path]
+    reading, values = anatomy.reading, anatomy.reading.trace.values
+    origins = [anatomy.origin[slot.tensor, slot.axis] for slot in slots]
+    born = [np.arange(origin.start, origin.start + origin.size) for origin in origins]
+    mine = np.unique(anatomy.root[np.concatenate(born)]) if born else np.empty(0, dtype=np.int64)
+    todo = [value.index for value in values if value.name in {slot.tensor for slot in slots}]
+    written: dict[int, None] = {}
+    while todo:
+        for index in anatomy.consumers.get(todo.pop(), ()):
+            for output in reading.trace.ops[index].outputs:
+                hosts = [b for b in reading.layouts[output] if np.isin(anatomy.root[b.labels], mine).any()]
+                if reading.constant[output]:
+                    todo.append(output)
+                elif any(len(block.axes) > 1 for block in hosts):
+                    return [], mine  # heads, groups: no stream
+                elif hosts:
+                    written[output] = None
+    return list(written), mine
+
+
+class _Stream:
+    """The values that carry some classes of channels, in parts that have their size from each other."""
+
+    def __init__(self, anatomy: Anatomy, classes: Labels) -> None:
+        self.anatomy, self.reading = anatomy, anatomy.reading
+        self.mine = np.zeros(len(anatomy.root), dtype=np.bool_)
+        self.mine[classes] = True
+        self.parent = list(range(len(self.reading.trace.values)))
+        self.maker = {output: op for op in self.reading.trace.ops for output in op.outputs}
+        self.sums: list[int] = []
+        for op, effect in zip(self.reading.trace.ops, self.reading.effects, strict=True):
+            inputs = self._passed_on(op.index)
+            for output in op.outputs if inputs else ():
+                if not self.carries(output):
+                    continue
+                if isinstance(effect, Sum) and len(set(inputs)) > 1:
+                    self.sums.append(op.index)
+                else:
+                    self._join(output, *inputs)
+
+    def _passed_on(self, index: int) -> list[int]:
+        """Operands of an operator whose channels, if any, are also its result's."""
+        op, effect = self.reading.trace.ops[index], self.reading.effects[index]
+        match effect:
+            case Folded() | Ignore():
+                values = []
+            case Sum():
+                values = [side.value for side in effect.inputs]
+            case Contract():
+                values = []
+                for side in (effect.left, effect.right):
+                    axes = {axis for block in side.layout if self._meets(block.labels) for axis in block.axes}
+                    if axes and not axes & effect.contracted:
+                        values.append(side.value)
+            case _:
+                values = [ref.value for ref in refs_in((op.args, op.kwargs))]
+        return [value for value in values if self.carries(value)]
+
+    def _meets(self, labels: Labels) -> bool:
+        return bool(self.mine[self.anatomy.root[labels]].any())
+
+    def carries(self, value: int) -> bool:
+        return not self.reading.constant[value] and any(self._meets(block.labels) for block in self.reading.layouts[value])
+
+    def part(self, value: int) -> int:
+        while self.parent[value] != value:
+            self.parent[value] = self.parent[self.parent[value]]
+            value = self.parent[value]
+        return value
+
+    def _join(self, *values: int) -> None:
+        for value in values[1:]:
+            self.parent[self.part(value)] = self.part(values[0])
+
+    def cut(self) -> set[Edge]:
+        """Find the skips; all other operands of sums join the sum's result."""
+        skips: set[Edge] = set()
+        for index in self.sums:
+            effect = self.reading.effects[index]
+            assert isinstance(effect, Sum)
+            left, right = (side.value for side in effect.inputs)
+            if self.part(left) != self.part(right):
+                made_from = self._made_from(right, left), self._made_from(left, right)
+                if made_from[0] != made_from[1]:
+                    skips.add((index, made_from.index(True)))
+        for index in self.sums:
+            effect = self.reading.effects[index]
+            assert isinstance(effect, Sum)
+            for operand, side in enumerate(effect.inputs):
+                if (index, operand) not in skips:
+                    self._join(self.reading.trace.ops[index].outputs[0], side.value)
+        return skips
+
+    def _made_from(self, value: int, source: int) -> bool:
+        """Whether a value was computed from a source, or from anything that shares the source's channels."""
+        goal, todo, seen = self.part(source), [value], {value}
+        while todo:
+            current = todo.pop()
+            if self.part(current) == goal:
+                return True
+            if current in self.maker:
+                op = self.maker[current]
+                fresh = {ref.value for ref in refs_in((op.args, op.kwargs))} - seen
+                seen |= fresh
+                todo.extend(fresh)
+        return False
+
+    def axis(self, index: int, operand: int) -> int:
+        """The axis of the channels at a skip."""
+        effect = self.reading.effects[index]
+        assert isinstance(effect, Sum)
+        layout = self.reading.layouts[effect.inputs[operand].value]
+        hosts = [block for block in layout if self._meets(block.labels)]
+        if len(hosts) != 1 or len(hosts[0].axes) != 1:
+            raise fold_refusal(self.reading.trace.ops[index].module, "its channels lie over several axes there")
+        return hosts[0].axes[0]
+
+
+def _graft(model: nn.Module, example: Example, trace: Trace, edge: Edge, cuts: Cuts, journal: Journal) -> Graft | None:
+    """Put a Fold on a skip, if none is there yet."""
+    index, operand = edge
+    ref = refs_in(trace.ops[index].args)[operand]
+    size = trace.values[ref.value].shape[cuts.axes[edge]]
+    try:
+        graft = graft_at(model, trace, index, operand, size, cuts.axes[edge])
+        if graft is not None:
+            apply_graft(model, graft, journal)
+        return graft
+    except Unreadable as why:
+        reason = str(why)
+    if edge in (edges_of_folds(trace, record(model, example)) or ()):
+        return None
+    path = trace.ops[index].module
+    for name, module in model.get_submodule(path).named_modules():
+        if name and type(module) is nn.Identity:
+            graft = Graft(path, f"{path}.{name}" if path else name, -1, operand, size, cuts.axes[edge])
+            trial = Journal()
+            apply_graft(model, graft, trial)
+            found = edges_of_folds(trace, record(model, example)) or set()
+            if edge in found and found <= cuts.skips:
+                journal.note(trial.undo)
+                return graft
+            trial.undo()
+    raise fold_refusal(path, reason)
+
+
+def edges_of_folds(before: Trace, after: Trace) -> set[Edge] | None:
+    """Which operands of which operators run through new Folds, if nothing else differs; None if something does.
+
+    torch.fx reads `a += b` as `a = a + b`. That is the same if nobody looks at the old `a` again, and in a trace those who do
+    are seen to take another value.
+    """
+    edges: set[Edge] = set()
+    same: dict[int, int] = {}  # values afterwards → values before
+    through: dict[int, int] = {}  # results of new Folds → the values they fold, as they were before
+    count = 0
+    for op in after.ops:
+        old = before.ops[count] if count < len(before.ops) else None
+        if old is None or (old.name.rstrip("_"), old.module) != (op.name.rstrip("_"), op.module):
+            if op.name != FOLD:
+                return None
+            through[op.outputs[0]] = same.get(op.args[0].value, -1)
+            continue
+        refs, olds = refs_in((op.args, op.kwargs)), refs_in((old.args, old.kwargs))
+        if len(refs) != len(olds) or len(op.outputs) != len(old.outputs):
+            return None
+        for position, (new, was) in enumerate(zip(refs, olds, strict=True)):
+            if new.value in through and through[new.value] == was.value:
+                edges.add((count, position))
+            elif same.setdefault(new.value, was.value) != was.value:
+                return None
+        same.update(zip(op.outputs, old.outputs, strict=True))
+        count += 1
+    return edges if count == len(before.ops) else None
+
+
+def fold_settings(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice]) -> list[Setting]:
+    """What Folds hold once volumes on either side of them have grown."""
+    settings: dict[str, list[Setting]] = {}
+    for op in anatomy.reading.trace.ops:
+        if op.name != FOLD:
+            continue
+        fold = model.get_submodule(op.module)
+        assert isinstance(fold, Fold)
+        try:
+            after = _regrown(anatomy, fold, op.args[0], op.outputs[0], choices)
+        except Irregular:
+            raise fold_refusal(op.module, "its channels stand in no regular order there") from None
+        names = ("keep", "pairs", "outputs")
+        new = [Setting(op.module, n, getattr(fold, n), a) for n, a in zip(names, after, strict=True) if getattr(fold, n) != a]
+        if settings.setdefault(op.module, new) != new:
+            raise fold_refusal(op.module, "that code runs several times, on volumes that are now of different sizes")
+    return [setting for new in settings.values() for setting in new]
+
+
+Ranges = tuple[tuple[int, ...], ...]
+
+
+def _regrown(anatomy: Anatomy, fold: Fold, x: Ref, result: int, choices: Sequence[Choice]) -> tuple[Ranges, Ranges, int]:
+    """keep, pairs and outputs of a Fold after growth."""
+    keep, pairs = _positions(fold.keep, 2), _positions(fold.pairs, 3)
+    blocks = [block_at(anatomy.reading.layouts[value], fold.dim) for value in (x.value, result)]
+    sizes = [anatomy.reading.trace.values[value].shape[fold.dim] for value in (x.value, result)]
+    olds = [np.arange(size) for size in sizes]  # for each current position, the position it had at first, or −1
+    for choice in choices:
+        for side, block in enumerate(blocks):
+            first = np.full(sizes[side], -1) if block is None else anatomy.units(choice.volume, block.labels)
+            ids = np.where(olds[side] >= 0, first[np.maximum(olds[side], 0)], -1)
+            if (ids < 0).all():
+                continue
+            table = unit_runs(ids, choice.volume.count)  # (run, unit, offset)
+            block_size = choice.new * table.shape[2]
+            after = np.insert(np.arange(len(ids)), np.repeat(table[:, -1, -1] + 1, block_size), -1)
+            moved = np.flatnonzero(after >= 0)
+            olds[side] = np.where(after >= 0, olds[side][np.maximum(after, 0)], -1)
+            if side == 1:
+                keep[:, -1], pairs[:, -1] = moved[keep[:, -1]], moved[pairs[:, -1]]
+                continue
+            targets = [[out for where, out in keep.tolist() if where in set(run.ravel().tolist())] for run in table]
+            keep[:, 0], pairs[:, :2] = moved[keep[:, 0]], moved[pairs[:, :2]]
+            if choice.method.state is State.PAIR:
+                new = np.flatnonzero(after < 0).reshape(len(table), 2, -1)  # (run, l or r, channel)
+                pairs = np.concatenate(
+                    [pairs, *(_paired(two[0], two[1], goal) for two, goal in zip(new, targets, strict=True))]
+                )
+    return _ranges(keep), _ranges(pairs), len(olds[1])
+
+
+def _paired(left: Labels, right: Labels, targets: Sequence[int]) -> Labels:
+    """x_L − x_R goes to the channels of x in turn."""
+    count = len(left) if targets else 0
+    goal = [targets[index % len(targets)] for index in range(count)]
+    return np.stack([left[:count], right[:count], np.array(goal, dtype=np.int64)], axis=1)
+
+
+def _positions(ranges: Sequence[tuple[int, ...]], columns: int) -> Labels:
+    """Ranges, whose last entry is their length, written out."""
+    rows = [[start + step for start in starts] for *starts, count in ranges for step in range(count)]
+    return np.array(rows, dtype=np.int64).reshape(-1, columns)
+
+
+def _ranges(positions: Labels) -> Ranges:
+    """Positions gathered into ranges."""
+    result: list[list[int]] = []
+    for row in positions.tolist():
+        if result and row == [start + result[-1][-1] for start in result[-1][:-1]]:
+            result[-1][-1] += 1
+        else:
+            result.append([*row, 1])
+    return tuple(tuple(entry) for entry in result)

@@ -1,0 +1,87 @@
+"""List the volumes of a model, and explain which methods are exact for each and why others are not."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from outgrow.analysis.analyse import watch
+from outgrow.analysis.find_volumes import find_volumes
+from outgrow.analysis.interpret_trace import read
+from outgrow.analysis.lengthen_stacks import lengthened, multiplicities, stationary
+from outgrow.analysis.rules.all_rules import RULES
+from outgrow.analysis.shorten_stacks import shortened
+from outgrow.analysis.slot_positions import irregular
+from outgrow.analysis.unused_parameters import pin_doubtful
+from outgrow.analysis.volumes import Anatomy, Volume
+from outgrow.exactness.propagate_states import judge
+from outgrow.methods.all_methods import by_name
+from outgrow.model.checks import check_module
+from outgrow.model.compiled import uncompiled
+from outgrow.model.example import Example
+from outgrow.model.unwrap import bare
+from outgrow.process.garbage_collection import collected_later
+from outgrow.trace.operators import Trace
+from outgrow.wrong_arguments import usage
+
+
+@usage("outgrow.volumes(model, example)")
+@uncompiled()
+def volumes(model: nn.Module, example: Example) -> list[Volume]:
+    """All volumes of a model: name, size, slots, whether and by which methods each can grow, and if not, why.
+
+    The model may be on the meta device: volumes depend on its code and its shapes, not on values.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> [(volume.name, volume.size, volume.growable) for volume in volumes(model, torch.zeros(1, 4))]
+        [('0', 8, True), ('0#2', 4, False), ('2', 2, False)]
+    """
+    model = bare(model)
+    check_module(model, numbers=False)
+    with collected_later():
+        return _volumes_in(watch(model, example))
+
+
+def explain(anatomy: Anatomy, volume: Volume) -> None:
+    """Fill in by which methods a volume can grow exactly, and why not by the others."""
+    if volume.pinned:
+        volume.reason = volume.pinned
+        return
+    problem = irregular(anatomy, volume)
+    if problem is not None:
+        volume.reason = str(problem)
+        return
+    legal, reasons = [], []
+    for name, methods in by_name().items():
+        if name == "auto" or not methods[0].exact:
+            continue
+        verdicts = [judge(anatomy, volume, method.state) for method in methods]
+        refusals = [verdict.refusal or (verdict.stuck if len(methods) > 1 else "") for verdict in verdicts]
+        if all(refusals):
+            said: dict[str, str] = {}  # refusal → the first method that it is the reason against
+            for method, refusal in zip(methods, refusals, strict=True):
+                said.setdefault(refusal, method.name)
+            reasons += [f"{first}: {refusal}" for refusal, first in said.items()]
+        else:
+            legal.append(name)
+    volume.methods, volume.reason = tuple(legal), "; ".join(reasons)
+
+
+def _volumes_in(trace: Trace) -> list[Volume]:
+    """All volumes of a trace; those of blocks that others stand for are not searched for, but copied."""
+    short = shortened(trace)
+    if short is not None:
+        anatomy = find_volumes(read(short.trace, RULES), multiplicities(short))
+        found = lengthened(short, _explained(anatomy)) if stationary(short, anatomy) else None
+        if found is not None:
+            return found
+    anatomy = find_volumes(read(trace, RULES))
+    pin_doubtful(anatomy)
+    return list(_explained(anatomy).volumes)
+
+
+def _explained(anatomy: Anatomy) -> Anatomy:
+    for volume in anatomy.volumes:
+        explain(anatomy, volume)
+    return anatomy

@@ -1,0 +1,124 @@
+"""From a choice of volumes, sizes and methods to a plan: unit-level recipes become positions in tensors.
+
+Volumes are planned one after the other, each on the shapes that the ones before it leave: a sequence of exact steps is exact.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from outgrow.analysis.labels import Labels
+from outgrow.analysis.slot_positions import slot_ids, unit_runs
+from outgrow.analysis.unit_states import Verdict
+from outgrow.analysis.volumes import Anatomy, Slot, Volume
+from outgrow.growth_plan.plan import Change, Edit, Insertion, Plan, Rescaling
+from outgrow.methods.base import Init, Method, Recipe
+from outgrow.methods.checks import draft_by, recipe_by
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A volume, how many units it gains, and by which method."""
+
+    volume: Volume
+    new: int
+    method: Method
+    verdict: Verdict
+
+
+def make_plan(anatomy: Anatomy, choices: Sequence[Choice], seed: int) -> Plan:
+    """Lay out all insertions of all chosen volumes."""
+    edits: list[Edit] = []
+    born: dict[tuple[str, int], Labels] = {}  # for each current position, the position it had at first, or −1
+    for choice in choices:
+        edits.extend(_edits_of(anatomy, choice, seed, born))
+    changes = tuple(
+        Change(
+            c.volume.name, c.volume.size, c.volume.size + c.new * c.volume.grain, c.method.name, c.method.exact, c.verdict.stuck
+        )
+        for c in choices
+    )
+    return Plan(changes, tuple(edits), seed=seed)
+
+
+def _edits_of(anatomy: Anatomy, choice: Choice, seed: int, born: dict[tuple[str, int], Labels]) -> list[Edit]:
+    volume, method, verdict = choice.volume, choice.method, choice.verdict
+    rng = np.random.default_rng(zlib.crc32(f"{seed}/{volume.name}/{volume.count}".encode()))
+    drafted = draft_by(method, volume, verdict, choice.new, rng)
+    slots: dict[tuple[str, int], Slot] = {}
+    for slot in sorted(volume.slots, key=lambda slot: slot.role == "writes"):
+        before = slots.get((slot.tensor, slot.axis))
+        if before is None or slot.role != "scales":  # a tied tensor is filled as a writer, else as a reader
+            slots[slot.tensor, slot.axis] = slot
+    edits: list[Edit] = []
+    for slot in slots.values():
+        if slot.role == "reads" and (slot.tensor, slot.axis) not in verdict.readers:
+            slot = replace(slot, role="scales")  # whole groups of a grouped layer: no sum goes over them
+        recipe = recipe_by(method, slot, volume, verdict, drafted)
+        if slot.role == "writes" and verdict.readers.get((slot.tensor, slot.axis)) == "zero":
+            recipe = Recipe("zero", drafted.models)
+        now = born.setdefault((slot.tensor, slot.axis), np.arange(anatomy.origin[slot.tensor, slot.axis].size))
+        original = slot_ids(anatomy, volume, slot)
+        ids = np.where(now >= 0, original[np.maximum(now, 0)], -1)
+        edit, after = _insertion(slot, ids, volume.count, recipe, choice)
+        born[slot.tensor, slot.axis] = np.where(after >= 0, now[np.maximum(after, 0)], -1)
+        edits.append(edit)
+    for rescale in verdict.rescales:
+        factor = rescale.ratio(choice.new) ** float(rescale.exponent)
+        edits.append(Rescaling(rescale.tensor, factor, rescale.offset))
+    return edits
+
+
+def _insertion(slot: Slot, ids: Labels, size: int, recipe: Recipe, choice: Choice) -> tuple[Insertion, Labels]:
+    """Positions for one slot; also, for each position afterwards, the position before (−1 if new)."""
+    table = unit_runs(ids, size)  # (run, unit, offset)
+    count, _, length = table.shape
+    new = choice.new
+    ends = table[:, -1, -1]
+    block = new * length
+    after = np.insert(np.arange(len(ids)), np.repeat(ends + 1, block), -1)
+    at = np.flatnonzero(after < 0)
+    models = np.array(recipe.models, dtype=np.int64)
+    sources = table[:, models, :].reshape(-1)
+
+    def spread(per_unit: Sequence[float]) -> tuple[float, ...]:
+        return tuple(np.broadcast_to(np.array(per_unit)[None, :, None], (count, len(per_unit), length)).ravel().tolist())
+
+    draws: tuple[int, ...] = ()
+    if recipe.draws:
+        per_run = max(recipe.draws) + 1
+        grid = np.array(recipe.draws)[None, :, None] * length + np.arange(length)[None, None, :]
+        grid = grid + (np.arange(count) * per_run * length)[:, None, None]
+        draws = tuple(grid.ravel().tolist())
+    members = table.reshape(-1)
+    init = choice.method.init if isinstance(choice.method.init, str) else f"@{id(choice.method.init)}"
+    edit = Insertion(
+        tensor=slot.tensor,
+        axis=slot.axis,
+        size=len(ids),
+        at=tuple(at.tolist()),
+        sources=tuple(sources.tolist()),
+        fill=recipe.fill,
+        draws=draws,
+        signs=spread(recipe.signs) if recipe.signs else (),
+        members=tuple(members.tolist()),
+        runs=count,
+        length=length,
+        weights=recipe.weights,
+        keep=spread(recipe.keep) if recipe.keep else (),
+        gradient=spread(recipe.gradient) if recipe.gradient else (),
+        gradient_keep=spread(recipe.gradient_keep) if recipe.gradient_keep else (),
+        init=init if choice.method.scale == 1.0 else f"{init}*{choice.method.scale!r}",
+        noise=choice.method.noise,
+        fade=recipe.fade,
+    )
+    return edit, after
+
+
+def inits_of(choices: Sequence[Choice]) -> Mapping[str, Init]:
+    """The functions that users gave as `init`, by the name that the plan calls them."""
+    return {f"@{id(c.method.init)}": c.method.init for c in choices if not isinstance(c.method.init, str)}

@@ -1,0 +1,23 @@
+"""From requests to widen to a plan: all requests of a growth together, since volumes may be tied to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from outgrow.requests import Widen
+from outgrow.trace.flops import count_flops
+from outgrow.transforms.site_and_step import Site, Step
+from outgrow.transforms.widen.fold_residual import fold_residuals
+from outgrow.transforms.widen.make_plan import inits_of
+from outgrow.transforms.widen.predict_shapes import Prediction
+from outgrow.transforms.widen.settle_sizes import settle
+
+
+def widen_plan(site: Site, requests: Sequence[Widen]) -> Step:
+    """The plan of all widenings of a growth. Folds are put on skips for a trial, in which the volumes are read again."""
+    with site.trial() as journal:
+        anatomy, requests, grafts = fold_residuals(site.model, site.example, site.anatomy, requests, journal)
+        choices, skipped, plan = settle(site.model, site.example, anatomy, requests, site.seed)
+    flops = count_flops(anatomy.reading.trace, Prediction(anatomy, choices).shape)
+    return Step((replace(plan, grafts=grafts),), inits_of(choices), tuple(skipped), flops)

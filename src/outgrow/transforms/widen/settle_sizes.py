@@ -1,0 +1,232 @@
+"""Settle what grows and to which size, so that the model's own code agrees.
+
+Requests choose volumes, sizes and methods. `fit` then finds the attributes that hold sizes. Where the code ties two volumes
+to one ratio (attention that ends in `reshape(B, N, C)`), they are grown together to sizes that fit, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from torch import fx, nn
+
+from outgrow.analysis.unit_states import MoveEps, State
+from outgrow.analysis.volumes import Anatomy, Volume
+from outgrow.errors import ApplyError
+from outgrow.growth_plan.plan import Plan, Setting
+from outgrow.model.example import Example
+from outgrow.requests import Skip, Widen
+from outgrow.trace.operators import refs_in
+from outgrow.transforms.widen.choose_volumes import choose, matches, proportional
+from outgrow.transforms.widen.fit_attributes import Clash, Fitter, fit
+from outgrow.transforms.widen.fold_residual import fold_settings
+from outgrow.transforms.widen.make_plan import Choice, make_plan
+from outgrow.transforms.widen.predict_shapes import Prediction
+
+ATTEMPTS = 60
+SUSPECTS = 6  # volumes at a clash that are left out in turn, to see whether they are to blame
+
+
+def settle(
+    model: nn.Module, example: Example, anatomy: Anatomy, requests: Sequence[Widen], seed: int
+) -> tuple[list[Choice], list[Skip], Plan]:
+    """Choices and a plan under which the model runs, and what was left out."""
+    fitter = Fitter(model, example, anatomy.reading.trace)
+    barred: dict[str, str] = {}
+    without: dict[tuple[str, State], str] = {}
+    tied: list[set[str]] = []
+    for _ in range(ATTEMPTS):
+        choices, skipped = _choose(anatomy, requests, barred, without)
+        choices, broken = _tie(choices, tied, requests)
+        if broken:
+            barred.update(dict.fromkeys(broken, "no size suits it and what the code ties it to"))
+            continue
+        plan = make_plan(anatomy, choices, seed)
+        try:
+            plan = replace(plan, settings=(*_eps_settings(model, choices), *fold_settings(model, anatomy, choices)))
+        except _NoEps as missing:
+            without[missing.choice.volume.name, missing.choice.method.state] = missing.reason
+            continue
+        settings, clash = fit(fitter, plan, Prediction(anatomy, choices))
+        if clash is None:
+            return choices, skipped, replace(plan, settings=tuple(settings))
+        if not _tighten(model, anatomy, choices, clash, tied):
+            barred.update(_blame(model, anatomy, choices, clash, fitter))
+    raise ApplyError("the model's code ties its sizes in ways that could not be settled: narrow where= down")
+
+
+def _choose(
+    anatomy: Anatomy, requests: Sequence[Widen], barred: dict[str, str], without: dict[tuple[str, State], str]
+) -> tuple[list[Choice], list[Skip]]:
+    choices: list[Choice] = []
+    skipped: list[Skip] = []
+    for request in requests:
+        chosen, left = choose(anatomy, request, choices, barred, without)
+        choices += chosen
+        skipped += left
+    return choices, skipped
+
+
+def _tie(choices: list[Choice], tied: Sequence[set[str]], requests: Sequence[Widen]) -> tuple[list[Choice], list[str]]:
+    """Give volumes that the code ties to one ratio sizes that fit; also, those for which there are none."""
+    by_name = {choice.volume.name: choice for choice in choices}
+    for group in tied:
+        members = [by_name[name] for name in sorted(group) if name in by_name]
+        if len(members) < 2:
+            continue
+        ratio = min(_ratio(choice, requests) for choice in members)
+        together = proportional(members, ratio)
+        if together is None:
+            largest = max(members, key=lambda choice: len(choice.volume.slots))
+            return choices, [choice.volume.name for choice in members if choice is not largest]
+        by_name.update({choice.volume.name: choice for choice in together})
+    return list(by_name.values()), []
+
+
+def _ratio(choice: Choice, requests: Sequence[Widen]) -> float:
+    asked = [r.factor for r in requests if r.factor and any(matches(choice.volume, pattern) for pattern in r.patterns)]
+    return asked[0] if asked else 1 + choice.new / choice.volume.count
+
+
+class _NoEps(Exception):
+    def __init__(self, choice: Choice, reason: str) -> None:
+        self.choice, self.reason = choice, reason
+
+
+def _eps_settings(model: nn.Module, choices: Sequence[Choice]) -> list[Setting]:
+    """Where norms keep their ε, and what it becomes."""
+    values: dict[tuple[str, str], tuple[float | None, float]] = {}
+    for choice in choices:
+        done: set[tuple[str, str]] = set()
+        for move in choice.verdict.eps:
+            owner, name, old = _find_eps(model, move, choice)
+            if (owner, name) in done:
+                continue
+            done.add((owner, name))
+            now = values.get((owner, name), (old, move.eps))[1]
+            values[owner, name] = old, now * move.ratio(choice.new) ** float(move.exponent)
+    return [Setting(owner, name, old, new) for (owner, name), (old, new) in values.items()]
+
+
+def _find_eps(model: nn.Module, move: MoveEps, choice: Choice) -> tuple[str, str, float | None]:
+    """The attribute that holds a norm's ε, on the module that ran or on one above it."""
+    path = move.module
+    while True:
+        module = model.get_submodule(path)
+        if isinstance(module, nn.RMSNorm) and module.eps is None:
+            return path, "eps", None
+        for name, value in vars(module).items():
+            if isinstance(value, float) and np.isclose(value, move.eps, rtol=1e-6, atol=0.0):
+                return path, name, value
+        if not path:
+            raise _NoEps(choice, f"the norm in {move.module} keeps its ε = {move.eps:g} nowhere that it could be changed")
+        path = path.rpartition(".")[0]
+
+
+def _tighten(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice], clash: Clash, tied: list[set[str]]) -> bool:
+    """Tie what meets at the clash, and at the same place of sister modules, to one ratio; tells whether that is news.
+
+    What meets there are the volumes of the operator and those whose size it shows; if they are tied already, all that touch
+    the module.
+    """
+    ops: dict[str, list[int]] = defaultdict(list)
+    for op in anatomy.reading.trace.ops:
+        ops[op.module].append(op.index)
+    place = ops[clash.module].index(clash.index)
+    sisters = [path for path in _like(model, anatomy, clash) if place < len(ops[path])]
+    news = False
+    for near in (True, False):
+        for path in sisters:
+            touching = _touching(anatomy, choices, path)
+            group = set(_meeting(anatomy, choices, ops[path][place], touching) if near else touching)
+            if len(group) < 2 or any(group <= known for known in tied):
+                continue
+            for known in [known for known in tied if known & group]:
+                group |= known
+                tied.remove(known)
+            tied.append(group)
+            news = True
+        if news:
+            return True
+    return False
+
+
+def _meeting(anatomy: Anatomy, choices: Sequence[Choice], index: int, touching: Sequence[str]) -> list[str]:
+    """Chosen volumes at an operator, and those of its module whose size is that of an axis there."""
+    reading = anatomy.reading
+    op = reading.trace.ops[index]
+    shown = {
+        reading.trace.values[value].shape[axis]
+        for value in (*op.outputs, *(ref.value for ref in op.refs))
+        for block in reading.layouts[value]
+        for axis in block.axes
+    }
+    here = _at(anatomy, choices, index)
+    by_name = {choice.volume.name: choice.volume for choice in choices}
+    return [*here, *(name for name in touching if name not in here and by_name[name].size in shown)]
+
+
+def _blame(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice], clash: Clash, fitter: Fitter) -> dict[str, str]:
+    """Which volumes to leave out, and why: the smallest at the clash, or near it, without which the run gets further."""
+    at_clash = _at(anatomy, choices, clash.index)
+    path = clash.module
+    near = _touching(anatomy, choices, path)
+    while not near:
+        path = path.rpartition(".")[0]
+        near = _touching(anatomy, choices, path) if path else [choice.volume.name for choice in choices]
+    by_name = {choice.volume.name: choice.volume for choice in choices}
+    sisters = [_touching(anatomy, choices, sister) for sister in _like(model, anatomy, clash)[1:]]
+    reason = f"the code of {clash.module or 'the model'} does not follow its size ({clash.found})"
+    if isinstance(model.get_submodule(clash.module), fx.GraphModule):
+        reason += "; torch.fx has written that code for these sizes, as e3nn does for its irreps: build the layer again, wider"
+    tries: list[set[str]] = []
+    for name in sorted(near, key=lambda name: (name not in at_clash, len(by_name[name].slots))):
+        shape = _fingerprint(by_name[name])
+        alike = {other for other in near if _fingerprint(by_name[other]) == shape}
+        group = alike | {other for names in sisters for other in names if _fingerprint(by_name[other]) == shape}
+        if group not in tries:
+            tries.append(group)
+    for group in tries[:SUSPECTS]:
+        rest = [choice for choice in choices if choice.volume.name not in group]
+        if not rest:
+            continue
+        plan = make_plan(anatomy, rest, 0)
+        plan = replace(plan, settings=(*_eps_settings(model, rest), *fold_settings(model, anatomy, rest)))
+        later = fit(fitter, plan, Prediction(anatomy, rest))[1]
+        if later is None or later.index > clash.index:
+            return dict.fromkeys(sorted(group), reason)
+    return dict.fromkeys(sorted(tries[0]), reason)
+
+
+def _fingerprint(volume: Volume) -> tuple[tuple[str, int, str], ...]:
+    """Slots by the last part of their names: what volumes of sister modules have in common."""
+    return tuple((slot.tensor.rpartition(".")[0].rpartition(".")[2], slot.axis, slot.role) for slot in volume.slots)
+
+
+def _like(model: nn.Module, anatomy: Anatomy, clash: Clash) -> list[str]:
+    """The clashing module and its sisters of the same class."""
+    kind = type(model.get_submodule(clash.module))
+    paths = dict.fromkeys(op.module for op in anatomy.reading.trace.ops)
+    return [clash.module, *(p for p in paths if p != clash.module and clash.module and type(model.get_submodule(p)) is kind)]
+
+
+def _touching(anatomy: Anatomy, choices: Sequence[Choice], path: str) -> list[str]:
+    """Chosen volumes that any operator of a module (not of its children) touches."""
+    names: dict[str, None] = {}
+    prefix = f"{path}." if path else ""
+    for op in anatomy.reading.trace.ops:
+        if op.module == path or (prefix and op.module.startswith(prefix)):
+            names.update(dict.fromkeys(_at(anatomy, choices, op.index)))
+    return list(names)
+
+
+def _at(anatomy: Anatomy, choices: Sequence[Choice], index: int) -> list[str]:
+    """Chosen volumes that change a size at an operator."""
+    op = anatomy.reading.trace.ops[index]
+    values = [*op.outputs, *(ref.value for ref in refs_in((op.args, op.kwargs)))]
+    labels = [block.labels for value in values for block in anatomy.reading.layouts[value]]
+    here = {anatomy.volumes[number].name for array in labels for number in anatomy.bearers.of(array)}
+    return [choice.volume.name for choice in choices if choice.volume.name in here]

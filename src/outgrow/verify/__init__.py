@@ -1,0 +1,1 @@
+"""Does the grown model compute what the old one did?"""

@@ -1,0 +1,152 @@
+"""What configurations say layer by layer follows a deepening, or the deepening is refused; a failure leaves no trace on them.
+
+The judge is the library: a model that it loads from what was saved computes what the grown one does, with other weights too
+(new blocks are the identity at first, which would hide that one is of another kind).
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import outgrow
+from outgrow.configuration.follow_sizes import LEFT
+from outgrow.modules.gates import without_gates
+from tests.helpers.library_models import FAMILIES, Family, shaken
+
+transformers = pytest.importorskip("transformers")
+
+
+def family(name: str) -> Family:
+    return next(family for family in FAMILIES if str(family) == name)
+
+
+@torch.no_grad()
+def logits(model: nn.Module, example: dict[str, Tensor]) -> Tensor:
+    return model(**example).logits
+
+
+def reloads(model: nn.Module, kind: Family, folder: Path) -> bool:
+    """Whether the library brings back a model that computes the same, with its own weights and with others."""
+    model = copy.deepcopy(model)
+    without_gates(model)
+    model.save_pretrained(folder)
+    again, problems = type(model).from_pretrained(folder, output_loading_info=True)
+    if any(problems.values()):
+        return False
+    example = kind.example(seed=5, batch=3)
+    pairs = [(logits(one.eval(), example), logits(shaken(one, 7), example)) for one in (model, again)]
+    return all(torch.allclose(one, other, atol=1e-4) for one, other in zip(*pairs, strict=True))
+
+
+def said(model: nn.Module, names: Any) -> dict[str, Any]:
+    return {name: getattr(model.config, name) for name in names}
+
+
+@pytest.mark.parametrize("fade", [None, 3])
+@pytest.mark.parametrize(
+    ("name", "after", "says"),
+    [
+        ("smollm3", "model.layers.0", {"num_hidden_layers": 5, "no_rope_layers": [1, 0, 0, 1, 0]}),
+        ("smollm3", "model.layers.1", {"num_hidden_layers": 5, "no_rope_layers": [1, 0, 1, 1, 0]}),
+        ("whisper", "model.encoder.layers.0", {"encoder_layers": 3, "decoder_layers": 2, "num_hidden_layers": 3}),
+        ("whisper", "model.decoder.layers.1", {"encoder_layers": 2, "decoder_layers": 3, "num_hidden_layers": 2}),
+        ("swin", "swin.encoder.layers.1.blocks.1", {"depths": [2, 3], "num_layers": 2}),
+        ("convnext", "convnext.encoder.stages.0.layers.1", {"depths": [3, 1, 1, 1]}),
+        ("deepseekv3", "model.layers.0", {"num_hidden_layers": 4}),  # dense or, with a fade, sparse
+        ("qwen2moe", "model.layers.0", {"num_hidden_layers": 3}),
+    ],
+)
+def test_the_configuration_says_of_each_layer_what_it_is(
+    name: str, after: str, says: dict[str, Any], fade: int | None, tmp_path: Path
+) -> None:
+    kind = family(name)
+    model, example = kind.build(), kind.example()
+    before = logits(model, example)
+    growth = outgrow.deepen(model, example, after, fade=fade)
+    assert LEFT not in str(growth)
+    assert said(model, says) == says
+    if name == "smollm3":
+        assert [layer.self_attn.use_rope for layer in model.model.layers] == model.config.no_rope_layers
+    assert torch.allclose(logits(model, example), before, atol=1e-5)
+    assert reloads(model, kind, tmp_path)
+
+
+def test_what_a_configuration_can_not_say_is_reported_with_the_place(tmp_path: Path) -> None:
+    """Every other layer is sparse by a number in the configuration, so that one more moves all behind it."""
+    kind = family("qwen3moe")
+    model = kind.build()
+    growth = outgrow.deepen(model, kind.example(), "model.layers.1", fade=3)
+    assert LEFT in str(growth)
+    assert "(built from it, model.layers.3.mlp." in str(growth)
+    assert not reloads(model, kind, tmp_path)
+
+
+@pytest.mark.parametrize("fade", [None, 3])
+def test_layers_in_a_pattern_are_added_in_whole_periods(fade: int | None, tmp_path: Path) -> None:
+    kind = family("jamba")
+    model, example = kind.build(), kind.example()  # padded: its code prepares a mask for each kind of layer
+    config, names = copy.deepcopy(model.config.to_dict()), list(model.state_dict())
+    with pytest.raises(outgrow.GrowthError, match=r"would call block 2 'linear_attention' where a block .* \(count=2\)"):
+        outgrow.deepen(model, example, "model.layers.0", fade=fade)
+    assert model.config.to_dict() == config
+    assert list(model.state_dict()) == names
+    before = logits(model, example)
+    growth = outgrow.deepen(model, example, "model.layers.1", count=2, fade=fade)
+    assert LEFT not in str(growth)
+    assert model.config.layers_block_type == ["mamba", "attention"] * 3
+    assert torch.allclose(logits(model, example), before, atol=1e-5)
+    assert reloads(model, kind, tmp_path)
+
+
+def test_a_value_that_follows_from_others_is_left_to_follow() -> None:
+    """Falcon's head size is a property without a setter: the width over the heads."""
+    kind = family("falcon")
+    model, example = kind.build(), kind.example()
+    config, attributes = copy.deepcopy(model.config.to_dict()), copy.deepcopy(vars(model.config))
+    before = logits(model, example)
+    growth = outgrow.widen(model, example, "transformer.word_embeddings", factor=2)
+    assert torch.allclose(logits(model, example), before, atol=1e-5)
+    assert LEFT in str(growth)
+    assert model.config.to_dict() == config
+    assert vars(model.config) == attributes
+
+
+def test_a_configuration_that_refuses_a_value_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the second name that is set, and with an error that is none of ours."""
+    kind = family("llama")
+    model, example = kind.build(), kind.example()
+    config, attributes = copy.deepcopy(model.config.to_dict()), copy.deepcopy(vars(model.config))
+    plain = type(model.config).__setattr__
+
+    def strict(self: Any, name: str, value: Any) -> None:
+        if name == "rms_norm_eps" and value != 1e-6:
+            raise RuntimeError("no such value")
+        plain(self, name, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(model.config), "__setattr__", strict)
+        growth = outgrow.widen(model, example, "model.embed_tokens", factor=2)
+    assert f"{LEFT} (built from it, model.embed_tokens.weight would have the shape (50, 16) instead of (50, 32))" in str(growth)
+    assert model.config.to_dict() == config
+    assert vars(model.config) == attributes
+
+
+def test_an_interrupt_while_a_configuration_is_set_leaves_it_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = family("llama")
+    model, example = kind.build(), kind.example()
+    attributes, weights = copy.deepcopy(vars(model.config)), copy.deepcopy(model.state_dict())
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("outgrow.configuration.follow_sizes.rebuilt", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        outgrow.grow(model, example, outgrow.Widen("*", factor=2), outgrow.Deepen(after="model.layers.0"))
+    assert vars(model.config) == attributes
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())

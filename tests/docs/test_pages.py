@@ -1,0 +1,135 @@
+"""The documentation is true: its blocks run and print what it says, its links lead somewhere, demo and picture work.
+
+docs/refresh.py runs the blocks; it also writes what they print into the pages.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import outgrow.analysis.rules.all_rules
+import outgrow.methods.all_methods
+from experiments import demo
+from experiments.results import read_all
+
+ROOT = Path(__file__).parents[2]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, path.stem, module)
+        spec.loader.exec_module(module)
+    return module
+
+
+REFRESH = load(ROOT / "docs" / "refresh.py")
+PAGES = REFRESH.pages()
+MARKS = {
+    "docs/trainers.md": (
+        pytest.mark.filterwarnings("ignore"),  # warnings of Lightning itself
+        pytest.mark.skipif(torch.__version__.startswith("2.6"), reason="fully_shard of torch 2.6 runs on GPUs only"),
+    )
+}
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, marks=MARKS.get(name_of(page), ())) for page in PAGES], ids=name_of)
+def test_blocks_run_and_print_what_the_page_says(page: Path) -> None:
+    stale = [item for item in REFRESH.told(page) if item.block and not REFRESH.agrees(item.block.text, item.printed)]
+    for item in stale:
+        print(f"{page.name}:{item.block.line} should read\n{item.printed}")
+    assert not stale, "`python docs/refresh.py` writes into the pages what their blocks print"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=name_of)
+def test_links_lead_to_files(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_worked_examples_of_contributing_do_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule, the method and the transform are put where the page says they go; then the page's own tests run."""
+    page = ROOT / "CONTRIBUTING.md"
+    namespace: dict[str, Any] = {"__name__": page.stem}
+    rules, methods = dict(outgrow.analysis.rules.all_rules.RULES), dict(outgrow.methods.all_methods.BY_NAME)
+    for block in (block for block in REFRESH.blocks_of(page) if block.language == "python"):
+        REFRESH.run(block, page, namespace)
+        if "RULES" in namespace:
+            rules.update(namespace.pop("RULES"))
+            monkeypatch.setattr("outgrow.analysis.analyse.RULES", rules)
+        if "BY_NAME" in namespace:
+            methods.update(namespace.pop("BY_NAME"))
+            monkeypatch.setattr("outgrow.methods.all_methods.BY_NAME", methods)
+        if "TABLE" in namespace:
+            table = importlib.import_module("outgrow.transforms.all_transforms")
+            monkeypatch.setattr(table, "TABLE", (*table.TABLE, *namespace.pop("TABLE")))
+    tests = [value for name, value in namespace.items() if name.startswith("test_")]
+    assert len(tests) == 3
+    for test in tests:
+        test()
+
+
+def test_the_picture_of_how_it_works_can_be_drawn(tmp_path: Path) -> None:
+    load(ROOT / "docs" / "draw.py").draw(tmp_path / "picture.svg")
+    assert (tmp_path / "picture.svg").read_text(encoding="utf-8").count("<path") > 100
+
+
+def test_the_demo_runs_and_writes_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    demo.main(["--out", str(tmp_path), "--seeds", "2", "--epochs", "4"])
+    printed = capsys.readouterr().out
+    assert str(tmp_path / "report.html") in printed
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") == 1
+    results = read_all(tmp_path / "results")
+    for name in ("widen-r2r", "widen-net2net", "widen-netmorph", "deepen-r2r", "widen-random", "deepen-copy"):
+        for before, after in results[name]["curves"].values():
+            kept = abs(after["test_loss"][0] / before["test_loss"][-1] - 1) < 1e-4
+            assert kept == after["growth"]["preserving"] == (after["growth"]["error"] < 1e-5), name
+
+
+def test_the_pages_show_the_results_that_are_kept() -> None:
+    """The demo's tables and picture, and the sentence on the loss, are those of the committed result files."""
+    results = read_all(ROOT / "experiments" / "results" / "demo")
+    for what in demo.GROUPS:
+        assert demo.text_table(results, what) in (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+    jumps = [after["test_loss"][0] / before["test_loss"][-1] for before, after in results["widen-random"]["curves"].values()]
+    assert sum(jumps) / len(jumps) > 30
+    assert "multiplies the loss at the growth by more than 30" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert demo.picture(results) == (ROOT / "docs" / "demo" / "curves.png").read_bytes()
+
+
+def test_a_table_of_the_demo_by_hand() -> None:
+    """One row, from the raw numbers of the files."""
+    results = read_all(ROOT / "experiments" / "results" / "demo")
+    row = next(line for line in demo.text_table(results, "widen").splitlines() if line.startswith("r2r")).split()
+    final = [100 * stages[-1]["accuracy"][-1] for stages in results["widen-r2r"]["curves"].values()]
+    assert f"{sum(final) / len(final):.1f}" in row
+    spent = [stages[0]["flops"][-1] + stages[1]["flops"][-1] for stages in results["widen-r2r"]["curves"].values()]
+    whole = results["widen-scratch"]["curves"]["0"][0]["flops"][-1]
+    assert row[-2:] == [f"{100 * spent[0] / whole:.0f}", "%"]
+
+
+def test_the_readme_says_how_many_families_count() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "coverage.json").read_text())["families"]
+    counted = sum(result["counts"] for result in results.values())
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"timm's {len(results)} families" in text
+    assert f"{counted} count as grown" in text
+    others = json.loads((ROOT / "benchmarks" / "results" / "coverage_others.json").read_text())["models"]
+    assert f"of {len(others)} models of other libraries {sum(result['counts'] for result in others.values())} count" in text

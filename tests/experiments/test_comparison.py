@@ -1,0 +1,225 @@
+"""The honest comparison's numbers, against the raw files by plain loops; and its page, which says what the files say."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+from experiments import budgets, pays
+from experiments.answers import holm
+from experiments.comparison import Best, Comparison, Line, Swept, against, flops, gain, gap, lines, need, needed, read
+from experiments.curves import Estimate, student
+from experiments.figures import RESULTS
+from experiments.flops import step_flops
+from experiments.models import Net
+from experiments.results import ResultsError, read_all
+
+KEPT = RESULTS.parent
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def compared() -> Comparison:
+    return read(KEPT)
+
+
+def ends(arm: str, folder: str = "protocol") -> list[float]:
+    content = json.loads((KEPT / folder / f"{arm}.json").read_text())
+    return [100 * content["curves"][str(seed)][-1]["accuracy"][-1] for seed in range(5)]
+
+
+def test_lines_are_the_ends_of_runs(compared: Comparison) -> None:
+    for name, budget in (("EQ-scratch", 16), ("EQ-widen-r2r-0.1", 4), ("RE-deepen-fade", 2), ("EQ-both-widen-first", 32)):
+        assert compared.lines[name].values(budget) == pytest.approx(ends(f"{name}@{budget}"))
+    pairs = zip(ends("EQ-deepen-r2r@2"), ends("EQ-scratch@2"), strict=True)
+    found = gap(compared.lines["EQ-deepen-r2r"], compared.scratch, 2)
+    assert found is not None
+    assert found.value == pytest.approx(statistics.mean(a - b for a, b in pairs))
+    assert gap(compared.lines["RE-deepen-r2r"], compared.scratch, 3) is None
+
+
+def test_a_budget_is_what_it_costs(compared: Comparison) -> None:
+    """The FLOPs in the files are those of so many epochs of the big network, whatever way was taken."""
+    epoch = 390 * 128 * step_flops(Net(r=1 / 4).build(0))[0]
+    assert flops(1) == pytest.approx(epoch)
+    for name, content in compared.results.items():
+        spent = sum(stage["flops"][-1] for stage in content["curves"]["0"])
+        assert spent == pytest.approx(float(name.split("@")[1]) * epoch, rel=2e-3), name
+
+
+def test_what_an_accuracy_costs() -> None:
+    ends = {2: (60.0, 71.0, 50.0, 60.0), 8: (80.0, 72.0, 60.0, 69.0), 32: (81.0, 73.0, 69.0, 75.0)}
+    line = Line("EQ-widen-r2r", {budget: dict(enumerate(values)) for budget, values in ends.items()}, {})
+    found = needed(line, 70.0)
+    assert found == pytest.approx({0: 4.0, 1: 2.0, 2: math.inf, 3: 8 * 4 ** (1 / 6)})  # half-way, at once, never, a sixth
+    reused = Line("RE-widen-r2r", {1.0: {3: 60.0, 7: 60.0}, 2.0: {3: 80.0, 7: 80.0}}, {}, {3: 75.0, 7: 65.0})
+    assert needed(reused, 70.0) == pytest.approx({3: 0.0, 7: 2**0.5})
+    scratch = Line("EQ-scratch", {2.0: {7: 60.0, 3: 60.0, 4: 1.0}, 8.0: {7: 80.0, 3: 80.0, 4: 1.0}}, {})
+    one = need(reused, scratch, 70.0)  # over the seeds that both have
+    assert (one.reached, one.at_once, one.n) == (2, 1, 2)
+    assert one.saving is not None
+    assert one.saving.value == pytest.approx(1 - (2**0.5 / 2) / 4)
+    assert need(line, line, 70.0).saving is None
+    assert (need(line, scratch, 70.0).at_most, one.at_most) == (1, 0)  # of the one that has it at the smallest budget
+    assert need(reused, scratch, 70.0).budget == pytest.approx(2**0.5 / 2)
+    assert need(line, Line("EQ-scratch", line.ends, {}), 70.0).saving is None  # one seed never has it
+
+
+def test_what_reuse_adds_is_against_the_network_one_had(compared: Comparison) -> None:
+    content = json.loads((KEPT / "protocol" / "RE-deepen-r2r@4.json").read_text())
+    own = [content["curves"][str(seed)][0]["accuracy"] for seed in range(5)]
+    small = compared.small("RE", "deepen")
+    assert small is not None
+    found = gain(compared.lines["RE-deepen-r2r"], small, 4)  # which begins where the small one is
+    assert found is not None
+    assert found.value == pytest.approx(100 * statistics.mean(end[-1] - end[0] for end in own))
+    assert gain(compared.lines["RE-deepen-r2r"], small, 3) is gain(compared.scratch, compared.scratch, 4) is None
+    padded = gain(compared.lines["RE-widen-random"], compared.small("RE", "widen"), 4)  # type: ignore[arg-type]
+    assert padded is not None
+    assert padded.value < 10  # though it lost nearly all when it was padded
+
+
+def test_intervals_are_students(compared: Comparison) -> None:
+    values = [1.0, 4.0, 2.5, 7.0, 3.0]
+    reach = 2.776 * statistics.stdev(values) / 5**0.5
+    found = student(values)
+    assert (found.low, found.high) == pytest.approx((3.5 - reach, 3.5 + reach))
+    assert not student([3.0]).clear
+
+
+def test_seeds_are_paired_by_their_numbers(tmp_path: Path) -> None:
+    results = read_all(KEPT / "protocol")
+    other = json.loads(json.dumps(results["EQ-widen-r2r@8"]))
+    other["curves"] = {"7" if seed == "4" else seed: curves for seed, curves in other["curves"].items()}
+    other["seeds"] = [0, 1, 2, 3, 7]
+    found = lines({**results, "EQ-widen-r2r@8": other})
+    pairs = list(zip(ends("EQ-widen-r2r@8"), ends("EQ-scratch@8"), strict=True))[:4]
+    one = gap(found["EQ-widen-r2r"], found["EQ-scratch"], 8)
+    assert one is not None
+    assert (one.n, one.value) == (4, pytest.approx(statistics.mean(a - b for a, b in pairs)))
+    with pytest.raises(ResultsError, match="lack EQ-scratch"):
+        lines({name: content for name, content in results.items() if "scratch" not in name})
+
+
+def test_the_sweep_is_against_the_run_in_which_nothing_changes(compared: Comparison) -> None:
+    row = next(
+        one for one in compared.swept if (one.what, one.account, one.setting, one.value) == ("widen", "reuse", "rate", 0.2)
+    )
+    pairs = zip(ends("SWEEP-widen-reuse-rate-0.2", "sweep"), ends("SWEEP-widen-reuse-rate-1.0", "sweep"), strict=True)
+    assert row.difference is not None
+    assert row.difference.value == pytest.approx(statistics.mean(a - b for a, b in pairs))
+    assert not [one for one in compared.swept if one.what == "deepen" and one.setting == "scale"]
+
+
+def test_the_page_is_what_the_results_say(compared: Comparison, tmp_path: Path) -> None:
+    page = tmp_path / "does-it-pay.md"
+    assert pays.main(["--out", str(page)]) == 0
+    kept = ROOT / "docs" / "results" / "does-it-pay.md"
+    assert page.read_text(encoding="utf-8") == kept.read_text(encoding="utf-8"), "`python -m experiments.pays` writes it anew"
+    assert page.with_suffix(".svg").read_bytes() == kept.with_suffix(".svg").read_bytes()
+    scratch, best = statistics.mean(ends("EQ-scratch@4")), statistics.mean(ends("EQ-deepen-r2r-0.5@4"))
+    told = re.search(
+        r"deepening, from nothing: the best − scratch \| – \| .+? \| \*\*\+(.+?)\*\* r2r, grown after 50 %",
+        page.read_text(encoding="utf-8"),
+    )
+    assert told is not None
+    assert told[1] == f"{best - scratch:.1f}"
+
+
+def words(page: str) -> str:
+    return " ".join((ROOT / page).read_text(encoding="utf-8").split())
+
+
+def test_the_pages_say_what_the_results_say(compared: Comparison) -> None:
+    text, readme = words("docs/does-it-pay.md"), words("README.md")
+
+    def far(account: str, what: str, rival: str, budget: float, way: str = "r2r") -> str:
+        return f"{abs(against(compared, account, what, way)[rival][budget].gap.value):.1f}"
+
+    four, eight = ((far("RE", "widen", "scratch", budget), far("RE", "widen", "scratch", budget, "")) for budget in (4, 8))
+    assert (
+        f"{four[0]} points better than scratch with four epochs (best {four[1]}), {eight[0]} with eight (best {eight[1]})"
+        in text
+    )
+    assert f"{four[0]} points better than scratch with four epochs (best {four[1]})" in readme
+    assert not against(compared, "RE", "widen", "r2r")["scratch"][16].clear
+    assert not against(compared, "RE", "widen")["scratch"][16].clear
+    target = compared.targets()["scratch at 8"]
+    ours, best = (need(compared.lines[f"RE-widen-{way}"], compared.scratch, target) for way in ("r2r", "net2net"))
+    assert f"with {ours.saving.value:.0%} fewer FLOPs (best {best.saving.value:.0%})".replace("%", " %") in text  # type: ignore[union-attr]
+    alone = [far("RE", "widen", "alone", budget) for budget in (4, 16)]
+    assert f"widening gains {alone[0]} points at four epochs and {alone[1]} at sixteen" in text
+    assert f"({far('RE', 'deepen', 'scratch', 4)} points with four epochs)" in text
+    assert f"gains {far('RE', 'deepen', 'alone', 16)} over that one at sixteen epochs" in text
+    assert f"by {far('EQ', 'deepen', 'scratch', 2)} points (deepening, best {far('EQ', 'deepen', 'scratch', 2, '')})" in text
+    wide, deep = ((far("EQ", what, "scratch", 32), far("EQ", what, "scratch", 32, "")) for what in ("widen", "deepen"))
+    assert f"by {wide[0]} points over widening (best {wide[1]}) and {deep[0]} over deepening (best {deep[1]})" in text
+    assert f"with thirty-two epochs scratch is ahead by {wide[0]} points" in readme
+    tried = [row for row in compared.swept if row.difference is not None]
+    clear = [row.difference for row in tried if row.difference is not None and row.difference.clear]
+    assert all(one.value < 0 for one in clear)
+    assert f"of {len(tried)} changes" in text
+    assert f"{len(clear)} do harm, {holm(tried)} clearly so when their number is corrected for" in text
+
+
+def test_the_pages_say_how_long_it_took() -> None:
+    def minutes(*folders: str) -> float:
+        contents = [content for folder in folders for content in read_all(KEPT / folder).values()]
+        curves = [stages for content in contents for stages in content["curves"].values()]
+        return sum(stage["seconds"][-1] for stages in curves for stage in stages) / 60
+
+    assert minutes("table") < 30
+    assert "took less than half an hour of training on one H200" in words("docs/paper.md")
+    assert 25 < minutes("tuning", "sweep", "protocol") < 35
+    assert "about half an hour on one H200" in words("docs/does-it-pay.md")
+
+
+def test_remarks_are_of_the_earlier_results(compared: Comparison) -> None:
+    def mean(arm: str, folder: str) -> float:
+        return statistics.mean(ends(arm, folder))
+
+    first, second = compared.remarks
+    ahead = mean("EQ-scratch@8", "protocol") - mean("RE-widen-r2r@8", "earlier")
+    assert f"scratch was {ahead:.1f} points ahead" in first
+    better = [mean(f"EQ-scratch@{budget}", "earlier") - mean(f"EQ-scratch@{budget}", "protocol") for budget in (2, 4)]
+    assert f"by {better[0]:.1f} points at budget 2 and {better[1]:.1f} at budget 4" in second
+    page = (ROOT / "docs" / "results" / "does-it-pay.md").read_text(encoding="utf-8")
+    assert all(remark in page for remark in compared.remarks)
+
+
+def test_the_best_of_several_has_several_chances() -> None:
+    line = Line("EQ-widen-r2r", {}, {})
+    above, below = student([0.1, 0.3, 0.2, 0.5, 0.4]), student([-0.1, -0.3, -0.2, -0.5, -0.4])
+    assert above.p == pytest.approx(0.0132, abs=1e-4)  # t = 4.243 with 4 degrees of freedom, from a table
+    assert Best(line, above, 3).clear
+    assert not Best(line, above, 4).clear
+    assert Best(line, below, 4).clear  # where the best is worse, all are
+
+
+def test_corrected_for_their_number() -> None:
+    def row(p: float) -> Swept:
+        return Swept("widen", "reuse", "rate", 0.5, 0.0, Estimate(-1.0, -2.0, -0.1, 5, p))
+
+    assert holm([row(p) for p in (0.03, 0.001, 0.02, 0.2)]) == 1  # 0.001 < 0.05 / 4, but 0.02 > 0.05 / 3
+    assert holm([row(p) for p in (0.02, 0.001, 0.01)]) == 3
+    assert holm([]) == 0
+
+
+def test_plots_have_both_accounts(compared: Comparison) -> None:
+    arms = {arm["name"]: arm for arm in budgets.data(compared)["pays-deepen"]["arms"]}
+    assert arms["scratch"]["reuse"] is None
+    assert arms["fade"]["reuse"]["epochs"] == [1, 2, 4, 8, 16]
+    assert arms["r2r"]["nothing"]["mean"][1] == pytest.approx(statistics.mean(ends("EQ-deepen-r2r@4")), abs=1e-3)
+
+
+def test_missing_sets_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="there are no results in"):
+        read(tmp_path)
+    with pytest.raises(SystemExit, match="there are no results in"):
+        pays.main(["--results", str(tmp_path), "--out", str(tmp_path / "page.md")])
+    assert not list(tmp_path.iterdir())

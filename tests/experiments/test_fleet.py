@@ -1,0 +1,84 @@
+"""What the fused engine does around its kernels: networks of every kind of arm come aboard, and come out as they went in.
+
+The kernels do nothing here (test_fused runs them), so that this takes no GPU, and every arm that is trained on one is tried.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from experiments import protocol
+from experiments.arms import Arm, paper_arms
+from experiments.segments import all_segments
+from experiments.store import Store
+from experiments.training import Training
+from tests.helpers.experiment_runs import some_data
+from tests.helpers.tuned_arms import TUNED
+
+pytest.importorskip("triton", reason="the fused engine needs Triton: pip install triton")
+from experiments.fused import backward, forward, network, small
+from experiments.fused.fleet import Fleet, shape_of
+
+
+class Nothing:
+    """A kernel that computes nothing."""
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *values, **options: None
+
+
+@pytest.fixture(autouse=True)
+def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, names in (
+        (forward, ("convolve", "statistics", "join", "pool", "classify", "gather")),
+        (backward, ("part_gradient", "norm_gradient", "unpool", "convolve_back", "weigh", "adam")),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, Nothing())
+    assert network.forward is small.forward is forward
+
+
+class Watched(Fleet):
+    """Looks at what comes aboard and at what goes out."""
+
+    def __init__(self, models: Any, optimizers: Any, *what: Any, **more: Any) -> None:
+        self.came = copy.deepcopy([(m, o.state_dict()["state"]) for m, o in zip(models, optimizers, strict=True)])
+        super().__init__(models, optimizers, *what, device="cpu", **more)
+
+    def land(self) -> None:
+        super().land()
+        for (twin, state), model, optimizer in zip(self.came, self.models, self.optimizers, strict=True):
+            clock = torch.optim.SGD(twin.parameters())
+            for _ in range(self.made):
+                clock.step()  # without gradients: only what fades in moves
+            weights = twin.state_dict()
+            for name, value in model.state_dict().items():
+                assert torch.allclose(value, weights[name], atol=1e-6), name
+            for number, now in optimizer.state_dict()["state"].items():
+                before = state.get(number, {})
+                assert float(now["step"]) == float(before.get("step", 0)) + self.made
+                for name in ("exp_avg", "exp_avg_sq"):
+                    assert torch.equal(now[name], before.get(name, torch.zeros_like(now[name])))
+                    now[name].uniform_()  # so that the next fleet has something to carry
+
+
+def short(arm: Arm) -> Arm:
+    return replace(arm, stages=tuple(replace(stage, epochs=1, looks=min(stage.looks, 1)) for stage in arm.stages))
+
+
+@pytest.mark.parametrize("which", ["paper", "tuning", "sweep", "protocol"])
+def test_every_arm_goes_through_the_fused_engine(which: str, tmp_path: Path) -> None:
+    arms = {
+        "paper": paper_arms,
+        "tuning": lambda: [arm for arm in protocol.tuning_arms() if arm.name.endswith("@2-0.001-0.01")],
+        "sweep": lambda: protocol.sweep_arms(TUNED)[::5],
+        "protocol": lambda: [arm for arm in protocol.protocol_arms(TUNED) if arm.name.endswith("@4")],
+    }[which]()
+    segments = all_segments([short(arm) for arm in arms], [0])
+    assert Training(segments, some_data(), Watched, shape_of, Store(tmp_path), batch=8).run()

@@ -1,0 +1,92 @@
+"""What the tests of several processes share: a small task, ranks that are compared bit for bit, and how to launch them.
+
+Run as a module under torchrun, `tests.helpers.processes NAME …` calls the functions of those names in `ddp_workers.py`,
+`fsdp_workers.py` or `trainer_workers.py`, with gloo on the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+RANKS = 2
+ROOT, MODULE = str(Path(__file__).parents[2]), "tests.helpers.processes"
+
+
+def launch(*names: str) -> str:
+    """Run workers on two processes, which takes seconds to start; what fails on any rank fails here."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", "-m", MODULE, *names]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    environment["PYTHONPATH"] = os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def batches(count: int, seed: int = 0, samples: int = 8) -> list[tuple[Tensor, Tensor]]:
+    """A task that can be learned: the classes of random points under a fixed random map."""
+    generator = torch.Generator().manual_seed(seed)
+    teacher = torch.randn(4, 3, generator=torch.Generator().manual_seed(99))
+    points = [torch.randn(samples, 4, generator=generator) for _ in range(count)]
+    return [(x, (x @ teacher).argmax(dim=1)) for x in points]
+
+
+def share(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """This rank's part of a batch."""
+    x, y = batch
+    return x[dist.get_rank() :: RANKS], y[dist.get_rank() :: RANKS]
+
+
+def same_everywhere(tensors: Iterable[Tensor]) -> bool:
+    """Whether all ranks have the same bits."""
+    result = True
+    for tensor in tensors:
+        all_of_them = [torch.empty_like(tensor.detach()) for _ in range(RANKS)]
+        dist.all_gather(all_of_them, tensor.detach().contiguous())
+        result &= all(torch.equal(one, all_of_them[0]) for one in all_of_them)
+    return result
+
+
+def hand_mean(module: nn.Module, loss: Tensor) -> list[Tensor]:
+    """Gradients averaged over the ranks by hand, past any wrapper."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    means = [torch.zeros_like(p) if g is None else g.clone() for p, g in zip(parameters, gradients, strict=True)]
+    for mean in means:
+        dist.all_reduce(mean)
+    return [mean / RANKS for mean in means]
+
+
+def refusal(call: object, *args: object, **options: object) -> str:
+    """What an error says that has to come."""
+    from outgrow import GrowthError
+
+    try:
+        call(*args, **options)  # type: ignore[operator]
+    except GrowthError as error:
+        return str(error)
+    raise AssertionError("this should have been refused")
+
+
+if __name__ == "__main__":
+    from tests.helpers import ddp_workers as workers
+    from tests.helpers import fsdp_workers as shard_workers
+    from tests.helpers import trainer_workers
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    for name in sys.argv[1:]:
+        next(getattr(file, name) for file in (workers, shard_workers, trainer_workers) if hasattr(file, name))()
+        print(f"rank {dist.get_rank()} is done with {name}", flush=True)
+        dist.barrier()
+    dist.destroy_process_group()
+    print("all done", flush=True)
+    os._exit(0)  # torch's own threads may not be joined at the end of an interpreter, which ends in an abort now and then

@@ -1,0 +1,195 @@
+"""What `outgrow.places` offers is done, and what is refused there is refused for a true reason."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import outgrow
+from outgrow.errors import MethodError
+from tests.helpers import layer_blocks as b
+from tests.helpers.block_stacks import Encoder, Skewed, Sum
+from tests.helpers.judging import assert_same_function, shake, state_of
+
+X = torch.randn(3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def mlp(width: int = 6) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, 8), nn.SiLU(), nn.Linear(8, width))
+
+
+def chain(*blocks: nn.Module) -> nn.Module:
+    return shake(nn.Sequential(nn.Linear(5, 6), nn.Sequential(*blocks), nn.Linear(6, 2)).double())
+
+
+def offered(model: nn.Module, x: Tensor = X) -> dict[str, tuple[str, ...]]:
+    before = state_of(model)
+    found = {place.name: place.methods for place in outgrow.places(model, x)}
+    assert state_of(model) == before
+    return found
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("subtracted", ""),
+        ("there and back", ""),
+        ("rolled", ""),
+        ("negated", "its input is multiplied by -1"),
+        ("doubled", "its input is multiplied by 2"),
+        ("averaged", "its skip does not give back what it takes"),
+        ("flipped", "its skip does not give back what it takes"),
+    ],
+)
+def test_what_stands_on_a_skip(how: str, words: str) -> None:
+    model = chain(Skewed(6, mlp(), how), Skewed(6, mlp(), how))
+    old = copy.deepcopy(model)
+    assert ("r2r" in offered(model)["1.1"]) == (not words)
+    if words:
+        with pytest.raises(MethodError, match=words):
+            outgrow.deepen(model, X, "1.1", method="r2r")
+    else:
+        outgrow.deepen(model, X, "1.1", method="r2r", count=2)
+        assert_same_function(old, model, [X, X[:2]])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "grows"),
+    [("relu", "relu", True), ("relu6", "relu", True), ("nothing", "relu", False), ("relu", "relu6", False)],
+)
+def test_an_activation_after_the_sum_must_leave_alone_what_comes_in(first: str, second: str, grows: bool) -> None:
+    """Only the second block can be copied, for the first has a single layer; what comes in has passed its activation."""
+    model = chain(Sum(6, nn.Linear(6, 6), first), Sum(6, mlp(), second))
+    old = copy.deepcopy(model)
+    assert ("r2r-paper" in offered(model)["1.0"]) == grows
+    if grows:
+        outgrow.deepen(model, X, "1.0")
+        assert len(model[1]) == 3
+        assert_same_function(old, model, [X, X[:2]])
+    else:
+        with pytest.raises(MethodError, match="no block of the model's own kind can follow it"):
+            outgrow.deepen(model, X, "1.0", method="r2r-paper")
+
+
+def test_an_activation_that_is_none_before_one_that_is() -> None:
+    model = chain(Sum(6, mlp()), Sum(6, mlp(), "relu"))
+    old = copy.deepcopy(model)
+    outgrow.deepen(model, X, "1.0", count=3)
+    assert [type(block.after) for block in model[1]] == [nn.Identity] * 4 + [nn.ReLU]
+    assert_same_function(old, model, [X])
+
+
+class Gate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(6, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.glu(self.project(x), dim=-1)
+
+
+def test_operators_that_are_no_function_of_single_numbers_are_looked_at_without_harm() -> None:
+    assert "r2r-paper" not in offered(chain(Gate(), Gate()))["1.1"]
+    model = chain(*(Sum(6, nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 12), nn.GLU())) for _ in range(2)))
+    old = copy.deepcopy(model)
+    outgrow.deepen(model, X, "1.0", method="r2r-paper")
+    assert_same_function(old, model, [X])
+
+
+def test_pre_norm_and_post_norm_blocks_in_one_list_are_told_apart() -> None:
+    def block(before: bool) -> nn.Module:
+        return Encoder(6, b.Attention(6, 2, 3, "qkv", "rest", True, True), mlp(), before)
+
+    for turn in (True, False):
+        model = chain(block(turn), block(not turn))
+        old = copy.deepcopy(model)
+        outgrow.deepen(model, X, "1.1", count=2)
+        assert all(new.before for new in model[1][2:])
+        assert_same_function(old, model, [X])
+
+
+def test_pairs_before_a_batch_norm_are_promised_only_where_there_is_something_to_pair() -> None:
+    def thin() -> nn.Module:
+        return Sum(6, nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6)))
+
+    model, x = nn.Sequential(nn.Conv2d(3, 6, 3), thin(), thin()).double(), torch.randn(4, 3, 7, 7).double()
+    assert offered(shake(model), x)["1"] == ("r2r", "residual")
+    with pytest.raises(MethodError, match="needs two layers"):
+        outgrow.deepen(model, x, "1", method="r2r-paper")
+
+
+def test_layers_whose_weights_others_look_at_are_not_put_into_a_container() -> None:
+    model = chain(nn.TransformerEncoderLayer(6, 2, 8, batch_first=True))
+    assert offered(model)["1.0.linear1"] == ()
+    for method, fade in (("residual", None), ("netmorph", None), ("net2net", 3)):
+        with pytest.raises(MethodError, match="looks at more than what it puts out"):
+            outgrow.deepen(model, X, "1.0.linear1", method=method, fade=fade)
+
+
+def test_blocks_that_are_never_the_identity_can_be_copied_nevertheless() -> None:
+    model = chain(Sum(6, mlp(), "gelu"), Sum(6, mlp(), "gelu"))
+    assert not outgrow.deepen(model, X, "1.1", method="copy").preserving
+    assert len(model[1]) == 3
+
+
+def test_a_module_with_children_of_one_class_is_not_always_a_container_of_blocks() -> None:
+    """Its code runs the children that it knows; layers of our own can follow one of them nevertheless."""
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = (nn.Sequential(Sum(6, mlp())) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.two(self.one(x))
+
+    model = chain(Pair())
+    old = copy.deepcopy(model)
+    assert offered(model)["1.0.one"] == ("r2r", "residual")
+    outgrow.deepen(model, X, "1.0.one", method="r2r", count=2)
+    assert isinstance(model[1][0].one[1], outgrow.ResidualBlock)
+    assert_same_function(old, model, [X])
+
+
+def test_a_layer_under_two_names_is_left_alone() -> None:
+    """Behind one of them the new block would stand where nobody runs it."""
+
+    class Alias(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Linear(6, 6)
+            self.two = self.one
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.two(x)
+
+    model = chain(Alias())
+    assert offered(model)["1.0.one"] == ()
+    with pytest.raises(MethodError, match="holds it under several names"):
+        outgrow.deepen(model, X, "1.0.one")
+
+
+def test_a_list_is_judged_by_itself() -> None:
+    """Blocks that are called with two tensors can't be put into an nn.Sequential; layers of another list can."""
+
+    class Lists(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Bilinear(6, 6, 6) for _ in range(2))
+            self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block, layer in zip(self.blocks, self.layers, strict=True):
+                x = torch.tanh(layer(block(x, x)))
+            return x
+
+    model = chain(Lists())
+    old = copy.deepcopy(model)
+    assert offered(model)["1.0.layers.1"] == ("r2r", "residual", "netmorph")
+    assert offered(model)["1.0.blocks.1"] == ()
+    outgrow.deepen(model, X, "1.0.layers.1")
+    assert_same_function(old, model, [X])
