@@ -1,0 +1,3 @@
+"""Growth in loops that Accelerate prepares."""
+
+from outgrow.integrations.accelerate import attach as attach

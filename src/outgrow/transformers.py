@@ -1,0 +1,3 @@
+"""Growth in the Transformers Trainer."""
+
+from outgrow.integrations.transformers import Grow as Grow
