@@ -73,7 +73,7 @@ FILES: dict[str, tuple[Mistake, str]] = {
 }
 
 CALLS: dict[str, tuple[Mistake, str]] = {
-    "At without grow": (lambda s: outgrow.At(epoch=25), r"missing a required argument: 'grow'.*outgrow.At\(epoch=25, grow="),
+    "At without grow": (lambda s: outgrow.At(epoch=25), r"missing a required .*argument: 'grow'.*outgrow.At\(epoch=25, grow="),
     "At by position": (lambda s: outgrow.At(25, [WIDEN]), "too many positional arguments.*outgrow.At"),
     "At, misspelt": (lambda s: outgrow.At(epochs=25, grow=[WIDEN]), "did you mean 'epoch'"),
     "When without rule": (lambda s: outgrow.When(grow=[WIDEN]), "missing a required argument: 'rule'"),

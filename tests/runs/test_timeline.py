@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from outgrow import At, Branch, Deepen, Kernel, Schedule, Widen, plateau
-from outgrow.engine import grow
+from outgrow import At, Branch, Deepen, Kernel, Schedule, Widen, grow, plateau
 from outgrow.errors import GrowthError, MethodError, ScheduleError, TraceError
 from outgrow.runs.schedule import When
 from outgrow.runs.timeline import _twin, timeline
