@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, AdamW
+from torch.optim import AdamW
 
 import outgrow
 from outgrow.errors import CheckpointError
@@ -25,8 +25,6 @@ from outgrow.saving.save_load import describe
 from tests.helpers.saved_models import IMAGES, Cnn, grown_cnn, header, photograph, rewrite, trained
 from tests.helpers.small_runs import X, at, mlp, started
 from tests.helpers.training_run import Net, Trial, assert_equal
-
-FILES = Path(__file__).parents[1] / "files"
 
 
 def flips(data: bytes, bits: range, count: int, seed: int = 0) -> Iterator[bytes]:
@@ -139,22 +137,6 @@ def test_the_history_that_travels_in_a_state_dict_is_checked() -> None:
                 KEY,
                 json.loads(data[: data.rindex(b',"')] + b"}"),
             )
-
-
-def test_files_of_version_0_1_0_are_read() -> None:
-    """Files that it wrote, of a run within a fade, with the outputs that the model had."""
-    schedule = [at(2), outgrow.At(step=3, grow=[outgrow.Deepen("blocks.0", fade=5)])]
-    model = mlp(1)
-    run = started(model, SGD(model.parameters(), lr=0.05, momentum=0.9), schedule)
-    expected = run.load(FILES / "run-0.1.0.pt")["outputs"]
-    assert run.steps == 4
-    for one in (
-        model,
-        outgrow.load(mlp(2), FILES / "run-0.1.0.pt"),
-        outgrow.load(mlp(3), FILES / "model-0.1.0.safetensors"),
-    ):
-        torch.testing.assert_close(one(X), expected, rtol=1e-12, atol=1e-12)
-    assert describe(FILES / "model-0.1.0.safetensors").checksums is None
 
 
 def test_files_without_checksums_are_read(saved: tuple[nn.Module, Path], run_file: Path) -> None:

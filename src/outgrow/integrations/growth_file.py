@@ -21,6 +21,7 @@ from outgrow.model.unwrap import bare
 from outgrow.optimizers.wrappers import unwrapped as bare_optimizers
 from outgrow.saving.atomic_write import Path, write_whole
 from outgrow.saving.checksums import check_seal, sealed
+from outgrow.saving.growth_record import VERSION, check_version
 from outgrow.saving.growths_in_state_dict import luggage, unpack
 from outgrow.saving.param_groups import names_in, regroup
 from outgrow.saving.replay_growths import FRESH, refuse
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 NAME = "outgrow.pt"
 AFTER = ("outgrow", ".outgrow", "custom_checkpoint_")  # how files begin that are ours, or that Accelerate may write after ours
-VERSION = 1
 
 
 def write_beside(folder: Path, run: Run, name: str = NAME, last: bool = False) -> None:
@@ -58,15 +58,12 @@ def read_beside(folder: Path, name: str = NAME) -> dict[str, Any]:
         )
     try:
         state: dict[str, Any] = load_safely(path)
-        version = state["version"]
+        version = state.get("version")
     except Exception as error:
         reason = f"{path} is damaged, or no file of outgrow's ({type(error).__name__}: {error})"
         raise CheckpointError(reason, _earlier(folder, name)) from error
-    if version > VERSION:
-        raise CheckpointError(
-            f"{path} has format version {version}, and this outgrow reads up to {VERSION}: install a newer one"
-        )
     try:
+        check_version(version, path)
         check_seal(state, path)
     except CheckpointError as error:
         raise CheckpointError(str(error), _earlier(folder, name)) from error

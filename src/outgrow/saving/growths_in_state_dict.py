@@ -8,7 +8,6 @@ you, need not know of growth.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
@@ -17,18 +16,18 @@ from torch import Tensor, nn
 
 from outgrow.apply.weight_fades import STORED, drifts_of, pack_drifts, restore_drifts
 from outgrow.errors import CheckpointError
-from outgrow.growth_plan.plan import Plan
 from outgrow.history.growth_order import Histories, histories_of
 from outgrow.history.growths_on_model import growths
 from outgrow.model.journal import Journal
 from outgrow.modules.gates import gates_of, restore_gates
 from outgrow.saving.checksums import TABLE, check_text, compare, of_tensors, seal_text
-from outgrow.saving.model_contents import about_growths, contents_of
+from outgrow.saving.growth_record import UNREADABLE, VERSION, GrowthRecord, read_record, record_text, unreadable
+from outgrow.saving.model_contents import contents_of
 from outgrow.saving.replay_growths import BUFFER, replay
 
 PREFIX = "outgrow."
 KEY = f"{PREFIX}history"
-VERSION = 1
+WHAT = "the growth history in the checkpoint"
 TEST = "trainer.test(outgrow.lightning.load(LitModel(…), path), …), where path may be checkpoint_callback.best_model_path"
 
 
@@ -59,8 +58,8 @@ def packed(model: nn.Module) -> dict[str, Tensor]:
     shapes = {name: list(tensor.shape) for name, tensor in contents.items()}
     buffers = {name: tensor.detach() for name, tensor in contents.items() if name.startswith(BUFFER)}
     codes = of_tensors({**amounts, **buffers})
-    about = {**about_growths(model, histories), "version": VERSION, "drifts": facts, "shapes": shapes, TABLE: codes}
-    text = seal_text(json.dumps(about, separators=(",", ":"))).encode()
+    record = record_text(model, histories, facts, version=VERSION, shapes=shapes, **{TABLE: codes})
+    text = seal_text(record).encode()
     return {KEY: torch.frombuffer(bytearray(text), dtype=torch.uint8), **amounts, **buffers}
 
 
@@ -76,32 +75,37 @@ def unpack(
         return False
     names = [name for name in state if name.startswith(prefix + PREFIX)]
     extras = {name.removeprefix(prefix): state.pop(name) for name in names}
+    record = record_in(extras, WHAT)
     try:
-        text = bytes(extras[KEY].cpu().tolist())
-        about = json.loads(text)
-        histories = {str(place): tuple(map(Plan.from_json, plans)) for place, plans in about["histories"].items()}
-        gates = {str(place): (int(done), int(steps)) for place, (done, steps) in about["gates"].items()}
-        version, written_for, drifts = int(about["version"]), str(about["model"]), about["drifts"]
-        final = {str(name): tuple(shape) for name, shape in about["shapes"].items()}
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"the growth history in the checkpoint can't be read: {type(error).__name__}: {error}") from error
-    if version > VERSION:
-        raise CheckpointError(f"the growth history has format version {version}, and this outgrow reads up to {VERSION}")
-    check_text(text, "the growth history in the checkpoint")
-    if TABLE in about:
-        compare(of_tensors({name: value for name, value in extras.items() if name != KEY}), about[TABLE], "the checkpoint")
-    refuse_earlier(model, histories)
-    misfit = f"the checkpoint does not fit this model ({type(model).__qualname__}; it was written for {written_for})"
-    replay(model, histories, final, misfit, journal)
-    contents = contents_of(model, histories)
+        final = {str(name): tuple(shape) for name, shape in record.also["shapes"].items()}
+    except UNREADABLE as error:
+        raise unreadable(WHAT, error) from error
+    if TABLE in record.also:
+        found = of_tensors({name: value for name, value in extras.items() if name != KEY})
+        compare(found, record.also[TABLE], "the checkpoint")
+    refuse_earlier(model, record.histories)
+    misfit = f"the checkpoint does not fit this model ({type(model).__qualname__}; it was written for {record.model})"
+    replay(model, record.histories, final, misfit, journal)
+    contents = contents_of(model, record.histories)
     with torch.no_grad():
         for name in (name for name in extras if name.startswith(BUFFER)):
             contents[name].copy_(extras[name])
     amounts = {name: value for name, value in extras.items() if name.startswith(STORED)}
     if drifting:
-        restore_drifts(model, drifts, amounts, journal)
-    restore_gates(model, gates)
+        restore_drifts(model, record.drifts, amounts, journal)
+    restore_gates(model, record.gates)
     return True
+
+
+def record_in(state: Mapping[str, Any], what: str) -> GrowthRecord:
+    """The growth record in a state dict. what: how an error calls it."""
+    try:
+        text = bytes(state[KEY].cpu().tolist())
+    except UNREADABLE as error:
+        raise unreadable(what, error) from error
+    record = read_record(text, what)
+    check_text(text, what)
+    return record
 
 
 def refuse_earlier(model: nn.Module, histories: Histories) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from math import isfinite
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from outgrow.errors import CheckpointError, Problem
 from outgrow.history.growth_order import Histories, called_now, chronicle_of
 from outgrow.model.module_paths import inside
-from outgrow.modules.gates import gates_of
 from outgrow.saving.extra_state import is_extra
 from outgrow.saving.replay_growths import BUFFER
 
@@ -86,10 +84,3 @@ def _sums_up(values: Tensor) -> bool:
     if values.element_size() == 1 or values.is_complex():
         return False
     return isfinite(values.sum(dtype=torch.promote_types(values.dtype, torch.float32)).item())
-
-
-def about_growths(model: nn.Module, histories: Histories) -> dict[str, Any]:
-    """What a checkpoint of any kind tells of growths and of fades under way, as JSON."""
-    plans = {place: [plan.to_json() for plan in plans] for place, plans in histories.items()}
-    gates = {place: [gate.done, gate.steps] for place, gate in gates_of(model).items()}
-    return {"model": type(model).__qualname__, "histories": plans, "gates": gates}

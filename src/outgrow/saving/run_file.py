@@ -7,7 +7,6 @@ run code.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -16,17 +15,17 @@ from torch import Tensor, nn
 
 from outgrow.distributed.fsdp import gathered
 from outgrow.errors import CheckpointError
-from outgrow.growth_plan.plan import Plan
 from outgrow.model.unwrap import unwrapped_module
 from outgrow.saving.atomic_write import Path, check_path
 from outgrow.saving.checksums import check_seal
-from outgrow.saving.growths_in_state_dict import KEY
+from outgrow.saving.growth_record import EARLIER, GrowthRecord, check_version
+from outgrow.saving.growths_in_state_dict import KEY, record_in
 from outgrow.saving.model_contents import not_finite, unique
 from outgrow.saving.replay_growths import refuse
 from outgrow.saving.reshape_for_checkpoint import reshaping
-from outgrow.saving.run_state import check_version, load_weights
+from outgrow.saving.run_state import load_weights
 from outgrow.saving.torch_files import load_safely
-from outgrow.saving.weights_file import EARLIER, Description, opened
+from outgrow.saving.weights_file import Description, opened
 
 PLAIN = "model.load_state_dict(torch.load(path, weights_only=True)) loads a state dict, from a pickle file that you trust"
 
@@ -63,7 +62,7 @@ def read_run(path: Path, checksums: bool = True) -> dict[str, Any]:
             raise CheckpointError(f"{path} was not written by Run.save: {told}")
     if "outgrow" not in facts:
         raise CheckpointError(f"{path} was not written by Run.save, so it holds no run. {PLAIN}")
-    check_version(facts)
+    check_version(facts.get("version"), os.fspath(path))
     if checksums:
         check_seal(facts, path)
     return facts
@@ -111,21 +110,9 @@ def describe_run(path: Path) -> Description:
     """What a run's file says about its model."""
     state, kind = _model_in(path)
     own, aliases = unique({name: value for name, value in _tensors(state).items() if name != KEY})
-    try:
-        grown = json.loads(bytes(state[KEY].tolist())) if KEY in state else {}
-        about = {"model": kind, "histories": {}, "gates": {}, "drifts": (), **grown}
-        return Description(
-            os.fspath(path),
-            str(about["model"]),
-            {str(place): tuple(map(Plan.from_json, plans)) for place, plans in about["histories"].items()},
-            {name: (_kind(value), tuple(value.shape)) for name, value in own.items()},
-            aliases,
-            {str(place): (int(done), int(steps)) for place, (done, steps) in about["gates"].items()},
-            tuple(dict(fact) for fact in about["drifts"]),
-        )
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"{path} is damaged: its growth history can't be read ({reason}): {EARLIER}") from error
+    record = record_in(state, os.fspath(path)) if KEY in state else GrowthRecord(kind)
+    tensors = {name: (_kind(value), tuple(value.shape)) for name, value in own.items()}
+    return Description(os.fspath(path), record.model, record.histories, tensors, aliases, record.gates, record.drifts)
 
 
 def _model_in(path: Path, checksums: bool = True) -> tuple[dict[str, Any], str]:

@@ -23,10 +23,9 @@ from outgrow.model.sandbox import tensors_of
 from outgrow.model.unwrap import bare
 from outgrow.modules.gates import gates_of, restore_gates, share_gates
 from outgrow.saving.extra_state import put_back_extras_later
+from outgrow.saving.growth_record import VERSION, check_version
 from outgrow.saving.growths_in_state_dict import PREFIX, luggage, unpack
 from outgrow.saving.param_groups import keep, names_in, regroup
-
-VERSION = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +63,7 @@ def restore(parts: Parts, state: Mapping[str, Any], journal: Journal) -> None:
 
     Raises CheckpointError if they are not made as those were; the journal puts back what was done until then.
     """
-    check_version(state)
+    check_version(state.get("version"), "the checkpoint")
     for what, here in (("optimizers", parts.optimizers), ("schedulers", parts.schedulers), ("averages", parts.averages)):
         if len(state[what]) != len(here):
             raise CheckpointError(f"the run has {len(here)} {what}, and the checkpoint {len(state[what])}: make it as before")
@@ -101,13 +100,6 @@ def restore(parts: Parts, state: Mapping[str, Any], journal: Journal) -> None:
     now = random_states()
     journal.note(lambda: set_random_states(now))
     set_random_states(state["random"])
-
-
-def check_version(state: Mapping[str, Any]) -> None:
-    if state.get("version", VERSION + 1) > VERSION:
-        raise CheckpointError(
-            f"the checkpoint has format version {state.get('version')}, and this outgrow reads up to {VERSION}"
-        )
 
 
 def _kinds(parts: Parts) -> dict[str, str]:

@@ -14,7 +14,6 @@ to `saving/run_file.py`.)
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Mapping
 from functools import partial
@@ -35,10 +34,11 @@ from outgrow.saving import checksums as checksum
 from outgrow.saving.atomic_write import Path, check_path, place_for, write_whole
 from outgrow.saving.extra_state import STORED as EXTRA
 from outgrow.saving.extra_state import extras_of, pack_extras, put_back_extras_later, unpack_extras
-from outgrow.saving.model_contents import about_growths, contents_of, not_finite, unique
+from outgrow.saving.growth_record import EARLIER, VERSION, record_text
+from outgrow.saving.model_contents import contents_of, not_finite, unique
 from outgrow.saving.replay_growths import BUFFER, FRESH, refuse, replay
 from outgrow.saving.reshape_for_checkpoint import reshaping
-from outgrow.saving.weights_file import EARLIER, SEAL, VERSION, Description, description_in, header_checksum, opened
+from outgrow.saving.weights_file import SEAL, Description, description_in, header_checksum, opened
 from outgrow.wrong_arguments import usage
 
 M = TypeVar("M", bound=nn.Module)
@@ -86,9 +86,9 @@ def _write(model: nn.Module, histories: Histories, contents: Mapping[str, Tensor
     tensors = {**own, **amounts}
 
     def write(draft: str) -> None:
-        about = {**about_growths(model, histories), "aliases": aliases, "drifts": facts, "extras": extras}
-        about[checksum.TABLE] = checksum.of_tensors(tensors)
-        metadata = {"format": "pt", "outgrow.version": str(VERSION), "outgrow": json.dumps(about, separators=(",", ":"))}
+        also = {"aliases": aliases, "extras": extras, checksum.TABLE: checksum.of_tensors(tensors)}
+        record = record_text(model, histories, facts, **also)
+        metadata = {"format": "pt", "outgrow.version": str(VERSION), "outgrow": record}
         metadata[SEAL] = header_checksum(metadata, {name: tensor.shape for name, tensor in tensors.items()})
         save_file(tensors, draft, metadata)
         describe(draft)

@@ -10,14 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outgrow.errors import CheckpointError
-from outgrow.growth_plan.plan import Plan
 from outgrow.history.growth_order import Histories
 from outgrow.saving import checksums as checksum
 from outgrow.saving.atomic_write import Path
+from outgrow.saving.growth_record import EARLIER, UNREADABLE, read_record, unreadable
 
-VERSION = 1
 SEAL = f"outgrow.{checksum.SEAL}"  # of the metadata, beside "outgrow"
-EARLIER = "use an earlier copy of the file"
 
 
 @dataclass(frozen=True)
@@ -69,30 +67,23 @@ def description_in(path: Path, file: Any, checksums: bool = True) -> Description
             f"{path} was not written by outgrow.save, so it tells no growth history: "
             "model.load_state_dict(safetensors.torch.load_file(path)) loads it into a model of its shapes"
         )
-    version = metadata["outgrow.version"]
-    if not version.isdecimal():
-        raise CheckpointError(f"{path} is damaged: its format version reads {version!r}: {EARLIER}")
-    if int(version) > VERSION:
-        raise CheckpointError(
-            f"{path} has format version {version}, and this outgrow reads up to {VERSION}: install a newer outgrow"
-        )
+    record = read_record(metadata["outgrow"], os.fspath(path), metadata["outgrow.version"])
+    about = record.also
     try:
-        about = json.loads(metadata["outgrow"])
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         found = Description(
             os.fspath(path),
-            str(about["model"]),
-            {str(place): tuple(map(Plan.from_json, plans)) for place, plans in about["histories"].items()},
+            record.model,
+            record.histories,
             {name: (slice_.get_dtype(), tuple(slice_.get_shape())) for name, slice_ in slices.items()},
             {alias: name for alias, name in about["aliases"].items() if slices[name]},
-            {str(place): (int(done), int(steps)) for place, (done, steps) in about.get("gates", {}).items()},
-            tuple(dict(fact) for fact in about.get("drifts", ())),
+            record.gates,
+            record.drifts,
             dict(about.get("extras", {})),
             dict(about[checksum.TABLE]) if checksum.TABLE in about else None,
         )
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"{path} is damaged: its growth history can't be read ({reason}): {EARLIER}") from error
+    except UNREADABLE as error:
+        raise unreadable(os.fspath(path), error) from error
     if checksums and (SEAL in metadata or found.checksums is not None):
         shapes = {name: shape for name, (_, shape) in found.tensors.items()}
         if metadata.get(SEAL) != header_checksum(metadata, shapes):
