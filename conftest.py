@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
+
+
+def pytest_collection_finish() -> None:
+    """Exclude all objects of imported packages from searches.
+
+    A growth searches all objects of the process for optimizers that it was not given (`states_with`). The packages that the
+    tests import have millions of objects; a search through them takes longer than most tests.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
