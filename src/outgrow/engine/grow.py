@@ -40,6 +40,7 @@ from outgrow.optimizers.wrappers import unwrapped
 from outgrow.process.garbage_collection import collected_later
 from outgrow.process.signals import Deferral
 from outgrow.requests import Widen
+from outgrow.trace import value_reads
 from outgrow.trace.contributing_parameters import check_reached
 from outgrow.trace.flops import count_flops
 from outgrow.transforms.all_transforms import TABLE, Transform, check_transforms, kind_of
@@ -260,14 +261,17 @@ def _planned(request: Request, look: Look, example: Example, work: Work, dry: bo
     """All steps of the growth; the model is afterwards as it was."""
     model = request.model
     if look.ready is not None:
-        notes = [note for note in look.ready.notes if not look.ready.adds_modules or note.startswith(unrun.NOTE)]
+        notes = [
+            note for note in look.ready.notes if not look.ready.adds_modules or note.startswith((unrun.NOTE, value_reads.NOTE))
+        ]
         return Planned(look.ready.steps, notes)
     draws = look.base.draws if look.base is not None else dry and verify.draws(model, example)
     anatomy = dissect(model, example, both_modes=draws)
     trace = anatomy.reading.trace
     turns = turns_of(model, example, trace.understudies) if request.check else ()
     steps = steps_of(model, example, request.transforms, request.seed, anatomy, work.journal)
-    return Planned(steps, unrun.note(model, trace.unused, trace.understudies), anatomy, turns, trace.understudies)
+    notes = [*unrun.note(model, trace.unused, trace.understudies), *value_reads.note(trace)]
+    return Planned(steps, notes, anatomy, turns, trace.understudies)
 
 
 def _carried_out(planned: Planned, look: Look, work: Work) -> tuple[int, int]:
