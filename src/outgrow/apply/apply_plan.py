@@ -1,6 +1,6 @@
-"""Carry a plan out on a model, keeping a journal from which everything can be put back bit for bit.
+"""Carry a plan out on a model, with a journal from which everything can be restored bit for bit.
 
-Parameters keep their identity (`set_`): ties, hooks and the optimizer's references survive. The old storage lives until the
+Parameters keep their identity (`set_`): ties, hooks and the optimizer's references survive. The old storage is kept until the
 journal is closed.
 """
 
@@ -34,8 +34,8 @@ def apply_plan(
 ) -> None:
     """Grow the model's tensors and gradients, and set its attributes.
 
-    tensors: those of the model by name, if they are at hand.
-    like: the tensors of the model that this one is a copy of, perhaps on another device: the copy gets the values drawn there.
+    tensors: the model's tensors by name, if the caller has them already.
+    like: if this model is a copy, the original's tensors, perhaps on another device: the copy gets the values drawn there.
     """
     tensors = tensors_of(model) if tensors is None else tensors
     olds = {name: tensor.detach() for name, tensor in tensors.items()}
@@ -61,7 +61,7 @@ def apply_plan(
 
 
 def _replace(tensor: Tensor, old: Tensor, new: Tensor, gradient: Tensor | None, journal: Journal) -> None:
-    """Let a tensor hold other values, and another gradient, than the old ones; without gradients being recorded."""
+    """Give a tensor new values and a new gradient; call it with gradient recording off."""
     old_gradient = tensor.grad
 
     def put(value: Tensor, grad: Tensor | None) -> None:
@@ -95,7 +95,7 @@ def _set(module: nn.Module, setting: Setting, journal: Journal) -> None:
         after = type(before)(items)
     elif isinstance(before, dict):
         after = {**before, setting.item: setting.new}
-    elif isinstance(setting.item, str):  # an object of settings, as Transformers' configurations are
+    elif isinstance(setting.item, str):  # an object with settings as attributes, such as a configuration of Transformers
         journal.note(_restorer(before))
         return setattr(before, setting.item, setting.new)
     journal.note(lambda: vars(module).__setitem__(setting.name, before))
@@ -103,9 +103,9 @@ def _set(module: nn.Module, setting: Setting, journal: Journal) -> None:
 
 
 def _restorer(config: Any) -> Callable[[], None]:
-    """A function that gives an object of settings its present attributes again, lists and dicts among them with their content.
+    """A function that restores all present attributes of a configuration object, and the contents of lists and dicts there.
 
-    The whole object: to set one name may change another (properties with setters, names that stand for others).
+    All attributes, because setting one of them may change others (properties with setters, aliases).
     """
     attributes = dict(vars(config))
     contents = [(value, type(value)(value)) for value in attributes.values() if type(value) in (dict, list)]

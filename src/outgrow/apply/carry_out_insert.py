@@ -1,4 +1,4 @@
-"""Carry out an insert: a new module in a model and in its averaged copies, with the values that it starts from."""
+"""Carry out an insert: put a new module, with its starting values, into a model and its averaged copies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from outgrow.apply.grow_tensor import rotation
-from outgrow.apply.insert_modules import apply_insert, draw_anew, like_of
+from outgrow.apply.insert_modules import apply_insert, draw_parameters, like_of
 from outgrow.exactness.zero_output import write
 from outgrow.growth_plan.module_starts import Start
 from outgrow.growth_plan.plan import Insert
@@ -21,9 +21,9 @@ from outgrow.verify.outputs import Sober
 
 
 def put_in(models: Sequence[nn.Module], example: Example, insert: Insert, journal: Journal) -> tuple[str, str]:
-    """Put a new module into a model, the first one, and its averaged copies.
+    """Put a new module into `models`: the model itself, then its averaged copies.
 
-    Returns the path of the new module, and of the one whose optimizers its parameters join.
+    Returns the path of the new module, and the path of the module whose optimizers get the new parameters.
     """
     start, model = insert.start, models[0]
     batch = batch_behind(model, example, start.identity) if start.identity else None
@@ -38,9 +38,9 @@ def put_in(models: Sequence[nn.Module], example: Example, insert: Insert, journa
 
 
 def begin(block: nn.Module, start: Start, batch: Tensor | None = None) -> None:
-    """Give a new module the values that it starts from. batch: what it is the identity on."""
+    """Give a new module its starting values. batch: the input on which a block with batch norm is made the identity."""
     if start.draw is not None:
-        draw_anew(block, start.draw)
+        draw_parameters(block, start.draw)
     write(block, start.writes)
     if batch is not None:
         assert isinstance(block, nn.Sequential)
@@ -51,11 +51,11 @@ def begin(block: nn.Module, start: Start, batch: Tensor | None = None) -> None:
 
 
 def batch_behind(model: nn.Module, example: Example, path: str) -> Tensor:
-    """What a module returns in train mode, dropout at its mean: the batch whose statistics make a batch norm the identity."""
+    """A module's output in train mode, with dropout off: the batch whose statistics make a batch norm the identity."""
     try:
         with torch.no_grad(), Sober():
             found = calls_of(model, example, [path], training=True)[path][0].output
         return next(iter(outputs_in(found)))
-    except Exception:  # batch norm on a single value: eval mode must do
+    except Exception:  # batch norm fails on a single value in train mode: use eval mode
         found = calls_of(model, example, [path])[path][0].output
         return next(iter(outputs_in(found)))

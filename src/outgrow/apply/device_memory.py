@@ -1,7 +1,7 @@
-"""Reserve the memory of a growth on a GPU by one call of the driver.
+"""Reserve the GPU memory of a growth with one call of the driver.
 
-Each new tensor may make the allocator call the driver, which waits for the device. One block for all of them, given back at
-once to the allocator's cache, is then cut into the tensors.
+Each new tensor may make the allocator call the driver, which waits for the device. Instead, one block for all of them is
+allocated and freed at once, so that the allocator can cut the tensors from its cache.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch import Tensor
 from outgrow.apply.final_positions import edits_by_tensor
 from outgrow.growth_plan.plan import Plan
 
-LEAST = 2**28  # bytes: below this the driver is called a few times only
+LEAST_BYTES = 2**28  # below this the driver is called a few times only
 
 
 def reserve(tensors: Mapping[str, Tensor], plan: Plan, optimizers: Sequence[Any]) -> None:
-    """Let the allocator have what a plan needs on each GPU, as far as it is not at hand; nothing happens without the room."""
+    """Reserve the memory that a plan needs on each GPU beyond the allocator's cache; nothing happens if it does not fit."""
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return
     states = [getattr(optimizer, "state", {}) for optimizer in optimizers]
@@ -38,6 +38,6 @@ def reserve(tensors: Mapping[str, Tensor], plan: Plan, optimizers: Sequence[Any]
         needed[tensor.device] += int(bytes_now * growth)
     for device, size in needed.items():
         size -= torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        if size >= LEAST:
+        if size >= LEAST_BYTES:
             with contextlib.suppress(torch.OutOfMemoryError):
                 torch.empty(size, dtype=torch.uint8, device=device)

@@ -1,7 +1,7 @@
-"""What new entries of a tensor hold: one function per fill, all of them in the table `FILLS`.
+"""The values of a tensor's new entries: one function per fill, all of them in the table `FILLS`.
 
-An insertion names its fill (see `plan.Insertion`). The old values are in their places by then, and so are those of the
-insertions before.
+An insertion names its fill (see `plan.Insertion`). When a fill runs, the old values and those of earlier insertions are in
+place already.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from outgrow.apply.tensor_entries import along, index, multiply, part, put, real
 from outgrow.errors import MethodError
 from outgrow.growth_plan.plan import Insertion
 
-MANY = 64  # more slices than this are slower than one copy by index
+MOST_SLICES = 64  # more slices than this are slower than one copy by index
 FANS = ("he", "xavier")
 Init = str | Callable[[Tensor, tuple[int, ...], torch.Generator], Tensor]
 
@@ -34,13 +34,13 @@ class Filling(NamedTuple):
     place: FinalPlace
     others: Mapping[str, Tensor]  # old tensors by name
     seed: int
-    inits: Mapping[str, Init]  # users' functions, by the names that the plan has for them
-    deviation: float  # standard deviation of the old values, where it is needed
-    device: torch.device  # whose random numbers are drawn
+    inits: Mapping[str, Init]  # users' functions, by their names in the plan
+    deviation: float  # standard deviation of the old values, if the fill needs it
+    device: torch.device  # whose random generator draws
 
 
 def fill(filling: Filling) -> None:
-    """Write the new entries of an insertion; entries that share their part with copies are scaled first."""
+    """Write the new entries of an insertion; old entries that share their contribution with copies are scaled first."""
     new, edit, place = filling.new, filling.edit, filling.place
     if edit.keep:
         multiply(new, edit.axis, place.members, edit.keep)
@@ -58,7 +58,7 @@ def _one(filling: Filling) -> None:
 
 
 def _mean(filling: Filling) -> None:
-    """The mean of the old units, for each run of them and each position of a unit by itself."""
+    """The mean over the old units, separately for each run of units and each position within a unit."""
     new, edit, axis = filling.new, filling.edit, filling.edit.axis
     apart: Tensor = part(new, axis, filling.place.members).unflatten(axis, (edit.runs, -1, edit.length))
     if edit.weights:
@@ -70,14 +70,14 @@ def _mean(filling: Filling) -> None:
 
 
 def _row_mean(filling: Filling) -> None:
-    """The mean of all that a row of the weight holds."""
+    """The mean of all entries of a row of the weight."""
     new, axis, at = filling.new, filling.edit.axis, filling.place.at
     rows = part(new, axis, filling.place.kept).mean(dim=list(range(1, new.ndim)), keepdim=True)
     put(new, axis, at, rows.expand([len(at) if a == axis else size for a, size in enumerate(new.shape)]))
 
 
 def _spread(filling: Filling) -> None:
-    """Row mean ± draws, whose mean square in each row is the row's variance: mean and variance of the row stay as they are."""
+    """Row mean ± draws whose mean square in each row is the row's variance: the row's mean and variance do not change."""
     new, edit, device = filling.new, filling.edit, filling.device
     others = list(range(1, new.ndim))
     old = part(new, edit.axis, filling.place.kept)
@@ -96,7 +96,7 @@ def _copy(filling: Filling) -> None:
     new, edit, axis, at = filling.new, filling.edit, filling.edit.axis, filling.place.at
     block = new.index_select(axis, index(filling.place.sources, new))
     factors = edit.signs
-    if edit.keep:  # the sources were just multiplied by what they keep
+    if edit.keep:  # `fill` has just multiplied the sources by these factors
         kept = dict(zip(edit.members, edit.keep, strict=True))
         factors = tuple(sign / kept[source] for sign, source in zip(edit.signs, edit.sources, strict=True))
     multiply(block, axis, np.arange(len(at)), factors)
@@ -104,7 +104,7 @@ def _copy(filling: Filling) -> None:
 
 
 def _free(filling: Filling) -> None:
-    """Draw free values, straight into their place where that is one slice, then lay out those that are drawn again."""
+    """Draw free values, directly in place if they form one slice, then write the entries that repeat a draw."""
     new, edit, place, device = filling.new, filling.edit, filling.place, filling.device
     axis, drawing = edit.axis, place.drawing
     init = filling.inits.get(edit.init, edit.init.partition("*")[0])
@@ -127,12 +127,12 @@ def _free(filling: Filling) -> None:
         drawn = drawn.to(new.device)
     if factor != 1.0:
         drawn.mul_(factor)
-    pieces = drawing.rest if done == drawing.direct else drawing.pieces(done)
-    if len(pieces) > MANY:
+    runs = drawing.rest if done == drawing.direct else drawing.runs_from(done)
+    if len(runs) > MOST_SLICES:
         block = drawn.index_select(axis, index(drawing.draws[done:], new))
         multiply(block, axis, np.arange(len(place.at) - done), edit.signs[done:])
         return put(new, axis, place.at[done:], block)
-    for first, start, count, sign in pieces:
+    for first, start, count, sign in runs:
         source, target = drawn.narrow(axis, first, count), new.narrow(axis, start, count)
         if sign == 1.0:
             target.copy_(source)
@@ -141,17 +141,17 @@ def _free(filling: Filling) -> None:
 
 
 def _given(init: Callable[..., Tensor], filling: Filling, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """The values of a user's function, which must have the shape that it is given."""
+    """The values that a user's function returns; refused unless they have the requested shape."""
     given = init(filling.old, shape, generator)
     if not isinstance(given, Tensor) or tuple(given.shape) != shape:
         found = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
         tensor = filling.edit.tensor
-        raise MethodError(f"init= gave {found} for {tensor}: it must return a tensor of the shape it is told, {shape}")
+        raise MethodError(f"init= gave {found} for {tensor}: it must return a tensor of the requested shape {shape}")
     return given.detach()
 
 
 def _deviation(init: str, new: Tensor, of_old: float) -> float:
-    """The standard deviation of draws for a tensor; `of_old`: that of its old values."""
+    """The standard deviation of a tensor's draws. of_old: the standard deviation of its old values."""
     if init not in FANS:
         return of_old
     fan_in = math.prod(new.shape[1:]) if new.ndim > 1 else new.shape[0]
@@ -168,7 +168,7 @@ def _add_noise(filling: Filling) -> None:
 
 
 def generator_of(filling: Filling, more: int = 0) -> torch.Generator:
-    """Depends on the tensor and the axis, not on the order in which tensors are visited."""
+    """A generator whose seed depends on the tensor and the axis, not on the order in which tensors are visited."""
     edit, generator = filling.edit, torch.Generator(device=filling.device)
     return generator.manual_seed(zlib.crc32(f"{filling.seed + more}/{edit.tensor}/{edit.axis}/{edit.size}".encode()))
 

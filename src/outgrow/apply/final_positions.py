@@ -1,7 +1,7 @@
-"""Where a tensor's entries stand once all of its edits are made, worked out once per plan.
+"""Positions of a tensor's entries after all of its edits, computed once per plan.
 
-The same edits act on a parameter, on its gradient and on each tensor of its optimizer state. What follows from the edits alone
-is therefore computed once and kept with them: final positions, and the slices that move existing entries there.
+The same edits act on a parameter, on its gradient and on each tensor of its optimizer state. Whatever depends on the edits
+alone is therefore computed once and kept with them: final positions, and the slices that move existing entries there.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from numpy.typing import NDArray
 
 from outgrow.growth_plan.plan import Edit, Insertion, Plan
 
-KEPT = "_edits_by_tensor"
-FEW = 16  # so many slices along an axis are quicker than one copy by index
+CACHE = "_edits_by_tensor"  # attribute of a plan
+FEW_SLICES = 16  # up to this number along an axis, slices are faster than one copy by index
 Positions = NDArray[np.int64]
 GaplessRun = tuple[int, int, int]  # positions without a gap: where they start in the list, the first one, how many
 SliceMove = tuple[tuple[int, int, int, int], ...]  # for each axis that grows: axis, start before, start after, how many
-Piece = tuple[int, int, int, float]  # neighbouring draws: the first one, the position it goes to, how many, their sign
+DrawRun = tuple[int, int, int, float]  # neighbouring draws: the first one, the position it goes to, how many, their sign
 Span = tuple[int, int]  # positions without a gap: the first one, how many
 
 
 class TensorEdits(tuple[Edit, ...]):
-    """All edits of one tensor, in order, with what follows from them."""
+    """All edits of one tensor, in order, with the positions and slices that follow from them."""
 
     @cached_property
     def places(self) -> tuple[FinalPlace, ...]:
-        """For each edit, where the positions that it opens and those that it finds stand in the end, after all later ones."""
+        """For each edit, the final positions of its new entries and of the existing ones, after all later edits."""
         places: list[FinalPlace] = []
         final: dict[int, Positions] = {}  # by axis
         for edit in reversed(self):
@@ -51,7 +51,7 @@ class TensorEdits(tuple[Edit, ...]):
 
     @cached_property
     def plain(self) -> bool:
-        """Whether existing entries keep their gradients, and new ones are no copies of them."""
+        """Whether existing entries keep their gradients, and no new entry is a copy of an existing one."""
         return all(isinstance(edit, Insertion) and not (edit.gradient or edit.gradient_keep) for edit in self)
 
     @cached_property
@@ -61,7 +61,7 @@ class TensorEdits(tuple[Edit, ...]):
 
     @cached_property
     def where(self) -> Mapping[int, Positions]:
-        """For each axis that grows, where the positions from before stand in the end."""
+        """For each axis that grows, the final positions of the entries from before the growth."""
         found: dict[int, Positions] = {}
         for edit, place in zip(self, self.places, strict=True):
             if isinstance(edit, Insertion):
@@ -72,14 +72,14 @@ class TensorEdits(tuple[Edit, ...]):
     def moves(self) -> tuple[SliceMove, ...] | None:
         """The slices that bring existing entries to their places; None if there are too many of them."""
         axes = {axis: gapless_runs(positions) for axis, positions in self.where.items()}
-        if any(len(found) > FEW for found in axes.values()):
+        if any(len(found) > FEW_SLICES for found in axes.values()):
             return None
         return tuple(product(*([(axis, *run) for run in found] for axis, found in axes.items())))
 
 
 @dataclass(frozen=True, eq=False)
 class FinalPlace:
-    """Final positions of the new entries of an insertion (`at`), and of the entries that it finds (`kept`); both ascend."""
+    """Final positions of an insertion's new entries (`at`), and of the entries before it (`kept`); both ascend."""
 
     edit: Edit
     at: Positions
@@ -87,13 +87,13 @@ class FinalPlace:
 
     @cached_property
     def sources(self) -> Positions:
-        """For each new entry, where that is which it is modelled on."""
+        """For each new entry, the final position of its source."""
         found: Positions = self.kept[np.array(self._insertion.sources)]
         return found
 
     @cached_property
     def members(self) -> Positions:
-        """Where the entries are that belong to the volume."""
+        """The final positions of the volume's existing entries."""
         found: Positions = self.kept[ascending(self._insertion.members)]
         return found
 
@@ -109,7 +109,7 @@ class FinalPlace:
 
     @cached_property
     def drawing(self) -> Drawing:
-        """How drawn values are laid out, for an insertion that draws."""
+        """The layout of drawn values, for an insertion that draws."""
         draws, signs = np.array(self._insertion.draws), np.array(self._insertion.signs)
         count = int(draws.max()) + 1
         plain = bool((draws[:count] == np.arange(count)).all() and (signs[:count] == 1.0).all())
@@ -136,12 +136,12 @@ class Drawing:
         return int(self.at[0])
 
     @cached_property
-    def rest(self) -> list[Piece]:
-        """What is left to lay out behind the direct entries."""
-        return self.pieces(self.direct)
+    def rest(self) -> list[DrawRun]:
+        """Runs of the entries behind the direct ones."""
+        return self.runs_from(self.direct)
 
-    def pieces(self, start: int) -> list[Piece]:
-        """Runs of entries from `start` on that neighbouring draws fill with one sign."""
+    def runs_from(self, start: int) -> list[DrawRun]:
+        """Runs of neighbouring entries, from `start` on, that take neighbouring draws with the same sign."""
         jumps = (np.diff(self.at) != 1) | (np.diff(self.draws) != 1) | (np.diff(self.signs) != 0)
         bounds = [start, *(b for b in (np.flatnonzero(jumps) + 1).tolist() if b > start), len(self.at)]
         return [(int(self.draws[a]), int(self.at[a]), b - a, float(self.signs[a])) for a, b in pairwise(bounds) if a < b]
@@ -152,26 +152,26 @@ def edits_of(edits: Sequence[Edit]) -> TensorEdits:
 
 
 def edits_by_tensor(plan: Plan) -> Mapping[str, TensorEdits]:
-    """The edits of each tensor, in order. They are kept with the plan: it is frozen, and carried out more than once."""
-    kept: dict[str, Any] = vars(plan)
-    if KEPT not in kept:
+    """The edits of each tensor, in order. They are cached on the plan, which is frozen and carried out more than once."""
+    cache: dict[str, Any] = vars(plan)
+    if CACHE not in cache:
         found: dict[str, list[Edit]] = defaultdict(list)
         for edit in plan.edits:
             found[edit.tensor].append(edit)
-        kept[KEPT] = {name: TensorEdits(edits) for name, edits in found.items()}
-    result: Mapping[str, TensorEdits] = kept[KEPT]
+        cache[CACHE] = {name: TensorEdits(edits) for name, edits in found.items()}
+    result: Mapping[str, TensorEdits] = cache[CACHE]
     return result
 
 
 def prepare(plan: Plan) -> None:
-    """Work positions out before the growth, so that it need not."""
+    """Compute positions ahead of the growth, to make the growth itself faster."""
     for edits in edits_by_tensor(plan).values():
         _ = edits.moves, edits.plain, [place.span for place in edits.places if len(place.at)]
         _ = [place.drawing.rest for place in edits.places if isinstance(place.edit, Insertion) and place.edit.draws]
 
 
 def gapless_runs(positions: Positions) -> list[GaplessRun]:
-    """Positions that follow each other without a gap."""
+    """Split ascending positions into runs without a gap."""
     if is_range(positions):
         return [(0, int(positions[0]), len(positions))]
     bounds = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), len(positions)]

@@ -1,13 +1,13 @@
-"""Route the skip of a sum through a `Fold`, in a block that somebody else wrote.
+"""Route the skip of a sum through a `Fold`, in a block of the user's model.
 
 Where the skip is an `nn.Identity` of the block, the Fold takes its place. Elsewhere the block's `forward` is read with torch.fx
 (the block's own code only: its children stay calls), and the Fold, a new child without tensors, is called on one operand of one
-sum. The block stays the object it was, with its children, hooks and attributes; it only gets a class derived from its own whose
-`forward` is the code with that call. (A `GraphModule` in its place would lose its class and attributes, and could not stand for
-the model itself.) `pickle` and `copy` read the code anew.
+sum. The block stays the same object, with its children, hooks and attributes; only its class changes, to one derived from its
+own whose `forward` contains that call. (A `GraphModule` in its place would lose the block's class and attributes, and could not
+replace the model itself.) `pickle` and `copy` read the code again.
 
-Code that torch.fx reads otherwise than it runs is refused: branches on data, code that differs between training and evaluation,
-that draws random numbers, or that changes attributes.
+Code that torch.fx does not read as it runs is refused: branches on data, code that differs between training and evaluation,
+draws random numbers, or changes attributes.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from outgrow.trace.operators import Trace
 SUMS = {"aten.add", "aten.add_", "aten.sub", "aten.sub_", "aten.rsub"}
 FUNCTIONS = {operator.add, operator.iadd, operator.sub, operator.isub, torch.add, torch.sub}
 SUM_METHODS = {"add", "add_", "sub", "sub_"}
-BASE, SEAMS = "_outgrow_base", "_outgrow_seams"  # on a derived class: the class it was made from, and where Folds are called
+BASE, FOLD_CALLS = "_outgrow_base", "_outgrow_seams"  # attributes of a derived class: the user's class, and the calls of Folds
 
-Seams = Mapping[tuple[int, int], str]  # (number of the sum, operand) → name of the Fold
+FoldCalls = Mapping[tuple[int, int], str]  # (number of the sum, operand) → name of the Fold
 
 
 class Unreadable(Exception):
-    """Why a block's code can't be read."""
+    """A block's code can't be read; the message gives the reason."""
 
 
 class _OwnCode(fx.Tracer):
-    """Reads a module's own code: what its children do is theirs."""
+    """A tracer of a module's own code; its children stay calls."""
 
-    proxy_buffer_attributes = True  # code that looks at the numbers of a buffer is not read as if they were constants
+    proxy_buffer_attributes = True  # so that code that reads a buffer's values is refused, not traced with constants
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
@@ -56,7 +56,7 @@ def base_of(block: nn.Module) -> type[nn.Module]:
 
 
 def read_code(block: nn.Module) -> fx.Graph:
-    """The block's forward as a graph, the same in training and evaluation; no Folds of ours are in it."""
+    """The user's `forward` as a graph, without Folds; refused if it differs between training and evaluation."""
     graphs = [_read(block, training) for training in (True, False)]
     if len({graph.python_code("self").src for graph in graphs}) > 1:
         raise Unreadable("its code does one thing in training and another in evaluation")
@@ -104,17 +104,17 @@ def _is_sum(node: fx.Node) -> bool:
 
 
 def graft_at(model: nn.Module, trace: Trace, index: int, operand: int, size: int, dim: int) -> Graft | None:
-    """The graft that puts a Fold on one operand of a traced sum; None if there is one already."""
+    """The graft that puts a Fold on one operand of a traced sum; None if a Fold is there already."""
     path = trace.ops[index].module
     block = model.get_submodule(path)
     nodes = sums_in(read_code(block))
     ran = [op.index for op in trace.ops if op.module == path and op.name in SUMS]
     if not nodes or len(ran) % len(nodes):
-        raise Unreadable(f"its code holds {len(nodes)} sums, and {len(ran)} ran: which is which is not certain")
+        raise Unreadable(f"its code contains {len(nodes)} sums, and {len(ran)} ran: they can't be matched")
     number = ran.index(index) % len(nodes)
     skip = _operand(nodes[number], operand)
     called = block.get_submodule(str(skip.target)) if skip.op == "call_module" else None
-    if isinstance(called, Fold) or (number, operand) in getattr(type(block), SEAMS, {}):
+    if isinstance(called, Fold) or (number, operand) in getattr(type(block), FOLD_CALLS, {}):
         return None
     if isinstance(called, nn.Identity):
         calls = [node for node in skip.graph.nodes if node.op == "call_module" and node.target == skip.target]
@@ -132,7 +132,7 @@ def _operand(node: fx.Node, operand: int) -> fx.Node:
 
 
 def apply_graft(model: nn.Module, graft: Graft, journal: Journal) -> None:
-    """Put a Fold in its place, where none is there yet."""
+    """Put a Fold into a block, unless it is there already."""
     owner_path, _, name = graft.module.rpartition(".")
     owner = model.get_submodule(owner_path)
     there = owner._modules.get(name)
@@ -141,14 +141,14 @@ def apply_graft(model: nn.Module, graft: Graft, journal: Journal) -> None:
     fold = Fold(graft.size, graft.dim).train(owner.training)
     if graft.sum < 0:
         if not isinstance(there, nn.Identity):
-            raise MethodError(f"{graft.module} should be an nn.Identity, whose place a folded residual takes, and is {there!r}")
+            raise MethodError(f"{graft.module} should be an nn.Identity, to be replaced by a folded residual, and is {there!r}")
         journal.note(lambda: owner._modules.__setitem__(name, there))
         owner._modules[name] = fold
         return
     before = type(owner)
-    seams = {**getattr(before, SEAMS, {}), (graft.sum, graft.operand): name}
+    calls = {**getattr(before, FOLD_CALLS, {}), (graft.sum, graft.operand): name}
     try:
-        derived = _derive(owner, seams)
+        derived = _derive(owner, calls)
     except Unreadable as why:
         raise fold_refusal(graft.block, str(why)) from why
 
@@ -162,18 +162,18 @@ def apply_graft(model: nn.Module, graft: Graft, journal: Journal) -> None:
 
 
 def apply_grafts(model: nn.Module, plan: Plan, journal: Journal) -> None:
-    """All grafts of a plan, which come before its edits and settings."""
+    """Carry out all grafts of a plan; they come before its edits and settings."""
     for graft in plan.grafts:
         apply_graft(model, graft, journal)
 
 
-def _derive(block: nn.Module, seams: Seams) -> type[nn.Module]:
+def _derive(block: nn.Module, calls: FoldCalls) -> type[nn.Module]:
     """A class derived from the block's own, whose forward calls Folds."""
     graph = read_code(block)
     nodes = sums_in(graph)
-    for (number, operand), name in seams.items():
+    for (number, operand), name in calls.items():
         if number >= len(nodes):
-            raise Unreadable(f"its code holds {len(nodes)} sums, and number {number + 1} is to be folded")
+            raise Unreadable(f"its code contains {len(nodes)} sums, and number {number + 1} is to be folded")
         node = nodes[number]
         skip = _operand(node, operand)
         with graph.inserting_before(node):
@@ -186,23 +186,23 @@ def _derive(block: nn.Module, seams: Seams) -> type[nn.Module]:
         "__doc__": base.__doc__,
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
-        "__reduce_ex__": lambda self, protocol: (_revive, (base, dict(seams)), vars(self)),
+        "__reduce_ex__": lambda self, protocol: (_revive, (base, dict(calls)), vars(self)),
         BASE: base,
-        SEAMS: dict(seams),
+        FOLD_CALLS: dict(calls),
     }
     return type(base.__name__, (base,), contents)
 
 
 def _revive(base: type[nn.Module], seams: dict[tuple[int, int], str]) -> nn.Module:
-    """An empty block that gets its forward once it has its children."""
+    """An empty block for `pickle` to fill: it gets its forward once it has its children. Pickled files name this function."""
 
-    def take(self: nn.Module, state: dict[str, Any]) -> None:
+    def set_state(self: nn.Module, state: dict[str, Any]) -> None:
         self.__class__ = base
         base.__setstate__(self, state)
         self.__class__ = _derive(self, seams)
 
-    unborn: type[nn.Module] = type(base.__name__, (base,), {"__setstate__": take})
-    return unborn.__new__(unborn)
+    empty: type[nn.Module] = type(base.__name__, (base,), {"__setstate__": set_state})
+    return empty.__new__(empty)
 
 
 def fold_refusal(block: str, reason: str) -> MethodError:

@@ -1,10 +1,9 @@
-"""Hooks on gradient accumulators follow a parameter whose tensor is replaced.
+"""Keep hooks on gradient accumulators when a parameter's tensor is replaced.
 
-The gradient of a leaf is summed up by a node of its own (`AccumulateGrad`), made for one shape: `set_` gives a parameter a new
-one. Hooks of the tensor (`register_hook`, `register_post_accumulate_grad_hook`) stay with the tensor. Hooks of the node
-(`register_hook`, `register_prehook`, as FSDP and DeepSpeed use them) would be lost without a sign. Here the new node runs the
-hooks of the old one, as long as their handles have not removed them. It lives as long as the old one, which lives as long as
-somebody holds it.
+A node (`AccumulateGrad`), made for one shape, accumulates the gradient of a leaf: `set_` gives a parameter a new node. Hooks of
+the tensor (`register_hook`, `register_post_accumulate_grad_hook`) stay with the tensor. Hooks of the node (`register_hook`,
+`register_prehook`, as FSDP and DeepSpeed use them) would be lost silently. Here the new node runs the hooks of the old one,
+until their handles remove them. The new node lives as long as the old one, and that as long as there are references to it.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-KEPT = "outgrow: the node that runs these hooks now"
-ALONE = 2  # references to an object that only a local name holds: that name, and the argument of the count
+NEW_NODE = "outgrow: the node that runs these hooks now"
+ONE_NAME = 2  # reference count of an object that only a local name holds: that name, and the argument of `getrefcount`
 
 
 @contextlib.contextmanager
 def hooks_kept(parameter: Tensor) -> Iterator[None]:
-    """Replace a parameter's tensor within: hooks on its accumulator go on.
+    """A context in which a parameter's tensor is replaced, and after which hooks on its accumulator still run.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(2))
@@ -35,7 +34,7 @@ def hooks_kept(parameter: Tensor) -> Iterator[None]:
         torch.Size([3])
     """
     old = _node(parameter)
-    if old is None or sys.getrefcount(old) <= ALONE:  # a node that nobody holds has no hooks: with it, they are gone
+    if old is None or sys.getrefcount(old) <= ONE_NAME:  # a node without other references was made just now: it has no hooks
         yield
         return
     before, after = _hooks(old.register_prehook), _hooks(old.register_hook)
@@ -46,11 +45,11 @@ def hooks_kept(parameter: Tensor) -> Iterator[None]:
             new.register_prehook(_Before(before))
         if after:
             new.register_hook(_After(after))
-        old.metadata[KEPT] = new
+        old.metadata[NEW_NODE] = new
 
 
 class _Before:
-    """All hooks that run before a node, as one; each may replace the gradients."""
+    """Runs all hooks before a node; each may replace the gradients."""
 
     def __init__(self, hooks: Mapping[int, Any]) -> None:
         self.hooks = hooks
@@ -63,7 +62,7 @@ class _Before:
 
 
 class _After:
-    """All hooks that run after a node, as one."""
+    """Runs all hooks after a node."""
 
     def __init__(self, hooks: Mapping[int, Any]) -> None:
         self.hooks = hooks
@@ -82,7 +81,7 @@ def _node(parameter: Tensor) -> Any:
 
 
 def _hooks(register: Any) -> Mapping[int, Any]:
-    """The hooks that are registered: torch gives the dict that holds them with the handle of another one."""
+    """The registered hooks: torch only gives access to their dict with the handle of a further hook."""
     handle = register(lambda *given: None)
     hooks: Mapping[int, Any] = handle.hooks_dict_ref()
     handle.remove()

@@ -1,8 +1,8 @@
-"""Make the grown tensor: old numbers moved to their new places, new ones filled in, in one allocation.
+"""Make the grown tensor: move old values to their new positions and fill in the new ones, with one allocation.
 
 The same edits act on gradients and optimizer moments, which transform like gradients: a copy that gets a share of its unit's
-part gets that share of its gradient, and entries that are new start at zero, or at the mean of the existing ones for
-second moments.
+contribution gets that share of its gradient, and other new entries start at zero or, for second moments, at the mean of the
+existing ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from outgrow.apply.tensor_entries import index, multiply, put, reals, scatter, s
 from outgrow.growth_plan.plan import Edit, Insertion, Rescaling, Rotation
 
 MILLION = 2**20
-SMALL = 2**14  # values: to write all of them takes no longer than to call a function
+SMALL = 2**14  # values: writing all of them takes no longer than calling a function
 
 
 def grown(old: Tensor, edits: Sequence[Edit]) -> Tensor:
@@ -41,7 +41,7 @@ def _empty(old: Tensor, edits: TensorEdits) -> Tensor:
 
 
 def _move(new: Tensor, old: Tensor, edits: TensorEdits) -> None:
-    """Copy the old values to their new places."""
+    """Copy the old values to their new positions."""
     if edits.moves is None:
         return scatter(new, old, edits.where)
     if len(edits.moves) == 1 and type(new) is Tensor:  # one block: a view of it in one call
@@ -66,7 +66,7 @@ def _memory_format(old: Tensor) -> torch.memory_format:
 
 
 def _pinned(old: Tensor) -> bool:
-    """Whether a tensor lies in memory from which a GPU copies by itself."""
+    """Whether a tensor lies in pinned memory, from which a GPU copies asynchronously."""
     return old.device.type == "cpu" and torch.cuda.is_initialized() and old.is_pinned()
 
 
@@ -83,9 +83,9 @@ def fill_values(
     """Write the values of all edits into a tensor made by `grown`, in order.
 
     others: old tensors by name. deviation: the standard deviation of the old values, if it is known and needed.
-    draws_on: the device whose random numbers are drawn, if it is not the tensor's own: each kind of device has others.
+    draws_on: the device whose generator draws, if not the tensor's own: CPU and GPU draw different values from the same seed.
     """
-    if new.is_meta:  # a rehearsal: shapes are all there is
+    if new.is_meta:  # a dry run on the meta device: there are only shapes
         return
     edits = edits_of(edits)
     if deviation is None:
@@ -100,14 +100,14 @@ def fill_values(
 
 
 def rotation(side: int, draw: int) -> Tensor:
-    """An orthogonal matrix."""
+    """A random orthogonal matrix. draw: the seed."""
     generator = torch.Generator().manual_seed(draw)
     orthogonal: Tensor = torch.linalg.qr(torch.randn(side, side, dtype=torch.float64, generator=generator))[0]
     return orthogonal
 
 
 def _rotate(new: Tensor, edit: Rotation, power: int) -> None:
-    """Along an axis by the transpose; squares of gradients by its squares, as if their entries were independent."""
+    """Multiply an axis by the transpose; squared gradients by its squared entries, as if gradients were independent."""
     if power:
         matrix = rotation(edit.side, edit.draw).T.pow(power).to(new)
         new.copy_(torch.tensordot(matrix, new.clone(), dims=([1], [edit.axis])).movedim(0, edit.axis))
@@ -118,9 +118,9 @@ def needs_deviation(edits: Sequence[Edit]) -> bool:
 
 
 def deviations(tensors: Sequence[Tensor]) -> list[float]:
-    """Standard deviations. All are computed before one is read, so that a device is waited for once, not once per tensor.
+    """Standard deviations. All are computed before one is read: the host waits for the device once, not once per tensor.
 
-    Of many values it is √(mean x² − mean² x), which is quicker, unless too much cancels there.
+    For large tensors it is computed as √(mean x² − mean² x), which is faster, unless too many digits cancel.
     """
     result = [0.0] * len(tensors)
     plain = [reals(tensor.detach()) for tensor in tensors]
@@ -143,7 +143,7 @@ def _precise(tensor: Tensor) -> Tensor:
 
 
 def _read(scalars: Mapping[int, Tensor]) -> dict[int, float]:
-    """Scalars as Python numbers, by one transfer per device and type."""
+    """Scalars as Python floats, with one transfer per device and dtype."""
     result: dict[int, float] = {}
     for kind in {(scalar.device, scalar.dtype) for scalar in scalars.values()}:
         here = {n: scalar for n, scalar in scalars.items() if (scalar.device, scalar.dtype) == kind}
@@ -152,16 +152,16 @@ def _read(scalars: Mapping[int, Tensor]) -> dict[int, float]:
 
 
 def grown_moment(old: Tensor, edits: Sequence[Edit], power: int, fresh: str) -> Tensor:
-    """Grow something that transforms like the `power`-th power of a gradient.
+    """Grow a tensor that transforms like the `power`-th power of a gradient.
 
-    fresh: what new entries that are not copies start at, "zero" or "mean" (of the entries that are there by then).
+    fresh: the start of new entries that are not copies, "zero" or "mean" (of the entries that exist by then).
     """
     edits = edits_of(edits)
     start: float | Tensor = 0.0
-    if fresh == "mean" and old.numel():  # it stays on its device, which is not waited for
+    if fresh == "mean" and old.numel():  # the mean stays on its device, so that the host does not wait for it
         start = old.to(torch.promote_types(old.dtype, torch.float32)).mean()
     new = _empty(old, edits)
-    if edits.plain and (old.is_cuda or old.numel() < SMALL):  # few calls and kernels: their number counts, not what they write
+    if edits.plain and (old.is_cuda or old.numel() < SMALL):  # fewer kernels are faster here, although they write more
         _move(new.fill_(start) if isinstance(start, Tensor) else new.zero_(), old, edits)
         return new
     _move(new, old, edits)
@@ -170,7 +170,7 @@ def grown_moment(old: Tensor, edits: Sequence[Edit], power: int, fresh: str) -> 
 
 
 def _fill_moment(new: Tensor, edits: TensorEdits, power: int, start: float | Tensor) -> None:
-    """Like `fill_values`: write what all edits make of a moment, in order."""
+    """Write the values of all edits into a grown moment, in order; the counterpart of `fill_values`."""
     for edit, place in zip(edits, edits.places, strict=True):
         at = place.at
         if isinstance(edit, Rescaling):

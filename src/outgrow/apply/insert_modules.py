@@ -1,7 +1,8 @@
-"""New modules in a model's containers: the part of a plan that is not numbers.
+"""Insert new modules into a model's containers.
 
-A container (`nn.Sequential`, `nn.ModuleList`) that numbers its children gives those behind the new one the next number; the
-plan tells how every name changes. A history can be replayed on a freshly built model: the new child is a copy of a sibling.
+In a container that numbers its children (`nn.Sequential`, `nn.ModuleList`), the children behind the new one move up by one
+number; the plan records how every name changes. A history can be replayed on a freshly built model: the new child is a copy of
+a sibling, or is built from the plan.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from outgrow.modules.blocks import Parallel, build
 from outgrow.modules.gates import without_gates
 
 CONTAINERS = (nn.Sequential, nn.ModuleList)
-PLACES = ("layer_idx", "layer_id", "layer_index")  # names under which a block keeps its place in the stack
+INDEX_NAMES = ("layer_idx", "layer_id", "layer_index")  # attributes in which a block keeps its index in the stack
 
 
 def numbering(container: nn.Module) -> tuple[str, int] | None:
-    """What children are called by before consecutive numbers, and the first of these; None if they are called otherwise."""
+    """The prefix and the first number of consecutively numbered children; None if their names are not of this form."""
     found = [re.fullmatch(r"(.*?)(\d+)", key) for key in container._modules]
     matches = [match for match in found if match is not None]
     if not matches or len(matches) < len(found):
@@ -37,7 +38,7 @@ def numbering(container: nn.Module) -> tuple[str, int] | None:
 
 
 def apply_insert(model: nn.Module, insert: Insert, journal: Journal, shared: bool = False) -> nn.Module:
-    """Put a copy of a sibling, or a module that is built, into a container; returns it.
+    """Put a copy of a sibling, or a newly built module, into a container; returns the new module.
 
     shared: the copy holds the sibling's own tensors, for a trial that only runs the model.
     """
@@ -56,7 +57,7 @@ def apply_insert(model: nn.Module, insert: Insert, journal: Journal, shared: boo
         without_gates(new)
         without_drifts(new)
     for module in new.modules():
-        vars(module).pop(HISTORY, None)  # what the source went through is in its shapes
+        vars(module).pop(HISTORY, None)  # the copy has the source's shapes already
     new.train(container.training)
     modules.insert(insert.at, new)
     keys.insert(insert.at, insert.key)
@@ -67,7 +68,7 @@ def apply_insert(model: nn.Module, insert: Insert, journal: Journal, shared: boo
 
 
 def like_of(model: nn.Module, insert: Insert) -> str:
-    """The path of the module whose optimizers a new module joins: what it is a copy of, or what it stands behind or beside."""
+    """The path of the module whose optimizers get a new module's parameters: its source, or the module before or beside it."""
     keys = list(model.get_submodule(insert.container)._modules)
     if insert.beside:
         index = 0
@@ -79,7 +80,7 @@ def like_of(model: nn.Module, insert: Insert) -> str:
 
 
 def wrap(model: nn.Module, path: str, journal: Journal, beside: bool = False) -> None:
-    """Put a module into an nn.Sequential, or into a Parallel if another is to stand beside it, that takes its place."""
+    """Replace a module by an nn.Sequential that contains it, or by a Parallel if another module will run beside it."""
     parent = model.get_submodule(path.rpartition(".")[0])
     module = model.get_submodule(path)
     wrapped = Parallel(module) if beside else nn.Sequential(module)
@@ -99,9 +100,9 @@ def _put_children(container: nn.Module, children: Mapping[str, nn.Module | None]
 
 
 def signature(block: nn.Module, counted: Collection[tuple[str, str]]) -> tuple[Any, ...]:
-    """What tells one block of a container from another: classes, shapes, and numbers that its modules keep.
+    """Classes, parameter shapes and settings of a block's modules: blocks of a container with equal signatures are alike.
 
-    But for those that only count the blocks.
+    counted: attributes that hold the block's index in the container; these are left out.
     """
     return tuple(
         (
@@ -111,32 +112,32 @@ def signature(block: nn.Module, counted: Collection[tuple[str, str]]) -> tuple[A
             tuple(
                 (name, value)
                 for name, value in sorted(vars(module).items())
-                if _tells(name, value) and (path, name) not in counted
+                if _is_setting(name, value) and (path, name) not in counted
             ),
         )
         for path, module in block.named_modules()
     )
 
 
-def _tells(name: str, value: Any) -> bool:
-    """Whether an attribute tells kinds apart: numbers, words, switches, functions; a rate (of dropout) differs by the block."""
+def _is_setting(name: str, value: Any) -> bool:
+    """Whether blocks that differ in an attribute differ in kind: int, tuple, str, bool, function; not float (dropout rates)."""
     if type(value) is bool or isinstance(value, (FunctionType, BuiltinFunctionType)):
         return name != "training" and not name.startswith("_")
     return type(value) in (int, tuple, str)
 
 
 def counters(container: nn.Module) -> list[tuple[str, str]]:
-    """Attributes in which the children keep their own place in the container: (path within the child, name).
+    """Attributes in which the children keep their own index in the container: (path within the child, name).
 
     Blocks of another kind may lack some (`attention.layer_idx` in a stack of attention and recurrent blocks).
     """
-    holders: dict[tuple[str, str], list[bool]] = {}  # for each child that has the attribute, whether it is the child's place
+    holders: dict[tuple[str, str], list[bool]] = {}  # for each child that has the attribute, whether it is the child's index
     for index, child in enumerate(container.children()):
         for path, module in child.named_modules():
             for name, value in vars(module).items():
                 if type(value) is int:
                     holders.setdefault((path, name), []).append(value == index)
-    return [key for key, right in holders.items() if all(right) and (len(right) > 1 or key[1] in PLACES)]
+    return [key for key, right in holders.items() if all(right) and (len(right) > 1 or key[1] in INDEX_NAMES)]
 
 
 def _value(child: nn.Module, path: str, name: str) -> Any:
@@ -147,7 +148,7 @@ def _value(child: nn.Module, path: str, name: str) -> Any:
 
 
 def renumbering(model: nn.Module, container_path: str, counted: Sequence[tuple[str, str]]) -> list[Setting]:
-    """Settings that give every child its own place again."""
+    """Settings that correct the index that each child keeps of itself."""
     settings = []
     prefix = f"{container_path}." if container_path else ""
     for index, (key, child) in enumerate(model.get_submodule(container_path).named_children()):
@@ -159,8 +160,8 @@ def renumbering(model: nn.Module, container_path: str, counted: Sequence[tuple[s
 
 
 @torch.no_grad()
-def draw_anew(block: nn.Module, seed: int) -> None:
-    """Give all layers of a block that know how to start new numbers."""
+def draw_parameters(block: nn.Module, seed: int) -> None:
+    """Draw new values for all layers of a block that have `reset_parameters`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for module in block.modules():

@@ -1,4 +1,4 @@
-"""Read and write the entries of a tensor at positions along an axis: by slices where these are few, otherwise by index."""
+"""Read and write the entries of a tensor at positions along an axis: by slices if there are few, otherwise by index."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outgrow.apply.final_positions import FEW, FinalPlace, Positions, gapless_runs, is_range
+from outgrow.apply.final_positions import FEW_SLICES, FinalPlace, Positions, gapless_runs, is_range
 
 
 def scatter(new: Tensor, old: Tensor, where: Mapping[int, Positions]) -> None:
-    """new[where…] = old, for positions that are in many pieces."""
+    """new[where…] = old, for positions in many separate runs."""
     if not where:
         new.copy_(old)
         return
-    pieces = {axis: gapless_runs(positions) for axis, positions in where.items()}
-    axis = min(pieces, key=lambda axis: len(pieces[axis]))
+    runs = {axis: gapless_runs(positions) for axis, positions in where.items()}
+    axis = min(runs, key=lambda axis: len(runs[axis]))
     rest = {other: positions for other, positions in where.items() if other != axis}
-    if len(pieces[axis]) <= FEW:
-        for start, first, count in pieces[axis]:
+    if len(runs[axis]) <= FEW_SLICES:
+        for start, first, count in runs[axis]:
             scatter(new.narrow(axis, first, count), old.narrow(axis, start, count), rest)
     elif not rest:
         new.index_copy_(axis, index(where[axis], new), old)
@@ -44,11 +44,11 @@ def part(tensor: Tensor, axis: int, positions: Positions) -> Tensor:
 
 def put(tensor: Tensor, axis: int, positions: Positions, block: Tensor) -> None:
     """tensor[positions] = block."""
-    pieces = gapless_runs(positions)
-    if len(pieces) > FEW:
+    runs = gapless_runs(positions)
+    if len(runs) > FEW_SLICES:
         tensor.index_copy_(axis, index(positions, tensor), block.to(tensor.dtype).contiguous())
         return
-    for start, first, count in pieces:
+    for start, first, count in runs:
         tensor.narrow(axis, first, count).copy_(block.narrow(axis, start, count))
 
 
@@ -75,5 +75,5 @@ def along(axis: int, ndim: int) -> list[int]:
 
 
 def reals(tensor: Tensor) -> Tensor:
-    """A complex tensor as pairs of real numbers, which are drawn one by one."""
+    """A view of a complex tensor as pairs of real values, so that both parts are drawn; other tensors as they are."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -1,9 +1,10 @@
-"""Numbers that come in over some optimizer steps: the columns that read new units of a faded widening.
+"""Weights that fade in over some optimizer steps: in a faded widening, the columns that read the new units.
 
     after each step:   w → w + (λ′ − λ)·A,   λ from 0 to 1
 
-What the optimizer learns meanwhile adds to that. A drift is no part of the network: at any moment the parameter itself holds
-what is computed with. It advances when an optimizer that holds its parameter has made a step; then it is gone.
+The optimizer's updates in the meantime are added to that. A drift is not part of the network: at any moment the parameter
+itself holds the values that the network computes with. A drift advances after each step of an optimizer that holds its
+parameter, and is removed when λ is 1.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from outgrow.model.sandbox import tensors_of
 from outgrow.modules.gates import CLOCK
 
 ATTRIBUTE = "_outgrow_drifts"  # of the module that has the parameter
-STORED = "outgrow.fade/"  # how amounts are called in a checkpoint
+STORED = "outgrow.fade/"  # prefix of the amounts' names in a checkpoint
 
 
 class Drift:
-    """Some positions along an axis of a parameter, and where they go."""
+    """Positions along an axis of a parameter, the amount A that is added there in all, and the number of steps."""
 
     def __init__(self, module: nn.Module, name: str, axis: int, at: Tensor, amount: Tensor, steps: int, done: int = 0) -> None:
         self.module, self.name, self.axis = module, name, axis
@@ -49,12 +50,12 @@ class Drift:
         return tensor
 
     def moves_with(self, held: AbstractSet[int]) -> bool:
-        """Whether it goes on when an optimizer that holds these parameters makes a step."""
+        """Whether this drift advances with a step of an optimizer that holds these parameters (by id)."""
         return id(self.tensor) in held
 
     @torch.no_grad()
     def advance(self) -> None:
-        """One step on. In low precision small steps would be lost one by one, so λA is rounded as a whole."""
+        """Advance by one step. In low precision small increments would be lost, so λA is rounded, not its increments."""
         tensor, amount = self.tensor, self.amount.to(self.tensor.device)
         now, then = ((amount * (done / self.steps)).to(tensor.dtype) for done in (self.done, self.done + 1))
         if is_dtensor(tensor):
@@ -72,7 +73,7 @@ def drifts_at(module: nn.Module) -> list[Drift]:
 
 
 def drifts_of(model: nn.Module) -> Iterator[tuple[str, Drift]]:
-    """All drifts that are under way, each with the name of its tensor."""
+    """All unfinished drifts, each with the name of its tensor."""
     for path, module in model.named_modules():
         for drift in drifts_at(module):
             yield f"{path}.{drift.name}" if path else drift.name, drift
@@ -90,7 +91,7 @@ def set_drifts(module: nn.Module, drifts: Sequence[Drift], journal: Journal) -> 
 
 
 def without_drifts(block: nn.Module) -> None:
-    """A copy of a block stays as it is."""
+    """Remove all drifts from a copied block, so that its weights stay as they are."""
     for module in block.modules():
         _put(module, [])
 
@@ -104,9 +105,9 @@ def grow_drifts(
     journal: Journal,
     start: bool = True,
 ) -> None:
-    """Move drifts that are under way along with their tensors, and start those that a plan asks for.
+    """Grow unfinished drifts with their tensors, and start the drifts of a plan.
 
-    olds: the tensors before the plan was carried out, by name. start: not for averaged copies, which follow the model.
+    olds: the tensors before the plan was carried out, by name. start: False for averaged copies, which follow the model.
     """
     under_way = any(ATTRIBUTE in vars(module) for module in model.modules())
     if not under_way and not any(isinstance(edit, Insertion) and edit.fade for edit in plan.edits):
@@ -116,7 +117,7 @@ def grow_drifts(
         path, _, own = name.rpartition(".")
         module = model.get_submodule(path)
         old = olds[name]
-        if old.is_meta:  # a rehearsal: there are no numbers that could come in
+        if old.is_meta:  # a dry run on the meta device: there are no values to fade in
             continue
         kept = [drift for drift in drifts_at(module) if drift.tensor is not present[name]]
         for drift in drifts_at(module):
@@ -131,7 +132,7 @@ def grow_drifts(
 
 
 def _filled(whole: Tensor, old: Tensor, edits: Sequence[Edit], fade: int, plan: Plan, inits: Mapping[str, Init]) -> Tensor:
-    """What comes in, after some edits: what was copied comes in twice, and what fades in with this growth is drawn."""
+    """The amounts to add, after some edits: copied for entries that are copied, drawn for those that this growth fades in."""
     changed: list[Edit] = []
     for edit in edits:
         if isinstance(edit, Rescaling):
@@ -146,13 +147,13 @@ def _filled(whole: Tensor, old: Tensor, edits: Sequence[Edit], fade: int, plan: 
 
 
 def _drift(module: nn.Module, name: str, axis: int, whole: Tensor, steps: int, done: int = 0) -> list[Drift]:
-    """A drift of all that is not zero; none if there is nothing."""
+    """One drift of the positions whose amounts are not zero; an empty list if there are none."""
     at = whole.movedim(axis, 0).reshape(whole.shape[axis], -1).any(1).nonzero().flatten()
     return [Drift(module, name, axis, at, whole.index_select(axis, at), steps, done)] if len(at) else []
 
 
 def pack_drifts(model: nn.Module) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """What a checkpoint holds of the drifts under way: facts as JSON, and how far each has to go as tensors."""
+    """The unfinished drifts for a checkpoint: facts as JSON, amounts as tensors."""
     facts: list[dict[str, Any]] = []
     amounts: dict[str, Tensor] = {}
     for number, (name, drift) in enumerate(drifts_of(model)):
@@ -164,7 +165,7 @@ def pack_drifts(model: nn.Module) -> tuple[list[dict[str, Any]], dict[str, Tenso
 def restore_drifts(
     model: nn.Module, facts: Sequence[Mapping[str, Any]], amounts: Mapping[str, Tensor], journal: Journal
 ) -> None:
-    """Put drifts where they stood; ValueError if they do not fit the model."""
+    """Restore the drifts of a checkpoint; ValueError if they do not fit the model."""
     for module in model.modules():
         if drifts_at(module):
             set_drifts(module, [], journal)
@@ -174,10 +175,10 @@ def restore_drifts(
         shape = list(tensors[name].shape)
         sane = 0 <= axis < len(shape) and at.ndim == 1 and 0 < len(at) <= shape[axis] and 0 <= fact["done"] < fact["steps"]
         if not sane or not 0 <= int(at.min()) <= int(at.max()) < shape[axis]:
-            raise ValueError(f"what fades in at {name} is out of its bounds")
+            raise ValueError(f"the fade of {name} is out of bounds")
         shape[axis] = len(at)
         if list(amount.shape) != shape:
-            raise ValueError(f"what fades in at {name} has shape {tuple(amount.shape)}, not {tuple(shape)}")
+            raise ValueError(f"the fade of {name} has shape {tuple(amount.shape)}, not {tuple(shape)}")
         module, own = model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
         device = tensors[name].device
         drift = Drift(module, own, axis, at.to(device), amount.to(device), fact["steps"], fact["done"])

@@ -1,1 +1,1 @@
-"""Which growths a model has been through, and which entries came with which."""
+"""The growths that a model has been through, their order, and the entries that each of them added."""

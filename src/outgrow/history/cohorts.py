@@ -1,10 +1,10 @@
-"""Which entries of a model's parameters came with which growth: cohort 0 was there from the start, cohort k came with growth k.
+"""The growth that each entry of a model's parameters came with: cohort 0 was there from the start, cohort k came with growth k.
 
     birth of an entry = the latest of: its parameter's birth, and the births of its positions along the axes
 
-A history of plans tells the positions that each growth opened, counted at that time. It is read backwards, from the model as it
-is now: what stands now at the positions that a plan opened, and in the modules that it put in, was born with it, and is out of
-the account for the plans before. So only an array for each axis that has grown is kept; it is expanded when asked for.
+A history of plans contains the positions that each growth added, counted at that time. It is read backwards, from the present
+model: entries at the positions that a plan added, and parameters of the modules that it inserted, were born with that plan, and
+are left out when the plans before it are read. Memory holds one array per grown axis; it is expanded on request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from outgrow.errors import GrowthError
 from outgrow.growth_plan.plan import Insertion, Plan
-from outgrow.history.growth_order import GrowthStep, chronicle_of, histories_of, undone
+from outgrow.history.growth_order import GrowthStep, histories_of, order_growths_of, undone
 from outgrow.text.tables import table
 from outgrow.wrong_arguments import usage
 
@@ -31,7 +31,7 @@ SHOWN = 3  # volumes named for one growth
 
 
 class Measure(NamedTuple):
-    """Of a cohort: how many entries it has, and their root mean square."""
+    """A cohort's number of entries, and their root mean square."""
 
     entries: int
     rms: float
@@ -39,7 +39,7 @@ class Measure(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Births:
-    """When the entries of one tensor came: the whole of it, and positions along those axes that have grown since."""
+    """The births of one tensor's entries: of the whole tensor, and of the positions along each axis that has grown since."""
 
     shape: tuple[int, ...]
     whole: int = 0
@@ -57,11 +57,11 @@ class Births:
         """Entries by cohort."""
         found = [np.unique(births, return_counts=True) for births in self.axes.values()]
         rest = prod(size for axis, size in enumerate(self.shape) if axis not in self.axes)
-        numbers = reduce(np.multiply.outer, [counts for _, counts in found], np.array(rest))
-        return {k: int(numbers[cohort == k].sum()) for cohort in [self._kinds()] for k in np.unique(cohort).tolist()}
+        entries = reduce(np.multiply.outer, [counts for _, counts in found], np.array(rest))
+        return {k: int(entries[cohort == k].sum()) for cohort in [self._kinds()] for k in np.unique(cohort).tolist()}
 
     def sums(self, values: Tensor) -> dict[int, float]:
-        """The sum of some values of the tensor's shape, by cohort."""
+        """The sum of values (a tensor of the same shape), by cohort."""
         rest = [axis for axis in range(values.ndim) if axis not in self.axes]
         values = values.sum(rest, keepdim=True) if rest else values
         for axis, births in self.axes.items():
@@ -79,18 +79,18 @@ class Births:
 
 @dataclass(frozen=True, eq=False)
 class Cohorts:
-    """Which entries came when; made by `cohorts`. `print` shows it as a table, `table(model)` with sizes of numbers.
+    """The cohort of every entry; made by `cohorts`. `print` shows a table, `table(model)` adds root mean squares.
 
-    cohorts[name] is an integer tensor that broadcasts to the parameter's shape. growths: what each growth did, in words.
+    cohorts[name] is an integer tensor that broadcasts to the parameter's shape. growths: one description per growth.
     """
 
-    births: Mapping[str, Births] = field(repr=False)  # by name, tied tensors and buffers under all of theirs
+    births: Mapping[str, Births] = field(repr=False)  # by name, tied tensors and buffers under all of their names
     parameters: tuple[str, ...] = field(repr=False)  # tied ones under their first name
     growths: tuple[str, ...]
 
     @property
     def count(self) -> int:
-        """How many growths there were: cohorts are 0 … count."""
+        """The number of growths: cohorts are 0 … count."""
         return len(self.growths)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -99,11 +99,11 @@ class Cohorts:
         return self.births[name].expanded()
 
     def mask(self, name: str, cohort: int) -> Tensor:
-        """Which entries of a parameter belong to a cohort; it broadcasts to the parameter's shape."""
+        """A boolean tensor that marks a parameter's entries of one cohort; it broadcasts to the parameter's shape."""
         return self[name] == cohort
 
     def entries(self) -> dict[int, int]:
-        """How many numbers each cohort has."""
+        """The number of parameter entries in each cohort."""
         counts = [self.births[name].counts() for name in self.parameters]
         return {k: sum(one.get(k, 0) for one in counts) for k in range(self.count + 1)}
 
@@ -112,7 +112,7 @@ class Cohorts:
         return self._measured(model, lambda parameter: parameter)
 
     def gradients(self, model: nn.Module) -> dict[int, Measure]:
-        """Entries and root mean square of each cohort's gradients, where there are any."""
+        """Entries and root mean square of each cohort's gradients; parameters without a gradient are left out."""
         return self._measured(model, lambda parameter: parameter.grad)
 
     @torch.no_grad()
@@ -122,7 +122,7 @@ class Cohorts:
         for name, parameter in model.named_parameters():
             births, values = self.births.get(name), values_of(parameter)
             if births is None or births.shape != tuple(parameter.shape):
-                raise GrowthError(f"{name} is not as it was: after another growth write outgrow.cohorts(model) again")
+                raise GrowthError(f"{name} has changed since these cohorts were made: call outgrow.cohorts(model) again")
             if values is None:
                 continue
             dense = values.to_dense() if values.is_sparse else values
@@ -136,8 +136,8 @@ class Cohorts:
     def table(self, model: nn.Module) -> str:
         """Cohorts with the root mean squares of their values and gradients."""
         norms, gradients = self.norms(model), self.gradients(model)
-        told = [f"{one.rms:.2e}" if one.entries else "–" for one in gradients.values()]
-        return self._table(("values", "gradients"), [(f"{norms[k].rms:.2e}", told[k]) for k in norms])
+        shown = [f"{one.rms:.2e}" if one.entries else "–" for one in gradients.values()]
+        return self._table(("values", "gradients"), [(f"{norms[k].rms:.2e}", shown[k]) for k in norms])
 
     def __str__(self) -> str:
         return self._table((), [()] * (self.count + 1))
@@ -150,10 +150,10 @@ class Cohorts:
 
 @usage("outgrow.cohorts(model)")
 def cohorts(model: nn.Module) -> Cohorts:
-    """Which entries of a model's parameters came with which of its growths.
+    """Find the growth that each entry of a model's parameters came with.
 
-    Where parts of the model were grown by themselves too, sizes and names tell which growth came first; where they do not,
-    because the growths have nothing to do with each other, those of the whole model count as the later ones.
+    If parts of the model were grown separately too, the order of the growths follows from sizes and names. Where it does not,
+    because the growths are independent of each other, growths of the whole model count as the later ones.
 
     Example:
         >>> import outgrow
@@ -172,7 +172,7 @@ def cohorts(model: nn.Module) -> Cohorts:
     named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     tensors = dict(named)
     past = _Past({name: id(tensor) for name, tensor in tensors.items()}, {id(t): tuple(t.shape) for t in tensors.values()})
-    steps = chronicle_of(model, histories_of(model))
+    steps = order_growths_of(model, histories_of(model))
     back = reversed(list(enumerate(steps or (), 1)))
     if steps is None or not all(past.undo(step, number) for number, step in back):
         raise GrowthError("the history of growths does not fit the model: was it changed by hand since?")
@@ -181,12 +181,12 @@ def cohorts(model: nn.Module) -> Cohorts:
     return Cohorts(
         {name: keys[id(tensor)] for name, tensor in tensors.items()},
         names,
-        tuple(_told(step.plans, step.place) for step in steps),
+        tuple(_description(step.plans, step.place) for step in steps),
     )
 
 
 class _Past:
-    """A model on paper, on its way back: the names and sizes that its tensors had, and what has been found on the way."""
+    """Names and sizes of a model's tensors before its latest growths, and the births found while going back."""
 
     def __init__(self, names: Mapping[str, int], shapes: dict[int, tuple[int, ...]]) -> None:
         self.names, self.shapes = names, shapes
@@ -195,7 +195,7 @@ class _Past:
         self.axes: dict[tuple[int, int], Positions] = {}
 
     def undo(self, step: GrowthStep, number: int) -> bool:
-        """Go back before a growth; False if it can't have been the last."""
+        """Go back to the state before a growth; False if this growth can't have been the last one."""
 
         def born(key: int, edit: Insertion) -> bool:
             shape, axis = self.shapes[key], (key, edit.axis)
@@ -221,8 +221,8 @@ class _Past:
         return Births(self.shapes[key], self.whole.get(key, 0), axes)
 
 
-def _told(plans: Sequence[Plan], place: str) -> str:
-    """What a growth did, in a few words."""
+def _description(plans: Sequence[Plan], place: str) -> str:
+    """The changes of a growth as a short text."""
     changes = [f"{change.volume} {change.old} → {change.new}" for plan in plans for change in plan.changes]
     more = f", and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
     return (f"in {place}: " if place else "") + ", ".join(changes[:SHOWN]) + more

@@ -1,4 +1,4 @@
-"""The growths that a model has been through, kept on the model itself."""
+"""The growths that a model has been through, stored on the model itself."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ def history(model: nn.Module) -> tuple[Plan, ...]:
 
 
 def remember(model: nn.Module, plan: Plan) -> None:
+    """Add a plan to the model's history."""
     vars(model)[ATTRIBUTE] = (*history(model), plan)
 
 
 def growths(plans: Sequence[Plan]) -> list[tuple[Plan, ...]]:
-    """Plans of a history, those of one growth together."""
+    """The plans of a history, grouped by growth."""
     found: list[tuple[Plan, ...]] = []
     for plan in plans:
         if plan.continues and found:

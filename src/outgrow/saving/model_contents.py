@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from outgrow.errors import CheckpointError, Problem
-from outgrow.history.growth_order import Histories, called_now, chronicle_of
+from outgrow.history.growth_order import Histories, order_growths_of, present_name
 from outgrow.model.module_paths import inside
 from outgrow.saving.extra_state import is_extra
 from outgrow.saving.replay_growths import BUFFER
@@ -36,12 +36,12 @@ def contents_of(model: nn.Module, histories: Histories) -> dict[str, Tensor]:
 
 def _changed(model: nn.Module, buffers: Mapping[str, Tensor], histories: Histories) -> list[str]:
     """Those of some buffers that a plan has changed, and those of new blocks, which pairs may have changed (gains)."""
-    steps = chronicle_of(model, histories)
+    steps = order_growths_of(model, histories)
     if steps is None:
         raise CheckpointError("the history of growths does not fit the model: was it changed by hand since?")
     plans = [(plan, n, done) for n, step in enumerate(steps) for done, plan in enumerate(step.plans, 1)] if buffers else []
-    edited = {called_now(edit.tensor, steps, n, done) for plan, n, done in plans for edit in plan.edits}
-    new = [called_now(path, steps, n, done) for plan, n, done in plans for path in plan.new_blocks]
+    edited = {present_name(edit.tensor, steps, n, done) for plan, n, done in plans for edit in plan.edits}
+    new = [present_name(path, steps, n, done) for plan, n, done in plans for path in plan.new_blocks]
     copies = {name for path in new for name in buffers if inside(path, name) is not None}
     return [name for name, value in buffers.items() if name in edited or (name in copies and value.is_floating_point())]
 

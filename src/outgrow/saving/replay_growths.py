@@ -19,7 +19,7 @@ from outgrow.apply.fold_skips import apply_grafts
 from outgrow.apply.insert_modules import apply_insert
 from outgrow.errors import CheckpointError, Problem
 from outgrow.growth_plan.plan import Insertion, Plan, Setting
-from outgrow.history.growth_order import GrowthStep, Histories, Shape, called_now, chronicle, histories_of
+from outgrow.history.growth_order import GrowthStep, Histories, Shape, histories_of, order_growths, present_name
 from outgrow.history.growths_on_model import ATTRIBUTE, growths
 from outgrow.model.journal import Journal
 from outgrow.model.sandbox import tensors_of
@@ -53,7 +53,7 @@ def replay(model: nn.Module, histories: Histories, final: Mapping[str, Shape], m
     if all(shapes.get(name) == shape for name, shape in kept.items()):
         for number, step in enumerate(steps):
             for behind, plan in enumerate(step.plans, 1) if number not in done else ():
-                now = partial(called_now, steps=steps, number=number, done=behind)
+                now = partial(present_name, steps=steps, number=number, done=behind)
                 renewed = [replace(setting, module=now(setting.module)) for setting in plan.settings]
                 grafts = [replace(graft, block=now(graft.block), module=now(graft.module)) for graft in plan.grafts]
                 as_now = replace(plan, settings=tuple(renewed), grafts=tuple(grafts))
@@ -78,7 +78,7 @@ def replay(model: nn.Module, histories: Histories, final: Mapping[str, Shape], m
 def _in_order(histories: Histories, final: Mapping[str, Shape]) -> tuple[GrowthStep, ...]:
     """Growths in the order in which they came; parts first where that can't be told, and the sizes will tell."""
     shapes = {name.removeprefix(BUFFER): shape for name, shape in final.items()}
-    found = chronicle({name: name for name in shapes}, shapes, histories)
+    found = order_growths({name: name for name in shapes}, shapes, histories)
     parts = sorted(histories, key=len, reverse=True)
     return (
         tuple(GrowthStep(place, place, plans) for place in parts for plans in growths(histories[place]))
