@@ -216,7 +216,7 @@ def test_a_damaged_fade_in_a_file_is_refused(tmp_path: Path) -> None:
     save_file(tensors, path, metadata)
     fresh = mlp()
     before = state_of(fresh)
-    with pytest.raises(CheckpointError, match="what fades in"):
+    with pytest.raises(CheckpointError, match="the fade of"):
         outgrow.load(fresh, path, checksums=False)
     assert state_of(fresh) == before
     assert marks(fresh) == {}

@@ -200,8 +200,8 @@ FAULTS = {  # where a fault is thrown in: while the growth is planned, or while 
         "outgrow.apply.carry_out_insert.close_gates",
     ),
     "optimizer": (
-        "outgrow.engine.carry_out.thaw",
-        "outgrow.engine.carry_out.adopt",
+        "outgrow.engine.carry_out.unfreeze",
+        "outgrow.engine.carry_out.add_new_parameters",
         "outgrow.engine.carry_out.grow_optimizers",
     ),
     "settings": (

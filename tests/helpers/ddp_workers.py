@@ -252,7 +252,7 @@ def hooks() -> None:
     assert_mean(wrapper, batches(1)[0])
 
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
-    assert "shares parameters out over the ranks" in refusal(GROWTHS[0], wrapper, optimizer=optimizer)
+    assert "distributes parameters over the ranks" in refusal(GROWTHS[0], wrapper, optimizer=optimizer)
     compiled = torch.compile(wrapper, backend="eager")
     before = compiled(X.double()).detach()
     GROWTHS[1](compiled)

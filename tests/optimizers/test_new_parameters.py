@@ -120,7 +120,7 @@ def test_a_wrapper_that_shares_the_state_of_another_and_keeps_more_is_refused() 
     model, optimizer = trained(lambda parameters: magma(torch.optim.AdamW(parameters)), 2)
     x, before = torch.randn(2, 5).double(), [parameter.detach().clone() for parameter in model.parameters()]
     for grow in (outgrow.deepen, outgrow.branch):
-        with pytest.raises(OptimizerError, match=r"Magma: it keeps what it knows of a parameter outside"):
+        with pytest.raises(OptimizerError, match=r"Magma: it keeps data per parameter outside"):
             grow(model, x, "1.0", optimizer=optimizer)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 

@@ -229,6 +229,6 @@ def test_an_optimizer_that_was_left_out_goes_on_and_says_what_it_does_not_train(
     optimizer, x = torch.optim.Adam(model.parameters()), torch.randn(5, 3)
     steps(model, optimizer, 1, x)
     outgrow.branch(model, x, "0")
-    with pytest.warns(UserWarning, match=r"Adam trains what 0\.1\.0\.weight and 3 more new parameters stand beside"):
+    with pytest.warns(UserWarning, match=r"Adam does not train the new parameters 0\.1\.0\.weight and 3 more"):
         steps(model, optimizer, 1, x)
     steps(model, optimizer, 1, x)

@@ -25,7 +25,7 @@ from outgrow.model.example import Example
 from outgrow.model.journal import Journal
 from outgrow.model.sandbox import tensors_of
 from outgrow.optimizers.grow_optimizers import grow_optimizers
-from outgrow.optimizers.new_parameters import adopt, thaw
+from outgrow.optimizers.new_parameters import add_new_parameters, unfreeze
 from outgrow.optimizers.stale import shapes_before
 from outgrow.transforms.site_and_step import Step
 from outgrow.verify import outputs as verify
@@ -56,8 +56,8 @@ class Work:
         for plan in step.plans:
             sources = self._put_in(plan, sources)
         if sources:
-            thaw(self.model, [path for path, _ in sources])
-            self.added += adopt(self.optimizers, self.model, sources, self.journal)
+            unfreeze(self.model, [path for path, _ in sources])
+            self.added += add_new_parameters(self.optimizers, self.model, sources, self.journal)
         for plan in step.plans:
             self._edit(plan, step)
             self.plans.append(plan)

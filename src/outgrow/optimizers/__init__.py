@@ -1,1 +1,1 @@
-"""What optimizers remember of a parameter, per optimizer class, and how it follows a growth."""
+"""The state that each optimizer class keeps per parameter, and how it grows."""

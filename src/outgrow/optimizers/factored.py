@@ -1,7 +1,7 @@
 """Factored second moments: V ≈ r cᵀ / mean(r), where r and c are means of V over one axis each (Adafactor).
 
-Each factor grows along its own axis, and is multiplied by what the mean of the other one has changed by. Which two axes are
-averaged over depends on the library, and may depend on the sizes: after a growth the axes can change places, or a second moment
+Each factor grows along its own axis, and is multiplied by the ratio of the other factor's means after and before the growth.
+The two averaged axes depend on the library, and may depend on the sizes: after a growth they can be swapped, or a second moment
 that was kept whole can have become large enough to be factored.
 """
 
@@ -57,7 +57,7 @@ CHOICES: dict[str, Callable[[Mapping[str, Any], tuple[int, ...]], Axes | None]] 
 
 
 def grown_factors(row: Tensor, column: Tensor, ndim: int, axes: Axes, edits: Sequence[Edit]) -> tuple[Tensor, Tensor]:
-    """Some optimizers keep the axis that was averaged with size one, some drop it."""
+    """Both factors after a growth. Some optimizers keep the averaged axis with size one, others drop it."""
     kept = row.ndim == ndim
     rows, columns = (row, column) if kept else (row.unsqueeze(axes[0]), column.unsqueeze(axes[1]))
     new_rows = _grown_factor(rows, columns, axes[0], edits)
@@ -66,7 +66,7 @@ def grown_factors(row: Tensor, column: Tensor, ndim: int, axes: Axes, edits: Seq
 
 
 def _grown_factor(factor: Tensor, other: Tensor, averaged: int, edits: Sequence[Edit]) -> Tensor:
-    """`averaged`: the axis over which this factor is a mean, and along which the other one varies."""
+    """One factor after a growth. averaged: the axis over which this factor is a mean, and along which the other one varies."""
     here = [edit for edit in edits if isinstance(edit, Insertion) and edit.axis == averaged]
     if here:
         before, after = (t.mean(dim=averaged, keepdim=True) for t in (other, _grown_square(other, here)))
@@ -81,7 +81,7 @@ def _grown_square(old: Tensor, edits: Sequence[Edit]) -> Tensor:
 def refactored(
     name: str, state: Mapping[Any, Any], factors: Sequence[tuple[str, str]], before: Axes | None, now: Axes | None
 ) -> tuple[dict[Any, Any], list[Any]]:
-    """Grown state in the form that the optimizer expects for the new sizes, and keys that it does not expect any more."""
+    """Grown state in the form that the optimizer expects for the new sizes, and the keys that it no longer expects."""
     result = dict(state)
     if before is not None and now == before[::-1]:
         for row, column in factors:

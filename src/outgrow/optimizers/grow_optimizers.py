@@ -1,8 +1,7 @@
-"""Optimizers follow a growth: what they remember of a parameter is grown by the edits that grew the parameter.
+"""Grow the state of optimizers with the edits that grew their parameters.
 
-Which rule holds for a piece of state is known for the class of the optimizer (`optimizers/known_classes.py`,
-`optimizers/register.py`). An unknown class, an unknown key, or state that is kept anywhere else is refused, before anything of
-the optimizer changes.
+The rule of each state key is known for the class of the optimizer (`optimizers/known_classes.py`, `optimizers/register.py`). An
+unknown class, an unknown key, or tensors outside `optimizer.state` are refused before anything in the optimizer changes.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from outgrow.optimizers.lookup import Known, known, name_of, way_out, weights_of
 from outgrow.optimizers.quantised import decoded, encoded
 from outgrow.optimizers.wrappers import NEW_ONE, TRANSPARENT, held_by, layers_of, unwrapped
 
-ELSEWHERE = frozenset({"state", "param_groups", "defaults", "name2qmap"})  # the last are the codes of bitsandbytes
+NOT_SEARCHED = frozenset({"state", "param_groups", "defaults", "name2qmap"})  # the last are the codes of bitsandbytes
 
 
 def check_optimizers(optimizers: Sequence[Any], model: nn.Module, plan: Plan, olds: Mapping[int, Tensor] | None = None) -> None:
-    """Raise one error with all reasons why optimizers can't follow a plan; changes nothing.
+    """Raise one error with all reasons why optimizers can't follow a plan; nothing changes.
 
     Args:
         olds: the parameters before the growth, by id, if the plan has been carried out already.
@@ -60,7 +59,7 @@ def _check(optimizers: Sequence[Any], tensors: Mapping[str, Tensor], plan: Plan,
 
 
 def unknown_wrappers(optimizers: Sequence[Any]) -> list[Problem]:
-    """Wrappers that share the state of what they wrap, and may keep more elsewhere."""
+    """Problems with unknown wrappers: they share the state of the wrapped optimizer, and may keep more elsewhere."""
     seen = {id(optimizer) for optimizer in unwrapped(optimizers)}
     layers = [layer for given in optimizers for layer in layers_of(given)[:-1] if isinstance(layer, Optimizer)]
     others = [layer for layer in layers if id(layer) not in seen and name_of(type(layer)) not in TRANSPARENT]
@@ -68,7 +67,7 @@ def unknown_wrappers(optimizers: Sequence[Any]) -> list[Problem]:
 
 
 def _unfading(optimizers: Sequence[Any], plan: Plan) -> list[Problem]:
-    """Values that fade in are added to the parameters step by step."""
+    """Problems with a fade, which adds to the parameters between steps: optimizers that keep weights of their own."""
     if not any(isinstance(edit, Insertion) and edit.fade for edit in plan.edits):
         return []
     kept = [(type(optimizer).__name__, weights_of(optimizer)) for optimizer in unwrapped(optimizers)]
@@ -77,7 +76,7 @@ def _unfading(optimizers: Sequence[Any], plan: Plan) -> list[Problem]:
 
 
 def refusal(optimizer: Optimizer) -> Problem | None:
-    """Why an optimizer can't follow any growth of what it holds; None if it can, or has nothing to follow with."""
+    """Why an optimizer can't follow any growth of its parameters; None if it can, or has no state yet."""
     kind, about = type(optimizer).__name__, known(optimizer)
     outside = _outside(optimizer)
     if about.refusal:
@@ -104,10 +103,10 @@ def _problems(
 
 
 def _outside(optimizer: Optimizer) -> str:
-    """The first attribute that holds tensors which are neither the parameters nor single values; empty if there is none."""
+    """The first attribute that holds tensors other than parameters and scalars; empty if there is none."""
     own = {id(parameter) for parameter in held_by(optimizer)}
     for name, value in vars(optimizer).items():
-        if name in ELSEWHERE or name.startswith("_optimizer_"):
+        if name in NOT_SEARCHED or name.startswith("_optimizer_"):
             continue
         if any(tensor.numel() > 1 and id(tensor) not in own for tensor in state_tensors_in(value)):
             return name
@@ -124,7 +123,7 @@ def grow_optimizers(
 ) -> None:
     """Grow the state of optimizers whose parameters have just grown.
 
-    tensors: of the model, by name. olds: the same as they were before, by id.
+    tensors: the model's tensors by name. olds: their values before the growth, by id.
     """
     _check(optimizers, tensors, plan, olds)
     edits = edits_by_tensor(plan)

@@ -1,4 +1,4 @@
-"""Grow the state that an optimizer keeps of one parameter, key by key, by the rule of each key.
+"""Grow the state that an optimizer keeps for one parameter, key by key, by the rule of each key.
 
 Containers (lists, tuples, deques, dicts) of tensors grow item by item.
 """
@@ -32,10 +32,10 @@ def grown_state(
     axes: Axes | None,
     beside: Callable[[Any, str], Tensor],
 ) -> dict[Any, Any]:
-    """New values for those keys of a parameter's state that grow.
+    """New values for the keys of a parameter's state that grow.
 
-    parameter: as it is now. old: its shape before. axes: that factors are averaged over. beside: a weights-like tensor of
-    another parameter, by key and name.
+    parameter: after the growth. old: its shape before. axes: those over which factors are averaged. beside: returns the tensor
+    that is kept under a key for another parameter, by key and name of the parameter.
     """
     result: dict[Any, Any] = {}
     for key, value in state.items():
@@ -62,7 +62,7 @@ def _grown(
 
 
 def mapped(value: Any, grow: Callable[[Tensor], Tensor]) -> Any:
-    """Apply to a tensor, or to every tensor of a container."""
+    """Apply `grow` to a tensor, or to every tensor of a container."""
     if isinstance(value, Tensor):
         return grow(value.detach())
     if isinstance(value, Mapping):
@@ -75,14 +75,14 @@ def mapped(value: Any, grow: Callable[[Tensor], Tensor]) -> Any:
 
 
 def shaped(tensor: Tensor, shape: Shape, grow: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply to a tensor in the parameter's shape, and give the result the flat shape back if it had one."""
+    """Apply `grow` to a tensor in the parameter's shape; the result is flat if the tensor was."""
     if tuple(tensor.shape) == shape:
         return grow(tensor)
     return grow(tensor.view(shape)).flatten()
 
 
 def grown_matrices(rule: StateRule, key: Any, value: Any, edits: Edits) -> Any:
-    """One matrix whose axis is the number in its key, or a list with one for each axis."""
+    """Grow one matrix, whose axis is the number in its key, or a list with one matrix per axis."""
     if isinstance(value, Tensor):
         return grown_matrix(value.detach(), axis_of(key), edits, rule.start)
     return type(value)(
@@ -103,10 +103,10 @@ def _along_first(edits: Edits, ndim: int) -> Edits:
 def _grown_weights(
     key: Any, value: Tensor, parameter: Tensor, old: Shape, edits: Edits, beside: Callable[[Any, str], Tensor]
 ) -> Tensor:
-    """Weights of the past: a network of its own, grown by the same plan.
+    """Grow kept weights (an average, a starting point) like the network itself, by the same plan.
 
-    What the plan draws is taken from the grown parameter, which has been nowhere else yet. A single zero stands for a tensor
-    of zeros (Prodigy).
+    Drawn entries are taken from the grown parameter, so that both agree there. A single zero stands for a tensor of zeros
+    (Prodigy).
     """
     if value.ndim == 0 and len(old) > 0:
         return _grown_weights(key, value.expand(old).clone(), parameter, old, edits, beside).flatten()
@@ -123,22 +123,22 @@ def _grown_weights(
 
 
 def _marking(edit: Insertion) -> Insertion:
-    """One for entries that are drawn, and for others what their source has."""
+    """An insertion that marks drawn entries with one; other new entries copy the mark of their source."""
     fill = "one" if edit.fill == "free" or edit.noise else "copy"
     return replace(edit, fill=fill, signs=(1.0,) * len(edit.at), keep=(), noise=0.0)
 
 
 def obstacle(known: Known, key: Any, value: Any, shape: Shape, edits: Edits, axes: Axes | None) -> str:
-    """Why a piece of state can't grow; empty if it can, or need not."""
+    """Why the state under a key can't grow; empty if it can, or does not have to."""
     rule = known.rule(key)
     if rule is None:
-        return f"is none that outgrow has a rule for: {_described(value)}"
+        return f"has no rule in outgrow: {_described(value)}"
     if rule.kind == "fresh":
         return ""
     if rule.kind == "scalar":
-        return f"is no scalar: {_described(value)}" if has_tensors(value) else ""
+        return f"is not a scalar: {_described(value)}" if has_tensors(value) else ""
     if rule.kind in PLAIN and not keeps_old_entries(edits):
-        return f"({rule.word}) can't follow units that are copies or rescaled: it does not say what their past gradients were"
+        return f"({rule.word}) can't follow units that are copies or rescaled: their past gradients do not follow from it"
     if rule.kind == "matrices":
         return _wrong_matrices(key, value, shape)
     for tensor in state_tensors_in(value):
@@ -147,8 +147,8 @@ def obstacle(known: Known, key: Any, value: Any, shape: Shape, edits: Edits, axe
             continue
         if expected is None or tuple(tensor.shape) != expected:
             return (
-                f"has shape {tuple(tensor.shape)} where the parameter's makes it {expected}: it does not belong to this "
-                "parameter as it was"
+                f"has shape {tuple(tensor.shape)} instead of {expected}: it does not belong to this parameter in its shape "
+                "before the growth"
             )
         if tensor.layout != torch.strided:
             return "is sparse"
@@ -156,7 +156,7 @@ def obstacle(known: Known, key: Any, value: Any, shape: Shape, edits: Edits, axe
 
 
 def keeps_old_entries(edits: Edits) -> bool:
-    """Whether existing entries keep their values and gradients, and new ones are no copies of them."""
+    """Whether existing entries keep their values and gradients, and no new entry is a copy of an existing one."""
     return all(isinstance(edit, Insertion) and not (edit.gradient or edit.gradient_keep or edit.keep) for edit in edits)
 
 
@@ -186,7 +186,7 @@ def state_tensors_in(value: Any) -> list[Tensor]:
 
 
 def has_tensors(value: Any, depth: int = 4) -> bool:
-    """Whether tensors of more than one value are in nested containers, or in the attributes of an object."""
+    """Whether nested containers, or the attributes of an object, hold a tensor with more than one value."""
     if isinstance(value, Tensor):
         return value.numel() > 1
     if depth == 0 or isinstance(value, type):

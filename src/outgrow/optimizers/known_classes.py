@@ -1,4 +1,4 @@
-"""Tables of known optimizer classes: package and class → state key → word of `state_rules.py`. No library is imported for this.
+"""Tables of known optimizer classes: package and class → state key → word of `state_rules.py`. They import no library.
 
 A key may be a pattern. Classes that are known but can't follow a growth, or not every growth, are listed with the reason.
 """
@@ -12,11 +12,14 @@ from outgrow.optimizers.known_torch import TORCH, TORCH_REFUSED, Words
 KNOWN: dict[str, Words] = {**TORCH, **OTHERS, **PYTORCH_OPTIMIZER}
 REFUSED: dict[str, str] = {**TORCH_REFUSED, **OTHERS_REFUSED, **PYTORCH_OPTIMIZER_REFUSED}
 NO_COPIES: dict[str, str] = {**OTHERS_NO_COPIES, **PYTORCH_OPTIMIZER_NO_COPIES}
-WRAPPED: dict[str, str] = {"lookahead_slow_buff": "weights", "old_p": "weights"}  # that wrappers put into any state
+WRAPPER_KEYS: dict[str, str] = {
+    "lookahead_slow_buff": "weights",
+    "old_p": "weights",
+}  # that wrappers add to any state
 
 # Classes with a setting (a rank, a subset, a size from which moments are factored) that gives part of their state other shapes.
-# A growth checks the shapes that it finds; a shape that is not the parameter's says nothing about an optimizer otherwise.
-SEVERAL_SHAPES = frozenset(
+# A growth checks the shapes it finds; at other times such a shape does not show that the state is stale.
+SHAPES_BY_SETTING = frozenset(
     {
         "prodigyopt.Prodigy",
         "pytorch_optimizer.APOLLO",

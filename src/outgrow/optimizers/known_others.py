@@ -6,8 +6,8 @@ from outgrow.optimizers.known_torch import ADAM, MOMENTS, MOMENTUM, RMSPROP, Wor
 
 FACTORS = {"exp_avg_sq_row": "row means", "exp_avg_sq_col": "column means"}
 NORM = "its second moment is the norm of the whole gradient"
-ANCHORED = "it recomputes the weights from where they started and the sum of all gradients, which copies do not share"
-UPDATES = {**ADAM, "exp_avg": "update"}  # the first moment is one of normalised gradients
+ANCHORED = "it recomputes the weights from their starting values and the sum of all gradients, which copies do not share"
+UPDATES = {**ADAM, "exp_avg": "update"}  # the first moment is an average of normalised gradients
 
 TIMM: dict[str, Words] = {
     "timm.AdaBelief": {**ADAM, "exp_avg_var": "second moment", "max_exp_avg_var": "second moment"},
@@ -26,7 +26,7 @@ TIMM: dict[str, Words] = {
     "timm.LaProp": {**UPDATES, "exp_avg_lr_1": "scalar", "exp_avg_lr_2": "scalar"},
     "timm.Lars": MOMENTUM,
     "timm.Lion": {"exp_avg": "first moment"},
-    "timm.Lookahead": {"lookahead_slow_buff": "weights"},  # kept in the state of what it wraps
+    "timm.Lookahead": {"lookahead_slow_buff": "weights"},  # kept in the state of the wrapped optimizer
     "timm.MADGRAD": {"step": "step count", "grad_sum_sq": "second moment", "s": "first moment", "x0": "weights"},
     "timm.Mars": {**ADAM, "last_grad": "first moment"},
     "timm.Muon": {**ADAM, **MOMENTUM, "exp_avg_sq beside momentum_buffer": "step length", "use_muon": "scalar"},
@@ -68,7 +68,7 @@ OTHERS: dict[str, Words] = {
     **{f"torchao.{name}{bits}": ADAM for name in ("Adam", "AdamW") for bits in ("8bit", "4bit", "Fp8")},
     "torchao._AdamW": ADAM,
     "transformers.Adafactor": {**ADAM, **FACTORS, "RMS": "scalar"},
-    "prodigyopt.Prodigy": {**MOMENTS, "step": "scalar", "s": "first moment", "p0": "weights"},  # no step is corrected by it
+    "prodigyopt.Prodigy": {**MOMENTS, "step": "scalar", "s": "first moment", "p0": "weights"},  # `step` corrects no bias here
     "apex.FusedAdam": MOMENTS,
     "apex.FusedLAMB": MOMENTS,
     "apex.FusedSGD": MOMENTUM,
@@ -83,5 +83,5 @@ OTHERS_REFUSED: dict[str, str] = {
     "timm.Adahessian": "it keeps an estimate of the Hessian as an attribute of each parameter",
     "timm.Kron": "its preconditioners are triangular factors that it fits at random steps, for which there is no rule",
     "apex.FusedNovoGrad": "it keeps the norms of all gradients of a group in one tensor",
-    "torchao.CPUOffloadOptimizer": "it keeps a copy of every parameter, of the former size, in another optimizer",
+    "torchao.CPUOffloadOptimizer": "it keeps a copy of every parameter, of the previous size, in another optimizer",
 }

@@ -1,4 +1,4 @@
-"""The optimizers of pytorch_optimizer. Almost all of them count steps for a group, not for each parameter."""
+"""The optimizers of pytorch_optimizer. Almost all of them count steps per group, not per parameter."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ NORMED = {"exp_grad_adanorm": "scalar"}
 ADAMS: Words = {**MOMENTS, **NORMED, "exp_avg_var": "second moment", "max_exp_avg_var": "second moment"}
 FACTORS = {"exp_avg_sq_row": "row means", "exp_avg_sq_col": "column means"}
 UPDATES = {**ADAMS, "exp_avg": "update"}
-ANCHORED = "it recomputes the weights from where they started and the sum of all gradients, which copies do not share"
+ANCHORED = "it recomputes the weights from their starting values and the sum of all gradients, which copies do not share"
 NORM = "its second moment is the norm of the whole gradient"
-UNEVEN = "what it keeps does not scale by a power of the gradient"
+UNEVEN = "its state does not scale like a power of the gradient"
 ANGLE = "it keeps the angle between whole gradients"
-HESSIAN = "what it keeps is made of the Hessian, which scales otherwise than gradients"
+HESSIAN = "its state is computed from the Hessian, which does not scale like gradients"
 PROJECTED = "it projects gradients to a basis of its own, for which there is no rule"
 
 _ADAMS = (
@@ -166,26 +166,26 @@ PYTORCH_OPTIMIZER_NO_COPIES: dict[str, str] = {
 
 PYTORCH_OPTIMIZER_REFUSED: dict[str, str] = {
     "pytorch_optimizer.Conda": PROJECTED,
-    "pytorch_optimizer.FTRL": "it computes the weights from the sum of all gradients, of which new entries have none",
+    "pytorch_optimizer.FTRL": "it computes the weights from the sum of all gradients, and new entries have no past gradients",
     "pytorch_optimizer.Adalite": "it keeps its second moment as factors of a form of its own",
-    "pytorch_optimizer.AdamMini": "it keeps one second moment for each block, by names and sizes from when it was made",
+    "pytorch_optimizer.AdamMini": "it keeps one second moment per block, by the names and sizes at its construction",
     "pytorch_optimizer.Alice": PROJECTED,
     "pytorch_optimizer.DASH": "it cuts parameters into blocks of a fixed size",
-    "pytorch_optimizer.DAdaptAdaGrad": "new entries would leap, by up to 12 of the largest updates so far",
+    "pytorch_optimizer.DAdaptAdaGrad": "the first update of new entries would be up to 12 times the largest one so far",
     "pytorch_optimizer.DeMo": "it keeps the part of each gradient that was not sent yet",
     "pytorch_optimizer.EmoFact": "it keeps its second moment as factors of a form of its own",
     "pytorch_optimizer.FOCUS": "it keeps an average of the weights that starts at zero",
     "pytorch_optimizer.Kron": "its preconditioners are triangular factors that it fits at random steps",
-    "pytorch_optimizer.LoRARite": "it keeps bases of pairs of factors of a low rank",
-    "pytorch_optimizer.Magma": "it keeps what it knows of a parameter outside of its state",
+    "pytorch_optimizer.LoRARite": "it keeps bases for pairs of low-rank factors",
+    "pytorch_optimizer.Magma": "it keeps data per parameter outside of its state",
     "pytorch_optimizer.MuonClip": "it keeps names of layers and norms of attention outside of its state",
     "pytorch_optimizer.Nero": "it keeps the weights of every unit at one norm, which new inputs change",
     "pytorch_optimizer.RACS": "it keeps its second moment as factors of a form of its own",
     "pytorch_optimizer.ScalableShampoo": "it keeps preconditioners of blocks of a fixed size in objects of its own",
-    "pytorch_optimizer.SM3": "it keeps the largest squares along each axis, which does not say what those of new entries are",
+    "pytorch_optimizer.SM3": "it keeps the largest squares along each axis, from which those of new entries do not follow",
     "pytorch_optimizer.SpectralSphere": "it keeps weights on a sphere, whose radius depends on their number",
     "pytorch_optimizer.SPlus": "it keeps an average of the weights that starts at zero, and bases of its own",
     "pytorch_optimizer.SPAM": "it keeps moments of a random part of each parameter",
-    "pytorch_optimizer.SaRA": "it keeps moments of the smallest entries of each parameter alone",
-    "pytorch_optimizer.FlashAdamW": "it keeps quantised moments, whose form is its own",
+    "pytorch_optimizer.SaRA": "it keeps moments of the smallest entries of each parameter only",
+    "pytorch_optimizer.FlashAdamW": "it keeps quantised moments in a format of its own",
 }

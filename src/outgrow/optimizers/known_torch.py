@@ -1,4 +1,4 @@
-"""The optimizers of torch.optim, and what other libraries' have in common with them."""
+"""The optimizers of torch.optim, and sets of state keys that other libraries share with them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Find what is known of an optimizer: by its exact class, or by the class that it takes all of its arithmetic from.
+"""Find the state rules of an optimizer: by its exact class, or by the base class that does all of its arithmetic.
 
-A subclass is known like its base as long as it overrides none of the functions in which the base computes. One that overrides
-`step` may keep anything under the same keys, and has to be registered.
+A subclass has the rules of its base as long as it overrides none of the functions in which the base computes. A subclass that
+overrides `step` may keep anything under the same keys, and has to be registered.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from outgrow.optimizers.factored import axes_of
-from outgrow.optimizers.known_classes import KNOWN, NO_COPIES, REFUSED, SEVERAL_SHAPES, WRAPPED
-from outgrow.optimizers.register import FOUND, registered
+from outgrow.optimizers.known_classes import KNOWN, NO_COPIES, REFUSED, SHAPES_BY_SETTING, WRAPPER_KEYS
+from outgrow.optimizers.register import LOOKUP_CACHE, registered
 from outgrow.optimizers.state_rules import WORDS, Shape, StateRule, shape_of
 from outgrow.optimizers.wrappers import NEW_ONE, TRANSPARENT, layers_of
 
-HARMLESS = frozenset(
+NO_ARITHMETIC = frozenset(
     {"__init__", "__repr__", "__str__", "__setstate__", "__getstate__", "zero_grad", "state_dict", "load_state_dict"}
 )
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a class: a rule for each key (or pattern of keys), or why it can't follow a growth."""
+    """The entry of an optimizer class: a rule for each key (or pattern of keys), or why it can't follow a growth."""
 
     name: str = ""  # package and class
     rules: Mapping[str, StateRule] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Known:
     no_copies: str = ""  # why it can't follow methods that copy or rescale units
 
     def rule(self, key: Any, beside: Iterable[Any] = ()) -> StateRule | None:
-        """The rule of a key of the state, in a state that has those other keys beside it; None if there is none."""
+        """The rule of a state key; None if there is none. beside: all keys of this state, since a rule may depend on others."""
         place = key, tuple(beside)
         if place not in self._found:
             self._found[place] = self._search(*place)
@@ -49,35 +49,35 @@ class Known:
             return special
         if key in self.rules:
             return self.rules[key]
-        if key in WRAPPED:
-            return WORDS[WRAPPED[key]]
+        if key in WRAPPER_KEYS:
+            return WORDS[WRAPPER_KEYS[key]]
         return next((rule for pattern, rule in self.rules.items() if isinstance(key, str) and fnmatchcase(key, pattern)), None)
 
     @cached_property
     def _found(self) -> dict[tuple[Any, tuple[Any, ...]], StateRule | None]:
-        """Rules that were searched for: the same keys come with every parameter."""
+        """A cache of rules by key: every parameter has the same keys."""
         return {}
 
     @cached_property
     def factors(self) -> list[tuple[str, str]]:
-        """Keys of the row and column means that belong together."""
+        """Pairs of keys: row means and the column means that belong to them."""
         rows, columns = (
             [key for key, rule in self.rules.items() if rule.word == word] for word in ("row means", "column means")
         )
         return list(zip(rows, columns, strict=True))
 
     @property
-    def counts_apart(self) -> bool:
-        """Whether steps are counted for each parameter, so that one without state starts at the beginning."""
+    def counts_per_parameter(self) -> bool:
+        """Whether steps are counted per parameter, so that a parameter without state starts at step zero."""
         return any(rule.word == "step count" for rule in self.rules.values())
 
 
 def known(optimizer: Optimizer) -> Known:
-    """What is known of an optimizer's class; for an unknown class a refusal that says so."""
+    """The entry of an optimizer's class; for an unknown class, one with a refusal."""
     cls = type(optimizer)
-    if cls not in FOUND:
-        FOUND[cls] = _search(cls)
-    found: Known = FOUND[cls]
+    if cls not in LOOKUP_CACHE:
+        LOOKUP_CACHE[cls] = _search(cls)
+    found: Known = LOOKUP_CACHE[cls]
     return found
 
 
@@ -93,7 +93,7 @@ def _search(cls: type) -> Known:
             continue
         changed = _overridden(cls, base)
         if changed:
-            reason = f"it overrides {base.__name__}.{changed}, so what it keeps in its state is not known"
+            reason = f"it overrides {base.__name__}.{changed}, so that the meaning of its state is not known"
             return Known(refusal=reason)
         return Known(name, refusal=REFUSED[name]) if rules is None else Known(name, rules, no_copies=NO_COPIES.get(name, ""))
     return Known(refusal=f"{cls.__module__}.{cls.__qualname__} is none of the classes whose state outgrow knows")
@@ -107,7 +107,7 @@ def name_of(cls: type) -> str:
 def unfollowable(optimizer: Any) -> str:
     """Why an optimizer's state can't follow a growth, judged by its class alone, before there is any state; "" if it can.
 
-    Wrappers count with what they wrap; those of trainers add nothing.
+    A wrapper is judged together with the wrapped optimizer; wrappers of trainers are ignored.
     """
     layers = [
         layer for layer in layers_of(optimizer) if isinstance(layer, Optimizer) and name_of(type(layer)) not in TRANSPARENT
@@ -118,8 +118,8 @@ def unfollowable(optimizer: Any) -> str:
 def weights_of(optimizer: Optimizer) -> str:
     """The key under which an optimizer keeps weights that it mixes with the parameters; "" if it keeps none.
 
-    What changes a parameter from outside, between two steps, does not reach these. ASGD's average is only read, and so is what
-    Prodigy keeps of the start.
+    Changes of a parameter from outside, between two steps, do not reach these weights. ASGD's average and Prodigy's starting
+    point do not count: they are not mixed into the parameters.
     """
     rules = known(optimizer).rules
     return next((key for key, rule in rules.items() if rule.kind == "weights" and key not in ("ax", "p0", "prev_param")), "")
@@ -133,23 +133,23 @@ def way_out(optimizer: Any) -> str:
 
 
 def state_shape(optimizer: Any, key: Any, value: Any, shape: Shape) -> Shape | None:
-    """The shape that the tensor `value` under `key` has for a parameter of that shape; None where nothing is known.
+    """The shape that the tensor `value` under `key` must have for a parameter of that shape; None where it is not known.
 
-    Only a shape that is known can be judged: unknown classes and keys, scalars, preconditioners and quantised tensors are None.
+    It is not known for unknown classes and keys, scalars, preconditioners and quantised tensors.
     """
     about = known(optimizer)
     rule = about.rule(key)
-    if rule is None or not isinstance(value, Tensor) or about.name in SEVERAL_SHAPES:
+    if rule is None or not isinstance(value, Tensor) or about.name in SHAPES_BY_SETTING:
         return None
     return shape_of(rule, value, shape, axes_of(optimizer, about.name, None, shape))
 
 
 def _overridden(cls: type, base: type) -> str:
-    """The first function of the base, or of what it derives from, in which it computes and that the class does not share."""
+    """The first function with arithmetic, of the base or its own bases, that the class overrides; empty if there is none."""
     kinds = [kind for kind in base.__mro__ if issubclass(kind, Optimizer) and kind is not Optimizer]
     for name in dict.fromkeys(name for kind in kinds for name in vars(kind)):
         function = getattr(base, name)
-        if name in HARMLESS or not inspect.isfunction(function):
+        if name in NO_ARITHMETIC or not inspect.isfunction(function):
             continue
         own = getattr(cls, name, None)
         if not inspect.isfunction(own) or inspect.unwrap(own) is not inspect.unwrap(function):

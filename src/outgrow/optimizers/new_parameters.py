@@ -1,9 +1,9 @@
-"""Parameters of new modules join the optimizers that hold those of the modules they are copies of.
+"""Add the parameters of new modules to the optimizers that hold the parameters of the modules they are copies of.
 
-An optimizer that counts steps for each parameter apart treats a new one as any optimizer treats its parameters at the start: it
-gets no state here. Where steps are counted for a whole group (or not at all), the count is large already: a second moment that
-starts at zero would make the first update about three learning rates long. There a new parameter gets state that fits the
-count: moments of zero, second moments at the mean of the parameter that it goes with, its own values where weights are kept.
+In an optimizer that counts steps per parameter, a new parameter starts like any parameter at the beginning of training: it gets
+no state here. Where steps are counted per group (or not at all), the count is large already: a second moment that starts at
+zero would make the first update about three learning rates long. There a new parameter gets state that fits the count: moments
+of zero, second moments at the mean over the parameter that it follows, and its own values where weights are kept.
 """
 
 from __future__ import annotations
@@ -28,84 +28,84 @@ from outgrow.optimizers.quantised import decoded
 from outgrow.optimizers.state_rules import StateRule, shape_of
 from outgrow.optimizers.wrappers import held_by, unwrapped
 
-THAWED = "what is new there learns, though what it is a copy of is frozen"
+LEARNS = "the new block learns, although the block that it copies is frozen"
 
 
-def adopt(
+def add_new_parameters(
     optimizers: Sequence[Any], model: nn.Module, sources: Sequence[tuple[str, str]], journal: Journal
 ) -> list[tuple[nn.Parameter, nn.Parameter, str]]:
-    """Give the parameters of new modules to the optimizers that hold those of the modules they are copies of.
+    """Add the parameters of new modules to the optimizers that hold the parameters of the modules they are copies of.
 
-    They join the same groups, in the order of `named_parameters()`, so that states keyed by position stay right; those of a
-    module that is no copy go with the nearest before them of as many axes, and those beside frozen ones that no optimizer
-    holds with the nearest that one does.
+    A new parameter joins the group of its source, in the order of `named_parameters()`, so that states keyed by position stay
+    right. In a module that is no copy, it joins the nearest parameter before it with as many axes; if its source is frozen and
+    held by no optimizer, the nearest parameter that an optimizer holds.
 
-    sources: path of a new module, and of the one it is a copy of.
-    Returns every new parameter with the one it goes with, and its name.
+    sources: path of a new module, and of the module that it is a copy of.
+    Returns every new parameter with the parameter whose group it joined, and its name.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     place = {key: index for index, key in enumerate(names)}
     trained = {id(p) for optimizer in unwrapped(optimizers) for p in held_by(optimizer)}
-    twins: dict[int, list[nn.Parameter]] = {}
+    joins: dict[int, list[nn.Parameter]] = {}  # new parameters, by the id of the parameter whose group they join
     for new, old in sources:
         originals = dict(model.get_submodule(old).named_parameters())
         for name, parameter in model.get_submodule(new).named_parameters():
-            twin = originals.get(name)
-            like = _nearest(model, parameter, new, [f"{path}." for path, _ in sources]) if twin is None else twin
+            source = originals.get(name)
+            like = _nearest(model, parameter, new, [f"{path}." for path, _ in sources]) if source is None else source
             if not like.requires_grad and id(like) not in trained:
                 near = [p for p in model.parameters() if id(p) in trained and p.requires_grad]
                 gaps = [(p.ndim != parameter.ndim, abs(place[id(p)] - place[id(parameter)])) for p in near]
                 like = near[gaps.index(min(gaps))] if near else like
-            twins.setdefault(id(like), []).append(parameter)
-    problems = unknown_wrappers(optimizers) if twins else []
+            joins.setdefault(id(like), []).append(parameter)
+    problems = unknown_wrappers(optimizers) if joins else []
     if problems:
         raise OptimizerError("an optimizer can't follow the growth", problems)
-    done: set[int] = set()  # groups: a wrapper and the optimizer in it share theirs
+    done: set[int] = set()  # ids of groups: a wrapper and the optimizer in it share theirs
     for optimizer in unwrapped(optimizers):
-        joining = [(held, twin) for held in held_by(optimizer) for twin in twins.get(id(held), ())]
+        joining = [(held, added) for held in held_by(optimizer) for added in joins.get(id(held), ())]
         problem = refusal(optimizer) if joining else None
         if problem is not None:
             raise OptimizerError("an optimizer can't follow the growth", [problem])
-        for held_one, twin in joining:
-            _settle(optimizer, held_one, twin, journal)
+        for like, added in joining:
+            _add_state(optimizer, like, added, journal)
         for group in (group for group in optimizer.param_groups if id(group) not in done):
             done.add(id(group))
             held = group["params"]
-            added = [twin for parameter in held for twin in twins.get(id(parameter), ())]
+            news = [added for parameter in held for added in joins.get(id(parameter), ())]
             ordered = [place.get(id(parameter), -1) for parameter in held]
             journal.note(partial(group.__setitem__, "params", held))
             if ordered == sorted(ordered):
-                group["params"] = sorted([*held, *added], key=lambda parameter: place.get(id(parameter), -1))
+                group["params"] = sorted([*held, *news], key=lambda parameter: place.get(id(parameter), -1))
             else:
-                group["params"] = [p for parameter in held for p in (parameter, *twins.get(id(parameter), ()))]
+                group["params"] = [p for parameter in held for p in (parameter, *joins.get(id(parameter), ()))]
             if "param_names" in group:
                 known = dict(zip(map(id, held), group["param_names"], strict=True))
                 journal.note(partial(group.__setitem__, "param_names", group["param_names"]))
                 group["param_names"] = [names.get(id(p), known.get(id(p), "")) for p in group["params"]]
     likes = {id(parameter): parameter for parameter in model.parameters()}
-    return [(new, likes[key], names[id(new)]) for key, news in twins.items() for new in news]
+    return [(new, likes[key], names[id(new)]) for key, news in joins.items() for new in news]
 
 
-def thaw(model: nn.Module, paths: Sequence[str]) -> None:
-    """Let new modules learn that are copies of frozen ones."""
+def unfreeze(model: nn.Module, paths: Sequence[str]) -> None:
+    """Make new modules trainable that are copies of frozen ones."""
     for module in (model.get_submodule(path) for path in paths):
         if is_frozen(module):
-            for parameter in _learnable(module):
+            for parameter in _trainable(module):
                 parameter.requires_grad_(True)
 
 
 def is_frozen(module: nn.Module) -> bool:
-    """Whether a module has parameters, and not one of them learns."""
-    own = _learnable(module)
+    """Whether a module has parameters, and none of them is trained."""
+    own = _trainable(module)
     return bool(own) and not any(parameter.requires_grad for parameter in own)
 
 
-def _learnable(module: nn.Module) -> list[nn.Parameter]:
+def _trainable(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.is_floating_point() or p.is_complex()]
 
 
 def _nearest(model: nn.Module, parameter: nn.Parameter, inside: str, new: Sequence[str]) -> nn.Parameter:
-    """The parameter before a new module that is most like one of its own: of as many axes, or the last there is."""
+    """The nearest parameter before a new module with as many axes as `parameter`, or else the nearest one."""
     others = list(model.named_parameters())
     start = next(index for index, (name, _) in enumerate(others) if name.startswith(f"{inside}."))
     known = [(index, other) for index, (name, other) in enumerate(others) if not name.startswith(tuple(new))]
@@ -114,28 +114,29 @@ def _nearest(model: nn.Module, parameter: nn.Parameter, inside: str, new: Sequen
 
 
 @torch.no_grad()
-def _settle(optimizer: Optimizer, like: Tensor, new: nn.Parameter, journal: Journal) -> None:
-    """Give a new parameter state that fits the step count of its group, if the one that it goes with has any."""
+def _add_state(optimizer: Optimizer, like: Tensor, new: nn.Parameter, journal: Journal) -> None:
+    """Give a new parameter state that fits the step count of its group, if the parameter that it joins has state."""
     about, state = known(optimizer), optimizer.state.get(like)
-    if about.counts_apart or not state or new in optimizer.state:
+    if about.counts_per_parameter or not state or new in optimizer.state:
         return
     made = {}
     for key, value in decoded(optimizer, like, state).items():
         rule = about.rule(key)
         if rule is not None and rule.kind != "fresh":
-            made[key] = _made(rule, key, value, like, new, axes_of(optimizer, about.name, like, new.shape))
+            made[key] = _new_state(rule, key, value, like, new, axes_of(optimizer, about.name, like, new.shape))
     journal.note(partial(optimizer.state.pop, new, None))
     optimizer.state[new] = made
 
 
-def _made(rule: StateRule, key: Any, value: Any, like: Tensor, new: Tensor, axes: Axes | None) -> Any:
+def _new_state(rule: StateRule, key: Any, value: Any, like: Tensor, new: Tensor, axes: Axes | None) -> Any:
+    """State for a new parameter under one key, by the value that is kept there for the parameter that it joins."""
     if rule.kind == "scalar":
         return copy.deepcopy(value)
     if rule.kind == "matrices":
         if isinstance(value, Tensor):
-            return _level(value, axis_of(key), new, rule)
+            return _new_matrix(value, axis_of(key), new, rule)
         return type(value)(
-            _level(item, axis, new, rule) if isinstance(item, Tensor) else item for axis, item in enumerate(value)
+            _new_matrix(item, axis, new, rule) if isinstance(item, Tensor) else item for axis, item in enumerate(value)
         )
 
     def make(tensor: Tensor) -> Tensor:
@@ -151,7 +152,7 @@ def _made(rule: StateRule, key: Any, value: Any, like: Tensor, new: Tensor, axes
     return mapped(value, make)
 
 
-def _level(matrix: Tensor, axis: int, new: Tensor, rule: StateRule) -> Tensor:
-    """A multiple of the identity over an axis of a new parameter, or its diagonal."""
+def _new_matrix(matrix: Tensor, axis: int, new: Tensor, rule: StateRule) -> Tensor:
+    """A multiple of the identity over an axis of a new parameter; only its diagonal if `matrix` is a vector."""
     values = level_of(matrix, rule.start).expand(new.shape[axis]).clone()
     return values if matrix.ndim == 1 else values.diag()

@@ -1,13 +1,13 @@
 """Square matrices over one axis of a parameter: the preconditioners of Shampoo and SOAP.
 
-Let the axis grow from n to n + m, and let the new entries be no copies. With P over the old positions, the grown matrix is
+Let the axis grow from n to n + m, and let no new entry be a copy. With P over the old positions, the grown matrix is
 
     [P  0 ]
     [0  dI]
 
-so that what it does to the old part of a gradient is what P did. d is the mean of P's diagonal for a covariance, one for an
-orthogonal basis, and the least entry of the diagonal for an inverse root, which multiplies the gradient: a new entry's first
-update is then not longer than that of an old one.
+so that it acts on the old part of a gradient as P did. d is the mean of P's diagonal for a covariance, one for an orthogonal
+basis, and the least entry of the diagonal for an inverse root, which multiplies the gradient: the first update of a new entry
+is then not longer than that of an old one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from outgrow.growth_plan.plan import Edit, Insertion
 
 
 def grown_matrix(old: Tensor, axis: int, edits: Sequence[Edit], start: str) -> Tensor:
-    """A matrix over this axis, or its diagonal alone if it is a vector."""
+    """The grown matrix over this axis. old: the matrix, or a vector with its diagonal only."""
     here = [edit for edit in edits if isinstance(edit, Insertion) and edit.axis == axis]
     if not here:
         return old

@@ -1,6 +1,6 @@
-"""Quantised state: decoded to plain tensors, grown, and encoded again by the library's own code.
+"""Grow quantised state: decode it to plain tensors, and encode the grown tensors again with the library's own code.
 
-The error of the encoding is the limit of what can be carried: it is that of one step of the optimizer.
+The error of the encoding limits the precision of a growth: it is that of one step of the optimizer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def decoded(optimizer: Optimizer, parameter: Tensor, state: Mapping[Any, Any]) -
 
 
 def encoded(optimizer: Any, parameter: Tensor, state: Mapping[Any, Any], new: Mapping[Any, Any]) -> dict[Any, Any]:
-    """New tensors for what was quantised before, in the form in which the optimizer itself would make them."""
+    """Grown state, quantised again where it was before, in the form in which the optimizer itself would make it."""
     if _by_blocks(state):
         return _encoded_by_blocks(state, new)
     if not type(optimizer).__module__.startswith("torchao."):

@@ -11,13 +11,13 @@ from torch.optim import Optimizer
 from outgrow.errors import OptimizerError, Problem
 from outgrow.optimizers.state_rules import WORDS, StateRule
 
-# The registry is the purpose of the call: classes of the process, by the class itself. It keeps no class alive.
-FOUND: WeakKeyDictionary[type, Any] = WeakKeyDictionary()  # what a search by `optimizers/lookup.py` has found
+# Registered by the user for the whole process, by class. Weak keys: the registry keeps no class alive.
+LOOKUP_CACHE: WeakKeyDictionary[type, Any] = WeakKeyDictionary()  # results of `optimizers/lookup.py`
 _REGISTERED: WeakKeyDictionary[type, Mapping[str, StateRule]] = WeakKeyDictionary()
 
 
 def register_optimizer(cls: type[Any], rules: Mapping[str, str]) -> None:
-    """Describe what an optimizer class keeps in `optimizer.state`, so that it can follow a growth.
+    """Describe the state that an optimizer class keeps in `optimizer.state`, so that it can follow a growth.
 
     The description holds for the class and for subclasses with the same `step`. It replaces an earlier one.
 
@@ -61,7 +61,7 @@ def register_optimizer(cls: type[Any], rules: Mapping[str, str]) -> None:
     words = list(rules.values())
     if words.count("row means") != words.count("column means"):
         raise OptimizerError("an optimizer can't be registered: each 'row means' needs its 'column means', and the reverse")
-    FOUND.clear()
+    LOOKUP_CACHE.clear()
     _REGISTERED[cls] = {key: WORDS[word] for key, word in rules.items()}
 
 

@@ -1,9 +1,9 @@
-"""Let an optimizer start again at a growth, as if it had just been made: `state="fresh"` in a schedule.
+"""Restart an optimizer at a growth, as if it had just been constructed: `state="fresh"` in a schedule.
 
-What it remembers is discarded before the growth, so that any optimizer can follow. Afterwards it holds what its constructor
-would have made for the grown parameters: some make their state there (Adagrad), some keep counters in groups (schedule-free,
-Prodigy) or in attributes (LBFGS). To find these, a second optimizer of its class is made from its groups and settings. Settings
-stay: learning rates, weight decays, all that the constructor takes. The object stays the same, for schedulers and trainers.
+Its state is discarded before the growth, so that any optimizer can follow. Afterwards it has the state that its constructor
+would have made for the grown parameters: some make state there (Adagrad), some keep counters in groups (schedule-free, Prodigy)
+or in attributes (LBFGS). To find these, a second optimizer of its class is constructed from its groups and settings. Settings
+stay: learning rates, weight decays, all arguments of the constructor. The object stays the same, for schedulers and trainers.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from outgrow.model.journal import Journal
 from outgrow.optimizers.lookup import name_of
 from outgrow.optimizers.wrappers import INSIDE, TRANSPARENT, layers_of, unwrapped
 
-COUNTERS = frozenset({"step", "steps", "k", "t", "counter", "lookahead_step"})  # of groups, which no default names
+COUNTERS = frozenset({"step", "steps", "k", "t", "counter", "lookahead_step"})  # keys of groups that are not in `defaults`
 PARTS = frozenset({"state", "param_groups", "defaults"})
 
 
 def check_fresh(optimizers: Sequence[Any]) -> None:
-    """Raise if an optimizer can't start again: its constructor can't be called, and it makes more than an empty state."""
+    """Raise if an optimizer can't start again: it has state or wraps another one, and its constructor can't be called."""
     problems = []
     for given in optimizers:
         if any(any(one.state.values()) for one in unwrapped([given])) or own_layers(given)[1:]:
@@ -40,8 +40,8 @@ def check_fresh(optimizers: Sequence[Any]) -> None:
         raise OptimizerError("an optimizer can't start again", problems)
 
 
-def set_aside(optimizers: Sequence[Any], journal: Journal) -> list[Optimizer]:
-    """Let optimizers forget, before a growth; the journal can bring it back. Returns those that hold state."""
+def discard_state(optimizers: Sequence[Any], journal: Journal) -> list[Optimizer]:
+    """Clear the state of optimizers before a growth; the journal can restore it. Returns the unwrapped optimizers."""
     real = unwrapped(optimizers)
     for optimizer in real:
         journal.note(partial(_fill, optimizer.state, dict(optimizer.state)))
@@ -54,31 +54,32 @@ def set_aside(optimizers: Sequence[Any], journal: Journal) -> list[Optimizer]:
 
 
 def start_fresh(optimizers: Sequence[Any]) -> None:
-    """After a growth: be as new optimizers would be."""
+    """After a growth, give optimizers the state and the counters of newly constructed ones."""
     for given in optimizers:
         try:
-            twins = [layer for layer in own_layers(_remade(given)) if isinstance(layer, Optimizer)]
-        except Exception:  # one with an empty state at first: see `check_fresh`
+            layers = [layer for layer in own_layers(_remade(given)) if isinstance(layer, Optimizer)]
+        except Exception:  # its state is empty at the start: see `check_fresh`
             continue
-        for optimizer, twin in zip(own_layers(given), twins, strict=True):
-            _take_over(optimizer, twin)
+        for optimizer, remade in zip(own_layers(given), layers, strict=True):
+            _take_over(optimizer, remade)
 
 
-def _take_over(optimizer: Any, twin: Any) -> None:
-    _fill(optimizer.state, dict(twin.state))
+def _take_over(optimizer: Any, remade: Any) -> None:
+    """Give an optimizer the state, counters and attributes of a newly constructed one."""
+    _fill(optimizer.state, dict(remade.state))
     settings = inspect.signature(type(optimizer).__init__).parameters
-    for group, new in zip(optimizer.param_groups, twin.param_groups, strict=True):
-        counted = [key for key in new if key not in settings and (key in twin.defaults or key in COUNTERS)]
+    for group, new in zip(optimizer.param_groups, remade.param_groups, strict=True):
+        counted = [key for key in new if key not in settings and (key in remade.defaults or key in COUNTERS)]
         group.update({key: new[key] for key in counted if _is_number(new[key])})
         for key in [key for key in group if key in COUNTERS and key not in new]:
             del group[key]
-    for name, value in vars(twin).items():
+    for name, value in vars(remade).items():
         if name not in PARTS and not name.startswith("_optimizer_") and name not in settings and _is_plain(value):
             setattr(optimizer, name, value)
 
 
 def _remade(given: Any) -> Any:
-    """An optimizer of the same class, groups and settings, with what it wraps made again likewise."""
+    """A new optimizer of the same class, groups and settings; a wrapped optimizer is constructed again too."""
     layers = own_layers(given)
     made: Any = None
     for layer in reversed(layers):
@@ -89,14 +90,14 @@ def _remade(given: Any) -> Any:
 
 
 def _settings(optimizer: Any, group: Mapping[str, Any]) -> dict[str, Any]:
-    """A group without what the optimizer counts in it: the constructor's arguments, and what the user has added."""
+    """A group without the optimizer's counters: the constructor's arguments, and the user's own keys."""
     names = inspect.signature(type(optimizer).__init__).parameters
     own = {key: value for key, value in group.items() if key in names or key not in optimizer.defaults}
     return {key: value for key, value in own.items() if key not in COUNTERS}
 
 
 def optimizer_settings(optimizer: Any) -> dict[str, Any]:
-    """The arguments of an optimizer's constructor behind the first, as far as it keeps them."""
+    """The constructor's arguments after the first (the parameters), as far as the optimizer keeps them."""
     names = list(inspect.signature(type(optimizer).__init__).parameters)[2:]
     kept = {name: value for name, value in vars(optimizer).items() if name not in INSIDE and _is_plain(value)}
     known = {**kept, **getattr(optimizer, "defaults", {})}
@@ -104,7 +105,7 @@ def optimizer_settings(optimizer: Any) -> dict[str, Any]:
 
 
 def own_layers(given: Any) -> list[Any]:
-    """An optimizer and what it wraps, without the wrappers of trainers."""
+    """An optimizer and the optimizers that it wraps, without the wrappers of trainers."""
     return [one for one in layers_of(given) if isinstance(one, Optimizer) and name_of(type(one)) not in TRANSPARENT]
 
 
@@ -118,7 +119,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Values, tensors, and containers of those: nothing that could refer to the optimizer it belongs to."""
+    """Whether a value is a scalar, a string, a tensor or a container of these, which can't refer to an optimizer."""
     if isinstance(value, Mapping):
         return all(_is_plain(item) for item in value.values())
     if isinstance(value, (list, tuple)):

@@ -1,15 +1,15 @@
-"""Watch for optimizers that a growth left behind because they were not passed to it.
+"""Detect optimizers with stale state: those that were not passed to a growth of their parameters.
 
-Before a step, state from before the growth is an error: a fused optimizer would read past the end of its state and take the
-process down. What counts as state from before the growth must leave no doubt:
+A step with state from before the growth is an error: a fused optimizer would read past the end of its state and crash the
+process. There must be no false alarm, so state counts as stale only in these cases:
 
-    classes that outgrow knows   a tensor whose shape is not the one that follows from the parameter's, be it loaded since
-    all other classes            a tensor that was in the state at the growth, with the parameter's former shape, and still is
+    classes that outgrow knows   a tensor's shape is not the one that follows from the parameter's, even if it was loaded since
+    all other classes            a tensor was in the state at the growth, with the parameter's previous shape, and still is
 
-Other classes keep moments of any shape under the same keys (one value per tensor, a projection), so that a shape alone shows
-nothing. An optimizer that was made after the growth has no tensors from before it. Whatever can't be read is left alone.
+Other classes keep moments of any shape under the same keys (one value per tensor, a projection), so that a shape alone proves
+nothing. An optimizer that was made after the growth has no tensors from before it. State that can't be read is ignored.
 
-An optimizer that trains a block but not the new one beside it is reported once, by a warning.
+An optimizer that trains a block but not the new block beside it is reported once, by a warning.
 """
 
 from __future__ import annotations
@@ -30,16 +30,14 @@ from outgrow.errors import Problem, StaleOptimizerError
 from outgrow.growth_plan.plan import Insertion, Plan
 from outgrow.model.other_optimizers import WeakNotes, held_parameters, state_of, states_with
 from outgrow.optimizers.lookup import state_shape
+from outgrow.optimizers.state_rules import Shape
 
-ANEW = "make a new optimizer after the growth"
-
-Shape = tuple[int, ...]
-FUSED = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum"})  # what torch's fused kernels read
-Changed = Sequence[tuple[Tensor, str, Shape]]  # a grown tensor, its name, and its former shape
+FUSED = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum"})  # keys that fused kernels read
+Changed = Sequence[tuple[Tensor, str, Shape]]  # a grown tensor, its name, and its previous shape
 
 
 def shapes_before(tensors: Mapping[str, Tensor], plan: Plan) -> list[tuple[Tensor, str, Shape]]:
-    """Those of a model's tensors that a plan, just carried out, has given another shape, with their name and former shape."""
+    """The tensors whose shape a plan, just carried out, has changed, with their names and previous shapes."""
     result = []
     for name, edits in edits_by_tensor(plan).items():
         shape = list(tensors[name].shape)
@@ -54,10 +52,10 @@ def shapes_before(tensors: Mapping[str, Tensor], plan: Plan) -> list[tuple[Tenso
 def watch_for_stale(
     changed: Changed, new: Sequence[tuple[nn.Parameter, nn.Parameter, str]], call: str, passed: Sequence[Optimizer] = ()
 ) -> None:
-    """From now on, stop any optimizer that steps on a grown parameter with state from before the growth.
+    """From now on, raise before any optimizer steps on a grown parameter with state from before the growth.
 
-    new: parameters of new modules, each with the one beside it that an optimizer should hold too, and its name.
-    call: the name of the function that made the growth. passed: optimizers whose state has followed.
+    new: parameters of new modules, each with the parameter whose optimizer should hold it too, and its name.
+    call: the name of the function that made the growth. passed: optimizers whose state has grown.
     """
     for tensor, name, _ in changed:
         _WATCH.grown[tensor] = name, call
@@ -69,7 +67,7 @@ def watch_for_stale(
 
 
 def watch_for_gone(parameters: Sequence[tuple[Tensor, str]]) -> None:
-    """From now on, stop any optimizer that still holds one of these: others have taken their place in the model."""
+    """From now on, raise before any optimizer steps that still holds one of these parameters, which the model has replaced."""
     for parameter, name in parameters:
         _WATCH.gone[parameter] = name
     if parameters:
@@ -77,18 +75,18 @@ def watch_for_gone(parameters: Sequence[tuple[Tensor, str]]) -> None:
 
 
 class _Watch:
-    """Which parameters have grown, which state was left behind, and which optimizers were checked since.
+    """The parameters that have grown, the state that did not grow with them, and the optimizers that were checked since.
 
-    The one thing here that lives at module level and changes: torch calls the hook for every optimizer of the process, also for
-    those that nobody passed to us, so there is no caller who could hand it over. It keeps no model and no optimizer alive.
+    It is mutable state at module level, because torch calls the hook for every optimizer of the process, also for those that
+    were passed to no growth, so that no caller could pass it on. It keeps no model and no optimizer alive.
     """
 
     def __init__(self) -> None:
-        self.grown: Any = WeakTensorKeyDictionary()  # parameter → (name, what grew it last)
+        self.grown: Any = WeakTensorKeyDictionary()  # parameter → (name, the call that grew it last)
         self.left: Any = WeakTensorKeyDictionary()  # tensor of an optimizer's state → its shape at the growth
-        self.added: Any = WeakTensorKeyDictionary()  # new parameter → (the one it goes with, name)
-        self.gone: Any = WeakTensorKeyDictionary()  # parameter that is in no model any more → name
-        self.checked = WeakNotes()  # optimizer → what was checked
+        self.added: Any = WeakTensorKeyDictionary()  # new parameter → (the one whose group it should join, name)
+        self.gone: Any = WeakTensorKeyDictionary()  # parameter that is no longer in a model → name
+        self.checked = WeakNotes()  # optimizer → the state that was checked
         self.started = False
 
     def start(self) -> None:
@@ -103,9 +101,9 @@ _WATCH = _Watch()
 
 
 class _Checked:
-    """The state of one grown parameter at a check. `load_state_dict` puts another object there: then it is checked again.
+    """The state of one grown parameter at a check. `load_state_dict` replaces the object: then it is checked again.
 
-    State with objects in it, which might refer to the optimizer and keep it alive, is not kept, and not checked again.
+    State that contains objects, which might refer to the optimizer and keep it alive, is neither kept nor checked again.
     """
 
     def __init__(self, optimizer: Optimizer, entries: Sequence[tuple[Tensor, str]]) -> None:
@@ -126,20 +124,20 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         return
     try:
         error, left_out = _check(optimizer)
-    except Exception:  # an optimizer that can't be read is none of ours
+    except Exception:  # an optimizer that can't be read is ignored
         return
     if error is not None:
         raise error
     if left_out:
         warnings.warn(
-            f"{type(optimizer).__name__} trains what {left_out[0]} and {len(left_out) - 1} more new parameters stand beside, "
-            "but not these. Pass it to the growth (optimizer=optimizer), or give them an optimizer of their own",
+            f"{type(optimizer).__name__} does not train the new parameters {left_out[0]} and {len(left_out) - 1} more, but does "
+            "train those beside them. Pass it to the growth (optimizer=optimizer), or give them an optimizer of their own",
             stacklevel=4,
         )
 
 
 def _check(optimizer: Any) -> tuple[StaleOptimizerError | None, list[str]]:
-    """The error that an optimizer's state calls for, and new parameters that it should hold but does not."""
+    """The error for stale state, if there is any, and the new parameters that the optimizer should hold but does not."""
     checked = _WATCH.checked.get(optimizer)
     if checked is not None and checked.holds(optimizer):
         return None, []
@@ -150,7 +148,8 @@ def _check(optimizer: Any) -> tuple[StaleOptimizerError | None, list[str]]:
         call = _WATCH.grown[entries[0][0]][1] if entries else "grow"
         message = (
             f"{type(optimizer).__name__} holds state from before its parameters grew; it did not step. Pass it to the growth, "
-            f"outgrow.{call}(model, example, …, optimizer=optimizer), so that its state grows too; or {ANEW}"
+            f"outgrow.{call}(model, example, …, optimizer=optimizer), so that its state grows too; or make a new optimizer after "
+            "the growth"
         )
         return StaleOptimizerError(message, problems), []
     _WATCH.checked.put(optimizer, _Checked(optimizer, entries))
@@ -158,7 +157,7 @@ def _check(optimizer: Any) -> tuple[StaleOptimizerError | None, list[str]]:
 
 
 def _left_out(held: Sequence[Tensor]) -> Iterator[str]:
-    """New parameters that an optimizer does not hold, though it holds the ones that they go with."""
+    """New parameters that an optimizer does not hold, although it holds those whose group they should join."""
     known = {id(parameter) for parameter in held}
     for parameter, (beside, name) in list(_WATCH.added.items()):
         if id(beside) in known and id(parameter) not in known:
@@ -188,7 +187,7 @@ def _stale(optimizer: Any, held: Sequence[Tensor], entries: Sequence[tuple[Tenso
 
 
 def _stale_history(optimizer: LBFGS, held: Sequence[Tensor], name: str) -> Iterator[Problem]:
-    """LBFGS keeps vectors over all parameters, in the state of the first."""
+    """Problems with LBFGS, which keeps vectors over all parameters in the state of the first one."""
     total = sum(parameter.numel() * (2 if parameter.is_complex() else 1) for parameter in held)
     flat = state_of(optimizer, held[0]).get("prev_flat_grad")
     for found in (getattr(optimizer, "_numel_cache", None), None if flat is None else flat.numel()):
@@ -198,23 +197,23 @@ def _stale_history(optimizer: LBFGS, held: Sequence[Tensor], name: str) -> Itera
 
 
 def _runs_fused(optimizer: Any) -> bool:
-    """Whether its state may reach one of torch's fused kernels, which do not check shapes, though the class is not torch's."""
+    """Whether an optimizer's state may reach torch's fused kernels, which do not check shapes, from a derived class."""
     derived = any(kind.__module__.startswith("torch.optim.") and kind is not Optimizer for kind in type(optimizer).__mro__)
     return derived and any(group.get("fused") for group in optimizer.param_groups)
 
 
 def _states_left_behind(changed: Changed, passed: Sequence[Optimizer]) -> Iterator[tuple[Tensor, Shape]]:
-    """Tensors of the former shapes in the state of optimizers that have not followed.
+    """Tensors of the previous shapes in the state of optimizers that were not passed to the growth.
 
-    Optimizers that nobody passed have to be searched for. Where every grown parameter has one that was passed, another one
-    beside it is unlikely, and the search is left out.
+    These optimizers have to be searched for. If every grown parameter is held by an optimizer that was passed, another one is
+    unlikely, and the search is left out.
     """
     trained = {id(parameter) for optimizer in passed for parameter in held_parameters(optimizer)}
     if all(id(tensor) in trained or not tensor.requires_grad for tensor, _, _ in changed):
         return
     followed = {id(getattr(optimizer, "state", None)) for optimizer in passed}
-    formers = {id(tensor): former for tensor, _, former in reversed(changed)}
+    previous = {id(tensor): shape for tensor, _, shape in reversed(changed)}
     for parameter, holder, state in states_with([tensor for tensor, _, _ in changed if id(tensor) not in trained]):
         for value in state.values():
-            if id(holder) not in followed and isinstance(value, Tensor) and tuple(value.shape) == formers[id(parameter)]:
+            if id(holder) not in followed and isinstance(value, Tensor) and tuple(value.shape) == previous[id(parameter)]:
                 yield value, tuple(value.shape)

@@ -1,7 +1,7 @@
-"""The vocabulary of optimizer state: how each piece of it follows a growth of its parameter.
+"""The words that describe optimizer state: how each kind of state grows with its parameter.
 
 Let a new unit be a copy that takes the share α of its source. The gradient of the copy is then α times that of the source, at
-all past steps too. A piece of state that scales like the p-th power of the gradient is therefore multiplied by αᵖ:
+all past steps too. State that scales like the p-th power of the gradient is therefore multiplied by αᵖ:
 
     word             scales like   entries that are not copies start at
     first moment     g             zero
@@ -10,7 +10,7 @@ all past steps too. A piece of state that scales like the p-th power of the grad
     update           1             zero (a momentum of normalised updates)
     step length      1             the mean of the existing entries
     rate             1/|g|         the mean of the existing entries
-    weights          –             what the parameter itself has there: the tensor grows as a network of its own
+    weights          –             the parameter's own values: the tensor grows like the parameter itself
 
 A second moment does not start at zero: the step count of its tensor is large already, so that Adam's first update would be
 (1 − β₁)/√(1 − β₂) ≈ 3 learning rates long, however small the gradient.
@@ -21,8 +21,8 @@ axis, and over the last but one). "per row" has one second moment for each index
 axis; new rows and columns are those of the identity, times the mean of the diagonal (covariance), one (basis) or the least
 entry of the diagonal (inverse root).
 
-"scalar" is one value for the whole parameter, or something that is no tensor; it is kept. "step count" is a scalar too, and
-says that steps are counted for each parameter apart. "fresh" is dropped, for the optimizer to make it again.
+"scalar" is one value for the whole parameter, or an object other than a tensor; it is kept. "step count" is a scalar too, and
+means that steps are counted per parameter. "fresh" is dropped, and the optimizer makes it again.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class StateRule:
-    """How one piece of state follows.
+    """How the state under one key grows.
 
     kind: "entries" (of the parameter's shape, or flattened), "weights", "factor", "row", "matrices", "scalar" or "fresh".
-    power: of the gradient.
-    start: of entries that are not copies: "zero", "mean"; of the diagonal of matrices: "mean", "one", "least".
+    power: of the gradient, by which the state scales.
+    start: value of new entries that are not copies: "zero", "mean"; on the diagonal of matrices: "mean", "one", "least".
     side: 0 for the row means of a factored moment, 1 for the column means.
     """
 
@@ -78,10 +78,10 @@ PLAIN = frozenset({"row", "matrices"})  # kinds that can't follow copies with sh
 
 
 def shape_of(rule: StateRule, value: Tensor, shape: Sequence[int], axes: tuple[int, int] | None) -> Shape | None:
-    """The shape that a tensor of this rule has for a parameter of that shape; None where the rule does not say.
+    """The shape that a tensor with this rule has for a parameter of that shape; None where the rule does not determine it.
 
-    value: the tensor that is there, for optimizers that flatten, and that keep an averaged axis with size one or drop it.
-    axes: that row means and column means are averaged over.
+    value: the present tensor, which shows whether the optimizer flattens, and whether it keeps an averaged axis with size one.
+    axes: those over which row means and column means are averaged.
     """
     if rule.kind in ("entries", "weights"):
         return (math.prod(shape),) if value.ndim == 1 != len(shape) else tuple(shape)

@@ -36,7 +36,7 @@ from outgrow.model.journal import Journal
 from outgrow.model.unwrap import as_list, bare
 from outgrow.modules.gates import share_gates
 from outgrow.optimizers.grow_optimizers import check_optimizers
-from outgrow.optimizers.restart import set_aside, start_fresh
+from outgrow.optimizers.restart import discard_state, start_fresh
 from outgrow.optimizers.wrappers import unwrapped as bare_optimizers
 from outgrow.process.signals import Deferral
 from outgrow.runs.cohort_rates import Pace
@@ -354,7 +354,7 @@ class Run:
                     scale_rates(self.optimizers, self.schedulers, event.lr, journal)
                 if event.weight_decay is not None:
                     scale_decay(self.optimizers, event.weight_decay, journal)
-                optimizers = set_aside(self.optimizers, journal) if fresh else self.optimizers
+                optimizers = discard_state(self.optimizers, journal) if fresh else self.optimizers
                 checks = bool(self.check), ready, self._brief
                 request = Request(self.model, self.example, event.grow, optimizers, self.averages, seed, *checks)
                 growth = run_growth(request, interrupts)

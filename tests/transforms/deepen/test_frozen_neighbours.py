@@ -12,7 +12,7 @@ import outgrow
 from tests.helpers.judging import shake
 from tests.helpers.residual_chain import Block, X, chain
 
-LEARNS = "what is new there learns, though what it is a copy of is frozen"
+LEARNS = "the new block learns, although the block that it copies is frozen"
 
 
 def freeze(module: nn.Module) -> None:

@@ -30,7 +30,7 @@ from outgrow.model.meta_copy import calls_without_values
 from outgrow.model.module_calls import Call
 from outgrow.model.module_paths import joined_path
 from outgrow.modules.blocks import Parallel
-from outgrow.optimizers.new_parameters import THAWED, is_frozen
+from outgrow.optimizers.new_parameters import LEARNS, is_frozen
 from outgrow.requests import Deepen
 from outgrow.transforms.deepen.new_layers import plain_plan
 from outgrow.transforms.site_and_step import Site, Step
@@ -172,7 +172,7 @@ def own_kind(
         raise NotZero(wrong)
     thawed = any(is_frozen(model.get_submodule(path)) for path in joined(plans).new_blocks)
     change = Change(
-        container_path or "the model", before, len(container._modules), request.named, request.exact, THAWED if thawed else ""
+        container_path or "the model", before, len(container._modules), request.named, request.exact, LEARNS if thawed else ""
     )
     if found:
         _check_called(model, example, joined(plans), [path for path in paths if found[path]])
