@@ -321,7 +321,7 @@ outgrow.register_optimizer(Square, {"curvature": "second moment"})
 REFUSED: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], str]] = {
     "unknown": (Odd, r"Odd is none of the classes(.|\n)*outgrow.register_optimizer\(Odd"),
     "unknown key": (Described, "Described's state 'curvature' has no rule in outgrow: a tensor of shape"),
-    "matrices": (lambda model: Square(model, lambda p: torch.eye(7)), r"has shape \(7, 7\) where"),
+    "matrices": (lambda model: Square(model, lambda p: torch.eye(7)), r"has shape \(7, 7\) instead of"),
     "nested": (lambda model: Described(model, lambda p: {"left": [torch.eye(2)]}), "of type dict, with tensors inside"),
     "in an object": (
         lambda model: Described(model, lambda p: SimpleNamespace(left=torch.eye(2))),

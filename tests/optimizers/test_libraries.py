@@ -178,7 +178,10 @@ def test_slow_weights_of_both_lookaheads_stay_the_network_that_they_were() -> No
 
 
 def test_preconditioners_and_anchored_weights_follow_no_copies_and_say_so() -> None:
-    for name, reason in (("SOAP", "can't follow units that are copies"), ("MADGRAD", "recomputes the weights from where")):
+    for name, reason in (
+        ("SOAP", "can't follow units that are copies"),
+        ("MADGRAD", "recomputes the weights from their starting"),
+    ):
         training = Training(ENTRYWISE[name])
         before = [parameter.detach().clone() for parameter in training.model.parameters()]
         with pytest.raises(OptimizerError, match=reason):

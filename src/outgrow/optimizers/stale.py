@@ -130,8 +130,8 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         raise error
     if left_out:
         warnings.warn(
-            f"{type(optimizer).__name__} does not train the new parameters {left_out[0]} and {len(left_out) - 1} more, but does "
-            "train those beside them. Pass it to the growth (optimizer=optimizer), or give them an optimizer of their own",
+            f"{type(optimizer).__name__} does not train the new parameters {left_out[0]} and {len(left_out) - 1} more, only "
+            "those beside them. Pass it to the growth (optimizer=optimizer), or give them an optimizer of their own",
             stacklevel=4,
         )
 
@@ -148,8 +148,8 @@ def _check(optimizer: Any) -> tuple[StaleOptimizerError | None, list[str]]:
         call = _WATCH.grown[entries[0][0]][1] if entries else "grow"
         message = (
             f"{type(optimizer).__name__} holds state from before its parameters grew; it did not step. Pass it to the growth, "
-            f"outgrow.{call}(model, example, …, optimizer=optimizer), so that its state grows too; or make a new optimizer after "
-            "the growth"
+            f"outgrow.{call}(model, example, …, optimizer=optimizer), so that its state grows too; or make a new optimizer "
+            "after the growth"
         )
         return StaleOptimizerError(message, problems), []
     _WATCH.checked.put(optimizer, _Checked(optimizer, entries))
