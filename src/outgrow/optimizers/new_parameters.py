@@ -66,8 +66,8 @@ def add_new_parameters(
         problem = refusal(optimizer) if joining else None
         if problem is not None:
             raise OptimizerError("an optimizer can't follow the growth", [problem])
-        for like, added in joining:
-            _add_state(optimizer, like, added, journal)
+        for held_one, added in joining:
+            _add_state(optimizer, held_one, added, journal)
         for group in (group for group in optimizer.param_groups if id(group) not in done):
             done.add(id(group))
             held = group["params"]
