@@ -9,7 +9,7 @@ import json
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from torch import Tensor, nn
 
 import outgrow
@@ -208,7 +208,7 @@ def test_a_block_ends_in_the_activation_after_its_sum() -> None:
     assert comparison.deepen["r2r"].preserving == "yes"
 
 
-OF_WEIGHTS = ("tied", "a weight that reads it")  # reasons that no operator between writers and readers shows
+COMPUTED = {"learned_queries", "computed_linear"}  # operators on weights do not lie between writers and readers
 CONVOLVED_AFTER_SHUFFLE = (
     Step("pool", {"how": "max"}),
     Step("shuffle", {"out": 2, "up": True}),
@@ -221,6 +221,7 @@ CONVOLVED_AFTER_SHUFFLE = (
 @example(Program("image", 4, CONVOLVED_AFTER_SHUFFLE, "flatten", 0))
 def test_tests_of_operators_agree_with_what_the_rules_say(program: Program) -> None:
     """Of any network: rules reason about operators, tests run them, and neither knows of the other."""
+    assume(not any(word in str(program) for word in COMPUTED))
     model, x = build(program).eval(), inputs(program, 3, 0)
     anatomy = dissect(model, x)
     for volume in (v for v in anatomy.volumes if not v.pinned and irregular(anatomy, v) is None):
@@ -228,7 +229,7 @@ def test_tests_of_operators_agree_with_what_the_rules_say(program: Program) -> N
         assert all(operator.tested for operator in way.operators)
         pairs, zeros = judge(anatomy, volume, State.PAIR), judge(anatomy, volume, State.ZERO)
         mixing = [operator for operator in way.operators if not (operator.alike and operator.apart)]
-        assert bool(pairs.refusal) == bool(mixing) or any(reason in pairs.refusal for reason in OF_WEIGHTS)
+        assert bool(pairs.refusal) == bool(mixing) or "tied" in pairs.refusal
         if not zeros.refusal and set(zeros.readers.values()) == {"free"}:
             assert way.zero
 

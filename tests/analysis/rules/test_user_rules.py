@@ -343,11 +343,11 @@ def single(x: Tensor, slope: float = 0.5) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "told"),
     [
-        (fails, r"ruletest::act failed: .fails\(tensor of \(5, 8\)\) raised ValueError: no slope"),
-        (narrower, r"ruletest::act returns something else than the operator: .narrower gives \(5, 7\) float64"),
-        (none, r".none gives nothing, and the operator \(5, 8\) float64"),
-        (itself, r"ruletest::act calls the operator itself: .itself"),
-        (single, r".single gives \(5, 8\) float32"),
+        (fails, r"ruletest::act failed: .*fails\(tensor of \(5, 8\)\) raised ValueError: no slope"),
+        (narrower, r"ruletest::act returns something else than the operator: .*narrower gives \(5, 7\) float64"),
+        (none, r".*none gives nothing, and the operator \(5, 8\) float64"),
+        (itself, r"ruletest::act calls the operator itself: .*itself"),
+        (single, r".*single gives \(5, 8\) float32"),
     ],
 )
 def test_a_rule_that_fails_or_returns_nonsense_names_operator_and_function(function: Callable[..., Any], told: str) -> None:
