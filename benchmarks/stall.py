@@ -128,11 +128,11 @@ def measure_study(name: str) -> dict[str, Any]:
     import torch
 
     from outgrow.model.example import call
-    from outgrow.verify.brief_check import study
+    from outgrow.verify.brief_check import plan_brief_check
 
     torch.set_num_threads(THREADS)
     run, model, _ = run_of(name, "widen", False)
-    seconds, _ = clock(lambda: study(model, run.example))
+    seconds, _ = clock(lambda: plan_brief_check(model, run.example))
     step, _ = clock(lambda: loss_of(call(model, run.example)).backward())
     return {"study_s": seconds, "step_s": step}
 

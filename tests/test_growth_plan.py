@@ -88,5 +88,5 @@ def test_the_table_of_fills_has_every_fill_of_a_plan() -> None:
 def test_a_fill_that_does_not_exist_is_refused_where_the_plan_is_read() -> None:
     plan = Plan((), (Insertion("weight", 0, 2, (2,), (1,), "copy", signs=(1.0,)),)).to_json()
     plan["edits"][0]["fill"] = "magic"
-    with pytest.raises(ValueError, match="new entries of weight are to be 'magic', and not free, zero"):
+    with pytest.raises(ValueError, match="new entries of weight have the unknown fill 'magic'; known: free, zero"):
         Plan.from_json(plan)

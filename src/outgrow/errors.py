@@ -1,7 +1,7 @@
 """Every way a growth can be refused, as one tree under `GrowthError`.
 
-A refusal tells the place (a module path), the reason, and what to write instead; several are gathered into one error,
-so that a user sees all of them at once.
+A refusal names the place (a module path), the reason, and what to write instead. One error lists all refusals, so that a user
+sees them at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """One reason why something can't be done: where, why, and the way out."""
+    """One reason for a refusal: where, why, and the way out."""
 
     where: str
     reason: str
@@ -41,15 +41,15 @@ class GrowthError(Exception):
 
 
 class CallError(GrowthError, TypeError):
-    """A call without an argument that it needs, or with one that it does not have."""
+    """A call with a missing or unknown argument."""
 
 
 class TraceError(GrowthError):
-    """The model does not run on the example, so there is nothing to watch."""
+    """The model does not run on the example, so its operators can't be recorded."""
 
 
 class RuleError(TraceError):
-    """A rule for an operator (`outgrow.rule`) that can't be registered, or that fails where it is used."""
+    """A rule for an operator (`outgrow.rule`) that can't be registered, or that fails when it runs."""
 
 
 class SelectionError(GrowthError):
@@ -61,17 +61,17 @@ class SizeError(GrowthError):
 
 
 class MethodError(GrowthError):
-    """A method that is not exact (or not defined) on the selected volumes."""
+    """A method that is not exact, or not defined, for the selected volumes."""
 
 
 class ApplyError(GrowthError):
-    """The grown model does not run: its code ties sizes in a way that can't be repaired."""
+    """The grown model does not run: its code relates sizes to each other in a way that outgrow can't adapt."""
 
 
 class VerifyError(GrowthError):
-    """The grown model ran but did not compute what the old one did; it was undone."""
+    """The grown model ran, but its outputs differ from those before; the growth was undone."""
 
-    volumes: tuple[str, ...] = ()  # what had grown
+    volumes: tuple[str, ...] = ()  # that had grown
 
 
 class OptimizerError(GrowthError):
@@ -79,20 +79,20 @@ class OptimizerError(GrowthError):
 
 
 class StaleOptimizerError(OptimizerError):
-    """An optimizer that was not passed to the growth still holds state of the old shapes."""
+    """An optimizer that was not passed to the growth still has state with the old shapes."""
 
 
 class CheckpointError(GrowthError):
-    """A file that is damaged, foreign, of another version, or does not fit the model."""
+    """A file that is damaged, not written by outgrow, of another version, or does not fit the model."""
 
 
 class ParallelError(GrowthError):
-    """Processes that did not grow alike, or a wrapper around the model that can't follow."""
+    """Processes whose growths differ, or a wrapper around the model that does not support growth."""
 
 
 class ScheduleError(GrowthError):
-    """A schedule that makes no sense, or does not fit the run."""
+    """A schedule that is invalid or does not fit the run."""
 
 
 class MissingError(GrowthError, ImportError):
-    """A library that an integration is for is not installed."""
+    """The library of an integration is not installed."""

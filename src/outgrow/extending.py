@@ -1,14 +1,14 @@
-"""What methods and transforms from outside the package are written with. docs/extending.md explains it along examples.
+"""Names for writing methods and transforms outside the package. docs/extending.md explains them with examples.
 
 outgrow.Method            the base class of a method; `outgrow.register_method` gives a subclass a name
-State                     what new units are where they are written
+State                     how new units relate to others where they are written: pairs, copies, zeros …
 Volume, Slot              the units that grow together, and each place in a parameter or buffer that belongs to them
-Verdict                   what the operators behind the units demand of the readers
+Verdict                   what the operators after the units require of the weights that read them
 Draft, Recipe             what a method returns: choices per volume, and values per slot
 free, zeros, typical, forced   the usual recipes
 
-Site                      what a transform plans with; `outgrow.register_transform` gives one a name
-Plan, Change              what its planner returns, and what reports and tables show of it
+Site                      the model and example that a transform plans for; `outgrow.register_transform` names a transform
+Plan, Change              the result of its planner, and the line per volume in reports and tables
 Insertion, Rescaling      edits of a tensor: new entries along an axis, a factor for all entries
 Setting                   an attribute of a module that changes
 Insert, Start             a new module, and the values that it starts from

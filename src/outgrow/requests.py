@@ -1,4 +1,4 @@
-"""What a user can request: Widen, Deepen, Kernel and Branch, as frozen, validated data."""
+"""The requests that a user can make: Widen, Deepen, Kernel and Branch, as frozen, validated data."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from outgrow.methods.all_methods import candidates
 from outgrow.methods.base import Method
 from outgrow.wrong_arguments import usage
 
-MOST = 2**20  # units that a volume can gain at once: a slip of the finger, rather than memory, is what a larger number meets
+MOST_NEW_UNITS = (
+    2**20
+)  # units that a volume can gain at once: a slip of the finger, rather than memory, is what a larger number meets
 DEEPEN_METHODS = ("auto", "r2r", "r2r-paper", "residual", "net2net", "netmorph", "copy", "random")
 BRANCH_METHODS = ("auto", "r2r", "netmorph", "copy", "random")
 
 
 def check_fade(fade: int | None) -> None:
     if fade is not None and (type(fade) is not int or fade < 1):
-        raise SizeError(f"fade={fade!r}: write over how many optimizer steps, a whole number above 0")
+        raise SizeError(f"fade={fade!r}: write a number of optimizer steps, a whole number above 0")
 
 
 @usage("outgrow.Widen('*', factor=1.5)")
 @dataclass(frozen=True)
 class Widen:
-    """More units for the volumes that `where` selects; exactly one of `factor`, `by` and `to` says how many.
+    """A request for more units in the volumes that `where` selects; exactly one of `factor`, `by` and `to` says how many.
 
-    fade: over how many optimizer steps new units come in: they are drawn, and what reads them starts at zero.
+    fade: number of optimizer steps over which new units fade in: their own weights are drawn, and the weights that read them
+    start at zero.
 
     Example:
         >>> Widen("layer1.*", factor=1.5)
@@ -48,25 +51,25 @@ class Widen:
                 f"say how wide with exactly one of factor=, by= and to=, not {' and '.join(given) or 'none of them'}"
             )
         if self.factor is not None and (not isinstance(self.factor, Real) or isinstance(self.factor, bool)):
-            raise SizeError(f"factor={self.factor!r} is no number: write one above 1, e.g. factor=1.5")
+            raise SizeError(f"factor={self.factor!r} is not a number: write one above 1, e.g. factor=1.5")
         if self.factor is not None and not 1 < self.factor < float("inf"):
             raise SizeError(f"factor={self.factor} does not grow anything: write a factor above 1, e.g. factor=1.5")
         for name in ("by", "to"):
             value = getattr(self, name)
             if isinstance(value, Integral) and not isinstance(value, bool):
-                object.__setattr__(self, name, int(value))  # numpy's integers, say
+                object.__setattr__(self, name, int(value))  # e.g. numpy's integers
         if self.by is not None and (type(self.by) is not int or self.by < 1):
             raise SizeError(f"by={self.by!r} does not grow anything: write a whole number of units above 0")
         if self.to is not None and (type(self.to) is not int or self.to < 1):
-            raise SizeError(f"to={self.to!r} is no size: write a whole number of units")
+            raise SizeError(f"to={self.to!r} is not a size: write a whole number of units")
         if not isinstance(self.where, Collection) or not all(isinstance(pattern, str) for pattern in self.where):
             raise SelectionError(f"where={self.where!r}: write a name or a glob such as 'layer1.*', or a list of them")
         if not isinstance(self.where, str):
-            object.__setattr__(self, "where", tuple(self.where))  # equal to what the same names give as another sequence
+            object.__setattr__(self, "where", tuple(self.where))  # so that requests with equal names are equal
         check_fade(self.fade)
         candidates(self.method, self.fade)
         if self.residual == "fold" and self.fade is not None:
-            raise MethodError("a folded residual goes on from pairs, which are exact without a fade: leave fade= out")
+            raise MethodError("a folded residual needs paired units, which are exact without a fade: leave fade= out")
         if self.residual not in ("stream", "fold"):
             raise MethodError(
                 f"residual={self.residual!r}: write 'stream' (widen whole streams) or 'fold' (the paper's folded residual)"
@@ -86,12 +89,12 @@ class Widen:
 @usage("outgrow.Deepen('layer3.1')")
 @dataclass(frozen=True)
 class Deepen:
-    """A request to put `count` new blocks behind the module `after`.
+    """A request to insert `count` new blocks after the module `after`.
 
     method: "auto" (r2r), "r2r", "r2r-paper", "residual", "net2net", "netmorph"; or "copy" and "random", which do not preserve
-    the function. fade: over how many optimizer steps a gate opens behind which the new block may be anything: the default is
-    then a copy of its neighbour, and "copy" and "random" are exact too. layers: put an `outgrow.ResidualBlock` of so many
-    layers there (it has two by default, where the model has no blocks of its own).
+    the function. fade: number of optimizer steps over which the output of the new block fades in. Any block is exact then:
+    the default is a copy of its neighbour, and "copy" and "random" are exact too. layers: insert an `outgrow.ResidualBlock`
+    with this number of layers (where the model has no blocks of its own, that is the default, with two layers).
 
     Example:
         >>> Deepen(after="layer2.1", count=2).method
@@ -108,13 +111,13 @@ class Deepen:
         if not isinstance(self.after, str):
             raise SelectionError(f"after={self.after!r}: write the path of a module, e.g. after='layer2.1'")
         if type(self.count) is not int or self.count < 1:
-            raise SizeError(f"count={self.count!r}: write how many blocks to add, a whole number above 0")
+            raise SizeError(f"count={self.count!r}: write the number of blocks to add, a whole number above 0")
         if self.method not in DEEPEN_METHODS:
             raise MethodError(f"method={self.method!r}: write one of {', '.join(map(repr, DEEPEN_METHODS))}")
         if self.layers is not None and (type(self.layers) is not int or self.layers < 2):
             raise SizeError(f"layers={self.layers!r}: a residual block has two layers or more")
         if self.layers is not None and self.method not in ("auto", "r2r", "residual", "random"):
-            raise MethodError(f"layers= is for residual blocks, and {self.method!r} makes none: leave one of them out")
+            raise MethodError(f"layers= is for residual blocks, and {self.method!r} does not build one: leave one of them out")
         check_fade(self.fade)
         if self.fade is not None and self.method in ("r2r", "r2r-paper"):
             raise MethodError("r2r is exact without a fade: write method='copy' (the default with fade=), or leave fade out")
@@ -130,17 +133,17 @@ class Deepen:
 
     @property
     def named(self) -> str:
-        """What is done, in a word or two."""
-        usual = "r2r" if self.fade is None else "copy"
-        return (usual if self.method == "auto" else self.method) + (f", faded in over {self.fade} steps" if self.fade else "")
+        """The method, and the fade if there is one, as reports show them."""
+        default = "r2r" if self.fade is None else "copy"
+        return (default if self.method == "auto" else self.method) + (f", faded in over {self.fade} steps" if self.fade else "")
 
 
 @usage("outgrow.Kernel('conv1', 5)")
 @dataclass(frozen=True)
 class Kernel:
-    """A request to enlarge the kernel of the convolution `where` to `size`, one number or one an axis.
+    """A request to enlarge the kernel of the convolution `where` to `size`, one number or one per axis.
 
-    fade: over how many optimizer steps what is new comes in, to drawn values; it starts at zero.
+    fade: number of optimizer steps over which the new entries go from zero to drawn values.
 
     Example:
         >>> Kernel("conv1", 9)
@@ -170,11 +173,11 @@ class Kernel:
 @usage("outgrow.Branch('layer2')")
 @dataclass(frozen=True)
 class Branch:
-    """A request to put a branch beside the module `beside`.
+    """A request to add a branch in parallel to the module `beside`.
 
     method: "auto" or "r2r" (zero by pairs), "netmorph" (zero by its last layer); "copy" (of the module) and "random", which
-    preserve the function only with `fade`: over how many optimizer steps the branch sets in.
-    layers, hidden: build a branch of so many layers (2 by default) and hidden units, rather than to copy the module.
+    preserve the function only with `fade`, the number of optimizer steps over which the branch fades in.
+    layers, hidden: build a branch with this number of layers (2 by default) and hidden units instead of copying the module.
 
     Example:
         >>> Branch(beside="layer2", method="netmorph").fade is None
@@ -195,12 +198,12 @@ class Branch:
         if self.layers is not None and (type(self.layers) is not int or self.layers < 2):
             raise SizeError(f"layers={self.layers!r}: a branch that can be zero and learn has two layers or more")
         if self.hidden is not None and (type(self.hidden) is not int or self.hidden < 2):
-            raise SizeError(f"hidden={self.hidden!r}: write how many hidden units, two or more")
+            raise SizeError(f"hidden={self.hidden!r}: write the number of hidden units, two or more")
         check_fade(self.fade)
         if self.fade is not None and self.method in ("r2r", "netmorph"):
             raise MethodError(f"{self.method} is exact without a fade: write method='copy' or 'random', or leave fade= out")
         if self.method == "copy" and (self.layers or self.hidden):
-            raise MethodError("a copy has the layers that it has: leave layers= and hidden= out, or write method='random'")
+            raise MethodError("a copy has the layers of its original: leave layers= and hidden= out, or write method='random'")
 
     @property
     def exact(self) -> bool:
@@ -213,14 +216,14 @@ class Branch:
 
     @property
     def kind(self) -> str:
-        """The method, by its name."""
-        usual = "r2r" if self.fade is None else "copy"
-        return usual if self.method == "auto" else self.method
+        """The name of the method, with "auto" resolved."""
+        default = "r2r" if self.fade is None else "copy"
+        return default if self.method == "auto" else self.method
 
 
 @dataclass(frozen=True)
 class Skip:
-    """A volume that was selected by a glob and left as it is."""
+    """A volume that a glob selects but that does not grow, with the reason."""
 
     volume: str
     size: int

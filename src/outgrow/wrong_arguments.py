@@ -1,7 +1,7 @@
-"""Wrong arguments of a public call: an error that shows the call as it is written.
+"""Wrong arguments of a public call: an error that shows a correct call.
 
-Python's own `TypeError` about a missing or unknown argument names it, and leaves it to the reader what belongs there. A call
-that is decorated by `usage` raises `CallError` instead, which is a TypeError too, and shows an example of the call:
+Python's own `TypeError` about a missing or unknown argument only names it. A function decorated with `usage` raises `CallError`
+instead, which is a TypeError too and contains an example of the call:
 
     outgrow.load: missing a required argument: 'path'. Write e.g. outgrow.load(model, 'model.safetensors')
 """
@@ -20,7 +20,7 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 
 def usage(example: str) -> Callable[[C], C]:
-    """Decorate a function, or a class for what it is made by, with an example of its call.
+    """Decorate a function, or the constructor of a class, with an example of its call.
 
     Example:
         >>> @usage("outgrow.twice(3)")
@@ -60,7 +60,7 @@ def _checked(call: Callable[..., Any], name: str, example: str) -> Callable[...,
 
 
 def _reason(signature: inspect.Signature, options: dict[str, Any], error: TypeError) -> str:
-    """What is wrong with the arguments; for an unknown one, which one may be meant."""
+    """What is wrong with the arguments; for an unknown one, the most similar known name."""
     known = [name for name in signature.parameters if name not in ("self", "cls")]
     open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
     unknown = [name for name in options if name not in known and not open_ended]

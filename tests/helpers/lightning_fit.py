@@ -18,7 +18,7 @@ import outgrow
 from tests.helpers.training_run import Net
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:training has ended with something fading in"),
+    pytest.mark.filterwarnings("ignore:training has ended during a fade"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:.*ended before the epoch ended and your dataloader is not resumable"),
     pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks used to create"),

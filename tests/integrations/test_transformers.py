@@ -17,7 +17,7 @@ import outgrow.integrations.transformers
 from tests.helpers.training_run import assert_equal
 from tests.helpers.transformers_trainer import EXAMPLE, Tokens, build, events, grow_of, state, trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:training has ended with something fading in")
+pytestmark = pytest.mark.filterwarnings("ignore:training has ended during a fade")
 
 
 @pytest.fixture(scope="module")

@@ -174,7 +174,7 @@ def test_scripted_models_are_refused(compile_: Callable[[nn.Module], nn.Module],
 def test_an_example_whose_outputs_are_no_numbers_checks_nothing() -> None:
     model = mlp()
     before = state_of(model)
-    with pytest.raises(GrowthError, match="no numbers in eval mode"):
+    with pytest.raises(GrowthError, match="not finite in eval mode"):
         outgrow.widen(model, X * torch.nan, "0", to=12)
     assert state_of(model) == before
     outgrow.widen(model, torch.cat([X, X * torch.nan]), "0", to=12)  # where some are numbers, these are compared

@@ -132,7 +132,7 @@ def test_a_stream_that_a_layer_may_read_which_did_not_run_is_refused_by_name() -
     growth = outgrow.widen(model, x, "*", factor=2)  # of equal size, but within a module that runs whole
     assert [change.volume for change in growth.plan.changes] == ["body.up"]
     assert distance(before, model(x, True).detach()) < 1e-12
-    assert growth.notes == ("not run on the example: rare, table; left as it is",)
+    assert growth.notes == ("not run on the example: rare, table; left unchanged",)
     outgrow.widen(model, (x, True), "stem", factor=2)
     assert distance(before, model(x, True).detach()) < 1e-12
 

@@ -84,7 +84,7 @@ def test_activations_that_are_setting_in_warn_too() -> None:
 def test_a_trainer_that_ends_within_a_fade_warns(tmp_path: Path) -> None:
     events = [outgrow.At(step=2, grow=[outgrow.Deepen("model.layers.0", fade=50)])]
     one = trainer(tmp_path, events, save_steps=2, max_steps=4)
-    with pytest.warns(UserWarning, match="training has ended with something fading in for 48 more steps"):
+    with pytest.warns(UserWarning, match="training has ended during a fade, fading in for 48 more steps"):
         one.train()
     assert (tmp_path / "checkpoint-4").is_dir()
     with pytest.warns(UserWarning, match=r"writes weights without the fade.*Train 48 more steps"):
@@ -99,7 +99,7 @@ def test_a_lightning_run_that_ends_within_a_fade_warns() -> None:
 
     event = outgrow.At(step=2, grow=[outgrow.Deepen("model.blocks.0", fade=50)])
     fit = lightning_trainer(outgrow.lightning.Grow([event], X[:4].float(), quiet=True))
-    with pytest.warns(UserWarning, match="training has ended with something fading in for 44 more steps"):
+    with pytest.warns(UserWarning, match="training has ended during a fade, fading in for 44 more steps"):
         fit.fit(Deep(), data())
 
 

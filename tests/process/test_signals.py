@@ -17,7 +17,7 @@ from torch import nn
 
 import outgrow
 from outgrow.history.growths_on_model import history
-from outgrow.process.signals import Deferral
+from outgrow.process.signals import DeferredSignals
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 SOURCES = str(Path(outgrow.__file__).parent)
@@ -156,9 +156,9 @@ def test_signals_with_a_handler_wait_and_come_in_order(number: signal.Signals) -
     try:
         for one in before:
             signal.signal(one, lambda given, frame: seen.append(signal.Signals(given)))
-        with Deferral() as outer:
+        with DeferredSignals() as outer:
             outer.begin()
-            with Deferral() as inner:
+            with DeferredSignals() as inner:
                 inner.begin()
                 inner.begin()
                 signal.raise_signal(signal.SIGTERM)
@@ -188,7 +188,7 @@ def test_a_handler_that_raises_does_not_keep_others_from_being_put_back() -> Non
 
 
 def _raise_twice(number: signal.Signals) -> None:
-    with Deferral() as deferral:
+    with DeferredSignals() as deferral:
         deferral.begin()
         signal.raise_signal(number)
         signal.raise_signal(number)
@@ -198,7 +198,7 @@ def test_nothing_is_held_back_in_other_threads() -> None:
     handler, seen = signal.getsignal(signal.SIGINT), []
 
     def work() -> None:
-        with Deferral() as deferral:
+        with DeferredSignals() as deferral:
             deferral.begin()
             seen.append(signal.getsignal(signal.SIGINT))
 

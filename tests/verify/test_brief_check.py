@@ -203,7 +203,7 @@ class Trained(nn.Module):
 def test_code_for_train_mode_alone_calls_for_the_thorough_check(more: str) -> None:
     torch.manual_seed(0)
     model = Trained(more).double()
-    assert brief.study(model, X) is None
+    assert brief.plan_brief_check(model, X) is None
     if more == "head":
         assert (True, WHOLE) in grown(model, outgrow.Widen("up", to=12))
         return
@@ -233,7 +233,7 @@ def test_noise_and_batch_statistics_do_not() -> None:
     x = torch.randn(3, 3, 6, 6)
     model = Noisy()
     before, dice = model.state_dict(), torch.get_rng_state()
-    found = brief.study(model, x)
+    found = brief.plan_brief_check(model, x)
     assert found is not None
     assert (found.lengths, found.drops) == ((1, 3, 6, 6), True)
     assert torch.equal(dice, torch.get_rng_state())
@@ -267,22 +267,22 @@ def test_parts_show_what_the_whole_shows() -> None:
     """Lengths are cut together, as far as the model runs and shows itself; features are not."""
     torch.manual_seed(0)
     convolved = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
-    found = brief.study(convolved, torch.randn(2, 3, 256, 256))
+    found = brief.plan_brief_check(convolved, torch.randn(2, 3, 256, 256))
     assert found is not None
     assert found.lengths == (1, 3, 64, 64)
     fixed = nn.Sequential(nn.Conv1d(3, 8, 3), nn.GELU(), nn.Flatten(), nn.Linear(8 * 126, 2))
-    found = brief.study(fixed, torch.randn(2, 3, 128))
+    found = brief.plan_brief_check(fixed, torch.randn(2, 3, 128))
     assert found is not None
     assert found.lengths == (1, 3, 128)
     wide = nn.Sequential(nn.Linear(128, 8), nn.GELU(), nn.Linear(8, 2))
-    found = brief.study(wide, torch.randn(2, 128))
+    found = brief.plan_brief_check(wide, torch.randn(2, 128))
     assert found is not None
     assert found.lengths == (1, 128)
     long = nn.Sequential(nn.Conv1d(3, 8, 100), nn.GELU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, 2))
-    found = brief.study(long, torch.randn(2, 3, 512))  # its kernel does not fit into 64
+    found = brief.plan_brief_check(long, torch.randn(2, 3, 512))  # its kernel does not fit into 64
     assert found is not None
     assert found.lengths == (1, 3, 128)
-    found = brief.study(Placed(), torch.arange(256).view(2, 128) % 50)
+    found = brief.plan_brief_check(Placed(), torch.arange(256).view(2, 128) % 50)
     assert found is not None
     assert found.lengths == (1, 128)
 

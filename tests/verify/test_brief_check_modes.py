@@ -112,4 +112,4 @@ class Missing(nn.Module):
 
 
 def test_a_nan_in_both_modes_is_the_same() -> None:
-    assert brief.study(Missing(), torch.randn(4, 4)) is not None
+    assert brief.plan_brief_check(Missing(), torch.randn(4, 4)) is not None

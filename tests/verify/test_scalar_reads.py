@@ -10,7 +10,7 @@ from torch.optim import SGD
 import outgrow
 from outgrow.errors import VerifyError
 from outgrow.verify import brief_check as brief
-from outgrow.verify import scalar_reads as asked
+from outgrow.verify import scalar_reads
 from tests.helpers.small_runs import at
 
 
@@ -46,32 +46,32 @@ def example(ones: bool) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("ones", [True, False])
 def test_numbers_of_the_example_are_told_again(ones: bool) -> None:
-    found = brief.study(Masked(), example(ones))
+    found = brief.plan_brief_check(Masked(), example(ones))
     assert found is not None
-    assert found.told == {False: [ones], True: [ones]}
-    assert found.still(Masked(), example(ones))
+    assert found.scalars == {False: [ones], True: [ones]}
+    assert found.is_current(Masked(), example(ones))
 
 
 @pytest.mark.parametrize("looks", ["weights", "noise", "views"])
 def test_numbers_of_the_model_are_not(looks: str) -> None:
-    assert asked.answers(Masked(looks), example(True)) is None
-    assert brief.study(Masked(looks), example(True)) is None
+    assert scalar_reads.read_scalars(Masked(looks), example(True)) is None
+    assert brief.plan_brief_check(Masked(looks), example(True)) is None
 
 
 def test_nothing_of_it_is_left_in_the_model() -> None:
     model = Masked().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     given, state = example(True), torch.get_rng_state()
-    assert asked.answers(model, given) == {False: [True], True: [True]}
+    assert scalar_reads.read_scalars(model, given) == {False: [True], True: [True]}
     assert model.training
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_code_that_asks_something_else_by_now_is_noticed() -> None:
-    found = brief.study(Masked(), example(True))
+    found = brief.plan_brief_check(Masked(), example(True))
     assert found is not None
-    assert not found.still(Masked("weights"), example(True))
+    assert not found.is_current(Masked("weights"), example(True))
 
 
 def test_what_train_mode_alone_does_behind_a_question_is_not_missed() -> None:

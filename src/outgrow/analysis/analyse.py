@@ -11,16 +11,16 @@ from outgrow.analysis.unused_parameters import pin_doubtful
 from outgrow.analysis.volumes import Anatomy
 from outgrow.errors import Problem, TraceError
 from outgrow.model.example import Example
-from outgrow.model.idle_modules import Understudies, understudies
+from outgrow.model.idle_modules import IdlePeers, idle_peers
 from outgrow.model.sandbox import tensors_of
-from outgrow.process.garbage_collection import collected_later
+from outgrow.process.garbage_collection import without_garbage_collection
 from outgrow.trace.operators import Trace
 from outgrow.trace.record import record
 
 
 def dissect(model: nn.Module, example: Example, both_modes: bool = False) -> Anatomy:
     """The volumes of a model, found in a forward pass on the example."""
-    with collected_later():
+    with without_garbage_collection():
         anatomy = find_volumes(read(watch(model, example, both_modes), RULES))
         pin_doubtful(anatomy)
         return anatomy
@@ -42,7 +42,7 @@ def watch(model: nn.Module, example: Example, both_modes: bool = False) -> Trace
             f"the model does not run on the example: {type(error).__name__}: {error}. "
             "Pass example= a tensor, a tuple of positional arguments, or a dict of keyword arguments"
         ) from error
-    beside = understudies(model, trace.unused) if trace.unused else {}
+    beside = idle_peers(model, trace.unused) if trace.unused else {}
     if beside:
         try:
             return _watched(model, example, both_modes, beside)
@@ -51,8 +51,8 @@ def watch(model: nn.Module, example: Example, both_modes: bool = False) -> Trace
     return trace
 
 
-def _watched(model: nn.Module, example: Example, both_modes: bool, beside: Understudies) -> Trace:
-    trace = record(model, example, understudies=beside)
+def _watched(model: nn.Module, example: Example, both_modes: bool, beside: IdlePeers) -> Trace:
+    trace = record(model, example, idle_peers=beside)
     if both_modes or trace.unused:
         eval_only = len(trace.ops), len(trace.values), dict(trace.outputs)
         try:

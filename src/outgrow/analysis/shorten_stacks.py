@@ -40,7 +40,7 @@ class Short:
 
 def shortened(trace: Trace) -> Short | None:
     """The trace without the blocks that others stand for; none if there are none, or if more than operators is to be seen."""
-    if len(trace.passes) != 1 or trace.understudies or trace.gradients:
+    if len(trace.passes) != 1 or trace.idle_peers or trace.gradients:
         return None
     uses = Uses.of(trace)
     if any(value.kind == "parameter" and uses.first[value.index] < 0 for value in trace.values):

@@ -17,7 +17,7 @@ from outgrow.model.journal import Journal
 from outgrow.model.module_calls import calls_of
 from outgrow.modules.blocks import make_identity, make_rotation
 from outgrow.modules.gates import close_gates, link_ramps
-from outgrow.verify.outputs import Sober
+from outgrow.verify.outputs import RandomAtMean
 
 
 def put_in(models: Sequence[nn.Module], example: Example, insert: Insert, journal: Journal) -> tuple[str, str]:
@@ -53,7 +53,7 @@ def begin(block: nn.Module, start: Start, batch: Tensor | None = None) -> None:
 def batch_behind(model: nn.Module, example: Example, path: str) -> Tensor:
     """A module's output in train mode, with dropout off: the batch whose statistics make a batch norm the identity."""
     try:
-        with torch.no_grad(), Sober():
+        with torch.no_grad(), RandomAtMean():
             found = calls_of(model, example, [path], training=True)[path][0].output
         return next(iter(outputs_in(found)))
     except Exception:  # batch norm fails on a single value in train mode: use eval mode

@@ -18,7 +18,7 @@ from torch import nn
 from outgrow.apply.weight_fades import without_drifts
 from outgrow.growth_plan.plan import Insert, Setting
 from outgrow.history.growths_on_model import ATTRIBUTE as HISTORY
-from outgrow.model.copy_block import twin_of
+from outgrow.model.copy_block import copy_of_block
 from outgrow.model.journal import Journal
 from outgrow.modules.blocks import Parallel, build
 from outgrow.modules.gates import without_gates
@@ -53,7 +53,7 @@ def apply_insert(model: nn.Module, insert: Insert, journal: Journal, shared: boo
     else:
         source = modules[insert.copy_of]
         assert source is not None
-        new = twin_of(source, model, shared)
+        new = copy_of_block(source, model, shared)
         without_gates(new)
         without_drifts(new)
     for module in new.modules():

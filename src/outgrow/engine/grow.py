@@ -37,8 +37,8 @@ from outgrow.model.sandbox import random_state
 from outgrow.model.unwrap import as_list, bare
 from outgrow.optimizers.stale import watch_for_stale
 from outgrow.optimizers.wrappers import unwrapped
-from outgrow.process.garbage_collection import collected_later
-from outgrow.process.signals import Deferral
+from outgrow.process.garbage_collection import without_garbage_collection
+from outgrow.process.signals import DeferredSignals
 from outgrow.requests import Widen
 from outgrow.trace import value_reads
 from outgrow.trace.contributing_parameters import check_reached
@@ -46,9 +46,9 @@ from outgrow.trace.flops import count_flops
 from outgrow.transforms.all_transforms import TABLE, Transform, check_transforms, kind_of
 from outgrow.transforms.site_and_step import Step
 from outgrow.verify import outputs as verify
-from outgrow.verify.brief_check import Brief, part_of
+from outgrow.verify.brief_check import BriefCheck, part_of
 from outgrow.verify.compiled_gates import check_gates
-from outgrow.verify.with_idle_modules import Turn, check_turns, turns_of
+from outgrow.verify.with_idle_modules import PeerOutputs, check_with_peers, outputs_with_peers
 from outgrow.wrong_arguments import usage
 
 
@@ -103,7 +103,7 @@ class Request:
     seed: int = 0
     check: bool = True
     ready: Ready | None = None
-    brief: Brief | None = None
+    brief: BriefCheck | None = None
 
     @property
     def model(self) -> nn.Module:
@@ -121,13 +121,13 @@ class Request:
         return kind.name if kind in TABLE else "grow"
 
 
-def run_growth(request: Request, interrupts: Deferral | None = None) -> Growth:
+def run_growth(request: Request, interrupts: DeferredSignals | None = None) -> Growth:
     """A growth from its first look at the model to its report.
 
     interrupts: begins once the growth is sure to stay, for a caller who must note that too before it can be interrupted.
     """
     if interrupts is None:
-        with Deferral() as own:
+        with DeferredSignals() as own:
             return run_growth(request, own)
     try:
         growth, work, _ = _grown(request, interrupts, dry=False)
@@ -147,7 +147,7 @@ def _blamed(error: VerifyError, request: Request) -> VerifyError:
         return error
 
     def again(model: nn.Module, widen: Widen) -> None:
-        with Deferral() as interrupts:
+        with DeferredSignals() as interrupts:
             _grown(Request(model, request.example, (widen,), seed=request.seed), interrupts, dry=False)
 
     return named(error, request.model, first, error.volumes, again)
@@ -159,26 +159,26 @@ def dry_run(model: nn.Module, example: Example, transforms: Sequence[Transform],
     Returns also what is left to do with the model itself.
     """
     shapes = shapes_of(model)
-    with Deferral() as interrupts:
+    with DeferredSignals() as interrupts:
         request = Request(model, example, transforms, seed=seed, check=False)
         growth, work, planned = _grown(request, interrupts, dry=True)
     return growth, Ready.of(shapes, planned.steps, work, growth.flops)
 
 
-def _grown(request: Request, interrupts: Deferral, dry: bool) -> tuple[Growth, Work, Planned]:
+def _grown(request: Request, interrupts: DeferredSignals, dry: bool) -> tuple[Growth, Work, Planned]:
     """The model looked at, planned for, changed and compared; the report, what was done, and by which plans."""
     started = time.perf_counter()
     model, copies = request.model, request.copies
     lengths = None if request.brief is None else request.brief.lengths
     with (
         random_state(),
-        collected_later(),
+        without_garbage_collection(),
         uncompiled(),
         together(request.given, model, copies, request.optimizers, request.example, lengths) as ranks,
         contextlib.ExitStack() as stack,
     ):
         example = ranks.example
-        check_model(model, numbers=not dry)
+        check_model(model, values=not dry)
         if not dry:
             check_finite(model)
         check_averages(request.averages, model)
@@ -235,7 +235,7 @@ def _looked(request: Request, example: Example, lengths: Sequence[int] | None) -
     if not request.check:
         return Look(example, None, ready)
     known = ready is not None and not ready.takes_statistics
-    if known and lengths is not None and brief is not None and brief.still(model, example):
+    if known and lengths is not None and brief is not None and brief.is_current(model, example):
         try:
             part = part_of(example, lengths)
             base = verify.before(model, part, brief=True)
@@ -248,13 +248,13 @@ def _looked(request: Request, example: Example, lengths: Sequence[int] | None) -
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """What is to be done. anatomy: of the model before, unless a dry run has found it out; turns: see `with_idle_modules`."""
+    """The planned steps. anatomy: of the model before, unless known from a dry run; with_peers: see `with_idle_modules`."""
 
     steps: Sequence[Step]
     notes: Sequence[str]
     anatomy: Anatomy | None = None
-    turns: Sequence[Turn] = ()
-    understudies: unrun.Understudies = field(default_factory=lambda: unrun.NOBODY)
+    with_peers: Sequence[PeerOutputs] = ()
+    idle_peers: unrun.IdlePeers = field(default_factory=lambda: unrun.NO_PEERS)
 
 
 def _planned(request: Request, look: Look, example: Example, work: Work, dry: bool) -> Planned:
@@ -268,10 +268,10 @@ def _planned(request: Request, look: Look, example: Example, work: Work, dry: bo
     draws = look.base.draws if look.base is not None else dry and verify.draws(model, example)
     anatomy = dissect(model, example, both_modes=draws)
     trace = anatomy.reading.trace
-    turns = turns_of(model, example, trace.understudies) if request.check else ()
+    with_peers = outputs_with_peers(model, example, trace.idle_peers) if request.check else ()
     steps = steps_of(model, example, request.transforms, request.seed, anatomy, work.journal)
-    notes = [*unrun.note(model, trace.unused, trace.understudies), *value_reads.note(trace)]
-    return Planned(steps, notes, anatomy, turns, trace.understudies)
+    notes = [*unrun.note(model, trace.unused, trace.idle_peers), *value_reads.note(trace)]
+    return Planned(steps, notes, anatomy, with_peers, trace.idle_peers)
 
 
 def _carried_out(planned: Planned, look: Look, work: Work) -> tuple[int, int]:
@@ -306,10 +306,10 @@ def _compared(request: Request, look: Look, planned: Planned, work: Work) -> tup
         return float("nan"), 0.0
     preserving = _preserves(work)
     worst, allowed = verify.check(work.model, look.sample, look.base, preserving, work.shared)
-    check_turns(work.model, work.example, planned.turns, planned.understudies, work.plans, preserving)
+    check_with_peers(work.model, work.example, planned.with_peers, planned.idle_peers, work.plans, preserving)
     check_gates(request.given, work.model, look.sample)
     if request.brief is not None and (work.added or any(plan.grafts for plan in work.plans)):
-        request.brief.look(work.model, work.example)  # what is only widened runs the same operators
+        request.brief.refresh(work.model, work.example)  # what is only widened runs the same operators
     return worst, allowed
 
 

@@ -27,7 +27,7 @@ from outgrow.model.journal import Journal
 from outgrow.model.meta_copy import has_values
 from outgrow.model.sandbox import random_state
 from outgrow.model.unwrap import bare
-from outgrow.process.garbage_collection import collected_later
+from outgrow.process.garbage_collection import without_garbage_collection
 from outgrow.transforms.all_transforms import check_transforms
 from outgrow.transforms.site_and_step import Step
 from outgrow.verify import outputs as verify
@@ -64,8 +64,8 @@ def plan(model: nn.Module, example: Example, *transforms: Any, seed: int = 0) ->
     check_transforms(transforms)
     check_seed(seed)
     model = bare(model)
-    with random_state(), collected_later(), uncompiled(), seen_whole([model], []):
-        check_model(model, numbers=False)
+    with random_state(), without_garbage_collection(), uncompiled(), seen_whole([model], []):
+        check_model(model, values=False)
         without = not has_values(model)
         if not without:
             check_finite(model)

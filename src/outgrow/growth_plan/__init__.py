@@ -1,1 +1,1 @@
-"""What a growth will do, as data: edits, inserts, settings, how new modules start; and as JSON."""
+"""The plan of a growth as data (edits, inserted modules, settings, initial values of new modules) and as JSON."""

@@ -1,9 +1,9 @@
-"""How a new module starts, as data: part of an insert while a growth is planned and carried out, not of the saved record.
+"""Initial values of a new module, as data: part of an insert while a growth is planned and carried out, but not saved.
 
-A new module is a copy of a sibling or built from its description. A *start* says what is written into its tensors then, so
-that it changes nothing at first: whole tensors that get one value, positions that become zero, positions that repeat others
-with a sign. Seeds are resolved when the growth is planned, so that a start holds positions only. The statistics of a batch are
-taken when the start is carried out, on the model as it is then.
+A new module is a copy of a sibling or built from its description. A *start* lists what is then written into its tensors, so
+that the module does not change the outputs at first: tensors filled with one value, positions set to zero, positions that
+repeat others with a sign. Seeds are resolved when the growth is planned, so that a start contains positions only. Batch
+statistics are computed when the start is carried out, on the model at that time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fill:
-    """All entries of a tensor get one value."""
+    """Set all entries of a tensor to one value."""
 
     tensor: str
     value: float
@@ -21,7 +21,7 @@ class Fill:
 
 @dataclass(frozen=True)
 class Zeros:
-    """Positions along an axis become zero."""
+    """Set positions along an axis to zero."""
 
     tensor: str
     axis: int
@@ -30,7 +30,7 @@ class Zeros:
 
 @dataclass(frozen=True)
 class Repeats:
-    """Positions along an axis repeat others, times a sign."""
+    """Set positions along an axis to a copy of others, times a sign."""
 
     tensor: str
     axis: int
@@ -44,13 +44,13 @@ Write = Fill | Zeros | Repeats
 
 @dataclass(frozen=True)
 class Start:
-    """What happens to a new module before the model runs with it, in this order. Names are those within the new module."""
+    """The steps that initialise a new module, in this order. Names are relative to the new module."""
 
-    draw: int | None = None  # its layers draw their values again, from this seed
+    draw: int | None = None  # seed from which its layers are initialised again
     writes: tuple[Write, ...] = ()
-    identity: str = ""  # it is the identity on what this module (named as before the insert) returns, batch norms included
-    rotation: tuple[int, int] | None = None  # its layer is an orthogonal matrix: side, and what it is drawn from
-    gates: tuple[str, ...] = ()  # modules whose outputs come in over some optimizer steps
+    identity: str = ""  # it is the identity on the output of this module (its name before the insert), batch norms included
+    rotation: tuple[int, int] | None = None  # its layer is an orthogonal matrix: side, and seed
+    gates: tuple[str, ...] = ()  # modules whose outputs fade in over `steps` optimizer steps
     steps: int = 0
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class Start:
         filled = sorted({f"{write.tensor} = {write.value:g}" for write in self.writes if isinstance(write, Fill)})
         parts += [f"pairs cancel in {', '.join(paired)}"] if paired else []
         parts += [", ".join(filled)] if filled else []
-        parts += [f"the identity on what {self.identity} returns"] if self.identity else []
+        parts += [f"the identity on the output of {self.identity}"] if self.identity else []
         parts += ["undoes the rotation of the layer before it"] if self.rotation is not None else []
         parts += [f"faded in over {self.steps} steps"] if self.gates else []
         return "; ".join(parts)

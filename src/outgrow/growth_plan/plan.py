@@ -1,8 +1,8 @@
-"""The plan: every edit that a growth will make, frozen and printable before any number changes.
+"""The plan: every edit that a growth will make, frozen and printable before any value changes.
 
-An *insertion* opens new positions along one axis of one tensor and says what goes there; a *rescaling* multiplies existing
-numbers; a *setting* changes a size (or an ε) that a module keeps as a Python attribute; a *graft*, made before all else, routes
-a skip through a folded residual. Insertions of one tensor are made in order, each on the result of the one before.
+An *insertion* adds positions along one axis of one tensor and says how they are filled; a *rescaling* multiplies existing
+values; a *setting* changes a size (or an ε) that a module keeps as a Python attribute; a *graft*, carried out first, routes a
+skip through a folded residual. Insertions into one tensor are made in order, each into the result of the previous one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from outgrow.growth_plan.module_starts import Start
 from outgrow.text.tables import table
 
 COLUMNS = ("volume", "size", "method")
-FILL_NAMES = ("free", "zero", "one", "mean", "rowmean", "spread", "copy")  # what new entries may hold: see `Insertion`
-LONGEST = 2**28  # entries along an axis: a bound for what a damaged file may claim
+FILL_NAMES = ("free", "zero", "one", "mean", "rowmean", "spread", "copy")  # how new entries are filled: see `Insertion`
+LONGEST = 2**28  # entries along an axis: a bound that protects against damaged files
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Insertion:
     """New positions along an axis, and the rule that fills them.
 
     fill: "free" (drawn: entry k is `signs[k]` times draw number `draws[k]`), "zero", "one", "mean" (of the `members` of its
-    run, weighted by the tensor `weights` if one is named), "rowmean" (of all that a row of the weight holds), "spread" (the
+    run, weighted by the tensor `weights` if one is named), "rowmean" (of all entries in a row of the weight), "spread" (the
     same mean plus or minus draws with the mean square of the row's deviations), or "copy" (of old position `sources[k]`,
     times `signs[k]`).
     """
@@ -32,21 +32,21 @@ class Insertion:
     tensor: str
     axis: int
     size: int  # before
-    at: tuple[int, ...]  # positions of the new entries, counted afterwards
-    sources: tuple[int, ...]  # for each, the old position of the unit it is modelled on
+    at: tuple[int, ...]  # positions of the new entries in the grown tensor
+    sources: tuple[int, ...]  # for each new entry, the old position of the unit that it is derived from
     fill: str
     draws: tuple[int, ...] = ()
     signs: tuple[float, ...] = ()
-    members: tuple[int, ...] = ()  # old positions that belong to the volume: run by run, unit by unit
-    runs: int = 1  # how often the units repeat along the axis
-    length: int = 1  # how many neighbouring positions a unit has in a run
+    members: tuple[int, ...] = ()  # old positions that belong to the volume, ordered by run, then by unit
+    runs: int = 1  # number of times that the units repeat along the axis
+    length: int = 1  # number of adjacent positions per unit in a run
     weights: str = ""
-    keep: tuple[float, ...] = ()  # factor for each member, if copies share its part
-    gradient: tuple[float, ...] = ()  # factor for the gradient of each new entry that is a copy
+    keep: tuple[float, ...] = ()  # factor for each member, if its value is split with copies
+    gradient: tuple[float, ...] = ()  # factor for the gradient of each copied entry
     gradient_keep: tuple[float, ...] = ()  # factor for the gradient of each member
     init: str = "std"
     noise: float = 0.0
-    fade: int = 0  # over how many optimizer steps the values come in; they start at zero
+    fade: int = 0  # number of optimizer steps over which the values fade in from zero
 
     @property
     def new_size(self) -> int:
@@ -55,7 +55,7 @@ class Insertion:
 
 @dataclass(frozen=True)
 class Rescaling:
-    """Multiply all existing numbers of a tensor: w → factor·(w + offset) − offset, for code that uses w + offset."""
+    """Multiply all existing values of a tensor: w → factor·(w + offset) − offset, for code that uses w + offset."""
 
     tensor: str
     factor: float
@@ -64,12 +64,12 @@ class Rescaling:
 
 @dataclass(frozen=True)
 class Rotation:
-    """Multiply a tensor along an axis by the transpose of an orthogonal matrix, which a new layer behind it undoes."""
+    """Multiply a tensor along an axis by the transpose of an orthogonal matrix, which the new layer after it undoes."""
 
     tensor: str
     axis: int
     side: int  # of the matrix
-    draw: int  # the number that it is drawn from
+    draw: int  # seed of the matrix
 
 
 Edit = Insertion | Rescaling | Rotation
@@ -92,14 +92,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class Graft:
-    """Route the skip of a sum through a new `Fold`, as yet the identity."""
+    """Route the skip of a sum through a new `Fold`, which is the identity at first."""
 
-    block: str  # path of the module whose code makes the sum
-    module: str  # path of the Fold: a new child of the block, or an nn.Identity whose place it takes
-    sum: int  # which of the sums in the block's code; −1 if an nn.Identity is replaced
-    operand: int  # which side of the sum is the skip
+    block: str  # path of the module whose code computes the sum
+    module: str  # path of the Fold: a new child of the block, or an nn.Identity that it replaces
+    sum: int  # index of the sum in the block's code; −1 if an nn.Identity is replaced
+    operand: int  # index of the skip among the operands of the sum
     size: int  # channels of the skip
-    dim: int  # and their axis
+    dim: int  # axis of the channels
 
     def __str__(self) -> str:
         return f"{self.module}: folds the skip of {self.block or 'the model'}"
@@ -107,29 +107,29 @@ class Graft:
 
 @dataclass(frozen=True)
 class Insert:
-    """A new child of a container. Those behind it get the next number, if they have numbers.
+    """A new child of a container. Numbered children after it are renumbered.
 
-    It is a copy of one of the other children, or built from a description. A module that stands alone is put into an
-    nn.Sequential of its own first (`wraps`), or into an `outgrow.Parallel` (`beside` too): it is then called 0 there.
+    It is a copy of one of the other children, or built from a description. A module without such a container is wrapped into
+    an nn.Sequential first (`wraps`), or into an `outgrow.Parallel` (`beside` too), under the name 0.
     """
 
     container: str  # its path; "" is the model itself
-    at: int  # where among the children the new one stands
-    copy_of: int  # which child it is a copy of, counted before; −1 if it is built
+    at: int  # index of the new child
+    copy_of: int  # index (before the insert) of the child that it is a copy of; −1 if it is built
     key: str  # its name
-    prefix: str | None = None  # children are called by this and consecutive numbers, the first of which is `first`
+    prefix: str | None = None  # children are named by this and consecutive numbers from `first` on
     first: int = 0
     made: tuple[tuple[str, Any], ...] = ()
     wraps: bool = False
     beside: bool = False
-    start: Start = field(default=Start(), compare=False, repr=False)  # not saved: a file holds the values themselves
+    start: Start = field(default=Start(), compare=False, repr=False)  # not saved: a file contains the values themselves
 
     @property
     def path(self) -> str:
         return f"{self.container}.{self.key}" if self.container else self.key
 
     def renamed(self, name: str) -> str:
-        """What a module or tensor is called afterwards."""
+        """The name of a module or tensor afterwards."""
         outer = f"{self.container}." if self.container else ""
         if self.wraps:
             inside = name == self.container or name.startswith(outer)
@@ -142,7 +142,7 @@ class Insert:
         return f"{outer}{self.prefix}{int(number) + moved}{dot}{rest}"
 
     def former(self, name: str) -> str | None:
-        """What a module or tensor was called before; None for the new module and all that is in it."""
+        """The name of a module or tensor before; None for the new module and everything inside it."""
         outer = f"{self.container}." if self.container else ""
         if name == self.path or name.startswith(f"{self.path}."):
             return None
@@ -159,7 +159,7 @@ class Insert:
 
 @dataclass(frozen=True)
 class Change:
-    """One volume's growth, in words and numbers. Blocks are counted; a kernel has a size an axis."""
+    """The growth of one volume, as reports show it. For blocks, sizes are counts; a kernel has one size per axis."""
 
     volume: str
     old: int | tuple[int, ...]
@@ -170,14 +170,14 @@ class Change:
 
     @property
     def row(self) -> tuple[str, str, str]:
-        """What a table tells."""
+        """The cells of its row in a table."""
         sizes = ["×".join(map(str, size)) if isinstance(size, tuple) else str(size) for size in (self.old, self.new)]
         return self.volume, " → ".join(sizes), self.method + ("" if self.exact else " (does not preserve)")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a growth does, in order. One that does several things may be several plans."""
+    """The edits of a growth, in order. A growth with several steps may have several plans."""
 
     changes: tuple[Change, ...]
     edits: tuple[Edit, ...]
@@ -185,10 +185,10 @@ class Plan:
     seed: int = 0
     grafts: tuple[Graft, ...] = ()
     inserts: tuple[Insert, ...] = ()
-    continues: bool = False  # it belongs to the same growth as the plan before it
+    continues: bool = False  # part of the same growth as the previous plan
 
     def renamed(self, name: str) -> str:
-        """What a module or tensor of the model before is called afterwards."""
+        """The new name of a module or tensor of the model before the growth."""
         for insert in self.inserts:
             name = insert.renamed(name)
         return name
@@ -205,7 +205,7 @@ class Plan:
 
     @property
     def new_blocks(self) -> list[str]:
-        """Paths of the new modules, by the names that they have in the end."""
+        """Paths of the new modules after all inserts."""
         paths = []
         for index, insert in enumerate(self.inserts):
             path = insert.path
@@ -215,7 +215,7 @@ class Plan:
         return paths
 
     def shapes(self, before: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-        """Shapes of the tensors that change, afterwards."""
+        """New shapes of the tensors that change shape."""
         shapes: dict[str, list[int]] = {}
         for edit in self.edits:
             if isinstance(edit, Insertion):
@@ -223,7 +223,7 @@ class Plan:
         return {name: tuple(shape) for name, shape in shapes.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as plain JSON values; `from_json` gives back an equal plan, to the last bit and type."""
+        """The plan as plain JSON values; `from_json` returns an equal plan, to the last bit and type."""
         return {
             "seed": self.seed,
             "changes": [{**vars(c), "old": _plain(c.old), "new": _plain(c.new)} for c in self.changes],
@@ -232,7 +232,7 @@ class Plan:
                 {**vars(setting), "old": _plain(setting.old), "new": _plain(setting.new)} for setting in self.settings
             ],
             **({"grafts": [asdict(graft) for graft in self.grafts]} if self.grafts else {}),
-            **({"inserts": [_unstarted(insert) for insert in self.inserts]} if self.inserts else {}),
+            **({"inserts": [_without_start(insert) for insert in self.inserts]} if self.inserts else {}),
             **({"continues": True} if self.continues else {}),
         }
 
@@ -249,18 +249,18 @@ class Plan:
         )
 
 
-def _unstarted(insert: Insert) -> dict[str, Any]:
+def _without_start(insert: Insert) -> dict[str, Any]:
     values = asdict(replace(insert, start=Start()))
     return {name: value for name, value in values.items() if name != "start"}
 
 
 def recorded(plan: Plan) -> Plan:
-    """A plan as a history keeps it: without the starts of new modules, whose values are in the model."""
+    """A plan as stored in a history: without the starts of new modules, whose values are in the model."""
     return replace(plan, inserts=tuple(replace(insert, start=Start()) for insert in plan.inserts))
 
 
 def joined(plans: Sequence[Plan]) -> Plan:
-    """Plans that were carried out one after the other, as one to look at."""
+    """Plans that were carried out one after the other, as one plan to print."""
     if len(plans) == 1:
         return plans[0]
     names = ("changes", "edits", "settings", "grafts", "inserts")
@@ -274,17 +274,19 @@ def noted(plan: Plan, note: str) -> Plan:
 
 
 def renamed(name: str, plans: Sequence[Plan]) -> str:
-    """What a module or tensor is called after further growths."""
+    """The name of a module or tensor after further growths."""
     for plan in plans:
         name = plan.renamed(name)
     return name
 
 
 def _pack(edit: Edit) -> dict[str, Any]:
-    """Fields as JSON values, without those that are empty by default."""
+    """Fields as JSON values, except for empty defaults."""
     values = {field.name: getattr(edit, field.name) for field in fields(edit)}
-    usual = {field.name: repr(field.default) for field in fields(edit)}  # repr tells 0 from 0.0 and −0.0
-    packed = {key: value for key, value in values.items() if value or repr(value) != usual[key] or isinstance(edit, Rotation)}
+    defaults = {field.name: repr(field.default) for field in fields(edit)}  # repr distinguishes 0 from 0.0 and −0.0
+    packed = {
+        key: value for key, value in values.items() if value or repr(value) != defaults[key] or isinstance(edit, Rotation)
+    }
     return {key: _runs(value) if isinstance(value, tuple) else value for key, value in packed.items()}
 
 
@@ -293,15 +295,16 @@ def _unpack(data: Mapping[str, Any]) -> Edit:
     kind = Rescaling if "factor" in values else Rotation if "draw" in values else Insertion
     if kind is Insertion and values.get("fill") not in FILL_NAMES:
         raise ValueError(
-            f"new entries of {values.get('tensor')} are to be {values.get('fill')!r}, and not {', '.join(FILL_NAMES)}"
+            f"new entries of {values.get('tensor')} have the unknown fill {values.get('fill')!r}; known: "
+            f"{', '.join(FILL_NAMES)}"
         )
     return kind(**values)
 
 
 def _runs(numbers: Sequence[float]) -> list[list[float]]:
-    """Runs as [first, step, count]: positions are mostly ranges, factors mostly equal.
+    """Run-length encode as [first, step, count]: positions are mostly ranges, factors mostly equal.
 
-    Only whole numbers make runs with a step: adding a step to a float would round.
+    Only integers form runs with a step: adding a step to a float would round.
     """
     runs: list[list[float]] = []
     for number in numbers:
@@ -324,7 +327,7 @@ def _expand(runs: Sequence[Sequence[float]]) -> tuple[Any, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """A setting's value as JSON: tuples, which are usual, as lists; lists and dicts marked as such."""
+    """A setting's value as JSON: tuples (the usual case) as lists; lists and dicts with a marker."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, tuple):

@@ -1,1 +1,1 @@
-"""Hold somebody's model and what trains it: run it, look into it, leave no trace. Nothing here knows of growth."""
+"""Run and inspect a user's model and optimizers without side effects. Nothing here depends on growth."""

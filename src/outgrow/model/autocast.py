@@ -1,9 +1,9 @@
-"""Autocast: a growth inside `torch.autocast` is judged in the model's own precision, and leaves no cast of old weights behind.
+"""Autocast: a growth inside `torch.autocast` is checked in the model's own precision, and leaves no cast of old weights behind.
 
-Autocast keeps the casts of weights until its outermost region ends. A cast made before a growth has the old shape and values,
-and one made without gradients cuts the weight off from the loss. So the cache is emptied after every pass of ours and after
-the growth. Under autocast's rounding an error of a tenth would pass the check, so the model runs without it, unless its code
-needs it (an input in half precision, say): then autocast stays on.
+Autocast caches the casts of weights until its outermost region ends. A cast made before a growth has the old shape and values,
+and one made without gradients disconnects the weight from the loss. So the cache is cleared after every pass of ours and after
+the growth. With autocast's rounding an error of a tenth would pass the check, so the model runs without autocast, unless its
+code needs it (e.g. for an input in half precision).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from outgrow.model.sandbox import tensors_of, untouched
 
 @contextlib.contextmanager
 def own_precision(model: nn.Module, example: Example) -> Iterator[None]:
-    """Run a model without autocast for a while, if it runs so; in any case without autocast's cache."""
+    """Disable autocast inside the context if the model runs without it; in any case disable autocast's cache."""
     kinds = {tensor.device.type for tensor in (*tensors_of(model).values(), *tensors_in(example))}
     active = [kind for kind in sorted(kinds) if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)]
     if not active:

@@ -1,4 +1,4 @@
-"""Look at what a growth is given before anything is traced, and refuse what it can't work on, with the reason."""
+"""Check the arguments of a growth before anything is traced, and refuse unsupported ones with the reason."""
 
 from __future__ import annotations
 
@@ -14,76 +14,76 @@ from torch import nn
 from outgrow.errors import GrowthError, Problem, TraceError
 from outgrow.model.dtensor import is_dtensor
 from outgrow.model.sandbox import forget_caches, tensors_of
-from outgrow.model.shared_memory import two_that_overlap
+from outgrow.model.shared_memory import overlapping_pair
 from outgrow.model.unwrap import bare
 
 DISTRIBUTED = ("DistributedDataParallel", "FullyShardedDataParallel")
 
 
-def check_model(model: Any, numbers: bool = True) -> None:
-    """A module that can be watched, with parameters that can grow."""
-    check_module(model, numbers)
+def check_model(model: Any, values: bool = True) -> None:
+    """Check that the model can be traced and has parameters. values: whether its tensors need values (not the meta device)."""
+    check_module(model, values)
     if not any(True for _ in model.parameters()):
         raise GrowthError("the model has no parameters: there is nothing that could grow")
 
 
-def check_module(model: Any, numbers: bool = True) -> None:
-    """A module of Python code, with numbers in it unless it will do without."""
+def check_module(model: Any, values: bool = True) -> None:
+    """Check that the model is a traceable module of Python code. values: see `check_model`."""
     if not isinstance(model, nn.Module):
         raise GrowthError(f"the model is {_named(model)}: pass a torch.nn.Module")
     scripted = [path for path, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
     if scripted:
-        reason = "torch.jit has compiled it, and what its code says of sizes can be neither watched nor changed"
+        reason = "torch.jit has compiled it, so sizes in its code can be neither traced nor changed"
         problem = Problem(scripted[0] or "the model", reason, "grow the Python module, then script or trace it again")
         raise TraceError("a scripted model can't be grown", [problem])
     wrapped = [path or "the model" for path, module in model.named_modules() if type(module).__name__ in DISTRIBUTED]
     if wrapped:
-        reason = "it averages the gradients of the parameters it was given, and would not see new ones"
+        reason = "it averages gradients of the parameters that it was constructed with, and new ones would be missing"
         way_out = "grow the module inside it (model.module) on every process with the same seed, then wrap it again"
         raise TraceError("a model wrapped for distributed training can't be grown", [Problem(wrapped[0], reason, way_out)])
     sharded = [name for name, parameter in model.named_parameters() if is_dtensor(parameter)]
     if sharded:
-        problem = Problem(sharded[0], "it is in shards (a DTensor)", "look at a plain copy of the model, before it is sharded")
-        raise TraceError("a sharded model can't be watched", [problem])
+        problem = Problem(sharded[0], "it is sharded (a DTensor)", "pass a plain copy of the model, made before sharding")
+        raise TraceError("a sharded model can't be traced", [problem])
     lazy = [path for path, module in model.named_modules() if getattr(module, "has_uninitialized_params", bool)()]
     if lazy:
         problem = Problem(lazy[0], "its parameters have no shape yet", "run the model once first: model(example)")
         raise TraceError("the model has lazy modules", [problem])
     if torch.is_inference_mode_enabled() or any(parameter.is_inference() for parameter in model.parameters()):
-        raise TraceError("operators can't be watched in inference mode: call this outside torch.inference_mode()")
-    shared = two_that_overlap(tensors_of(model))
+        raise TraceError("operators can't be recorded in inference mode: call this outside torch.inference_mode()")
+    shared = overlapping_pair(tensors_of(model))
     if shared is not None:
-        reason = f"it lies in the same memory as {shared[1]}, but is a tensor of its own"
+        reason = f"it shares memory with {shared[1]}, but is a separate tensor"
         way_out = "make both one parameter (a.weight = b.weight), or copy one of them: a.weight.data = b.weight.data.clone()"
         raise TraceError("tensors that share memory can't be grown", [Problem(shared[0], reason, way_out)])
     without = [name for name, tensor in tensors_of(model).items() if tensor.is_meta]
-    if without and numbers:
+    if without and values:
         problem = Problem(without[0], "it is on the meta device", "load the model's weights first, e.g. model.to_empty(…)")
-        raise TraceError("the model's tensors have no numbers", [problem])
+        raise TraceError("the model's tensors have no values", [problem])
     try:
         forget_caches(model)
     except Exception as error:
         raise TraceError(
-            f"the model does not let itself be put into train mode: {type(error).__name__}: {error}. A model from torch.export "
-            "is one: grow the module that it was made from"
+            f"the model can't be put into train mode: {type(error).__name__}: {error}. For a model "
+            "from torch.export, grow the module that it was exported from"
         ) from error
 
 
 def check_finite(model: nn.Module) -> None:
-    """Numbers that can be grown: from a training that has diverged there is nothing to go on with.
+    """Check that all parameters are finite: a model whose training has diverged can't be grown.
 
-    A sum with an infinity or a NaN in it is none either; that is far quicker than a look at each number, and waits only once
-    for the device. Sums that overflow are looked at closely.
+    A sum with an infinity or a NaN in it is not finite; checking sums is far quicker than checking each value, and synchronises
+    with the device only once. If a sum is not finite, each value is checked, since a sum may overflow.
     """
-    numbers = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    numbers = {name: torch.view_as_real(tensor) if tensor.is_complex() else tensor for name, tensor in numbers.items()}
-    numbers = {name: tensor for name, tensor in numbers.items() if tensor.is_floating_point()}
-    if all(isfinite(total) for total in _sums(list(numbers.values()))):
+    tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    tensors = {name: torch.view_as_real(tensor) if tensor.is_complex() else tensor for name, tensor in tensors.items()}
+    tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    if all(isfinite(total) for total in _sums(list(tensors.values()))):
         return
-    for name, tensor in numbers.items():
+    for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             problem = Problem(name, "it holds NaN or infinity", "go back to weights from before training diverged")
-            raise GrowthError("the model's numbers are not finite", [problem])
+            raise GrowthError("the model's values are not finite", [problem])
 
 
 def _sums(tensors: Sequence[torch.Tensor]) -> list[float]:
@@ -91,11 +91,11 @@ def _sums(tensors: Sequence[torch.Tensor]) -> list[float]:
     for tensor in tensors:
         total = tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))
         alike[total.device, total.dtype].append(total)
-    return [number for totals in alike.values() for number in torch.stack(totals).tolist()]
+    return [total for totals in alike.values() for total in torch.stack(totals).tolist()]
 
 
 def check_averages(averages: Sequence[Any], model: nn.Module) -> None:
-    """Copies of the model: other modules with the same tensors."""
+    """Check that averages are copies of the model: tensors of the same names and shapes, none of them shared."""
     tensors = tensors_of(model)
     for average in averages:
         copy = bare(getattr(average, "module", average))
@@ -110,7 +110,7 @@ def check_averages(averages: Sequence[Any], model: nn.Module) -> None:
         if other:
             raise GrowthError("the averaged copy is of another model", [Problem(other[0], "it is not there in the same shape")])
         if shared:
-            raise GrowthError("the averaged copy shares tensors with the model", [Problem(shared[0], "both grow it")])
+            raise GrowthError("the averaged copy shares tensors with the model", [Problem(shared[0], "it would grow twice")])
 
 
 def check_seed(seed: Any) -> None:

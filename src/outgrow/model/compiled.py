@@ -1,9 +1,9 @@
-"""Compiled models: a growth works on the Python code, and has what was compiled for the old shapes forgotten.
+"""Compiled models: a growth works on the Python code, and discards the code compiled for the old shapes.
 
-Dynamo compiles a function again when the shapes of the parameters it uses have changed, but only eight times: then it gives up
-without a word and the model runs uncompiled from there on. `torch._dynamo.reset()` starts the count anew. It is for the whole
-process, so it is called only if something has been compiled since the last time; whether that was this model can't be asked,
-since a compiled training step, or a compiled optimizer step, does not tell what it closes over.
+Dynamo recompiles a function when the shapes of its parameters have changed, but only eight times: then it gives up silently and
+the model runs uncompiled. `torch._dynamo.reset()` resets the count. It affects the whole process, so it is called only if
+something has been compiled since the last reset; whether that was this model is not known, since a compiled training step or
+optimizer step does not expose the model that it refers to.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COMPILED = ("forward", "training_step", "validation_step", "test_step", "predict
 
 
 class _Eager:
-    """Torch's stance is the process's: the first of several threads changes it, the last puts it back."""
+    """Torch's stance is global to the process: the first of several threads changes it, the last restores it."""
 
     def __init__(self) -> None:
         self.lock, self.users, self.stance = Lock(), 0, contextlib.ExitStack()
@@ -45,7 +45,7 @@ _EAGER = _Eager()
 
 @contextlib.contextmanager
 def uncompiled() -> Iterator[None]:
-    """Let compiled modules run as the Python code they were made from, for a while."""
+    """Run compiled modules as the original Python code inside the context."""
     if "torch._dynamo" not in sys.modules:  # torch.compile imports it: nothing is compiled
         yield
         return
@@ -54,7 +54,7 @@ def uncompiled() -> Iterator[None]:
 
 
 def forget_compiled() -> None:
-    """After a growth: what is compiled will be compiled again, for the new shapes."""
+    """After a growth: discard compiled code, so that it is compiled again for the new shapes."""
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is None:
         return
@@ -65,11 +65,11 @@ def forget_compiled() -> None:
 
 
 @contextlib.contextmanager
-def as_written(module: Any) -> Iterator[None]:
-    """A LightningModule without what Lightning has put on it for `torch.compile`, for a while.
+def without_compiled_steps(module: Any) -> Iterator[None]:
+    """Remove the compiled functions that Lightning has set on a LightningModule, inside the context.
 
-    `trainer.fit(torch.compile(module))` replaces the module's `forward` and its steps by compiled functions, which call the
-    module that they were made from, also in a copy of it. A rehearsal on a copy would see nothing of that copy run.
+    `trainer.fit(torch.compile(module))` replaces the module's `forward` and its steps by compiled functions. These call the
+    original module, even from a copy, so a dry run on a copy would not run that copy.
     """
     context = vars(module).get("_compiler_ctx")
     if context is None:

@@ -1,10 +1,10 @@
-"""A copy of a block, to stand beside it as one of its kind: with its tensors and settings, but without the user's hooks.
+"""Copy a block to insert it as a new block: with its tensors and settings, but without the user's hooks.
 
-`copy.deepcopy` takes hooks along. A function that records what its block puts out would record the new block too, in the same
-list; an object that does so would be copied, unseen, with all that it holds; and the handle that takes a hook off takes it off
-the old block alone. So hooks stay where they were put, but for those that are part of the model: torch's own (weight norm,
-spectral norm, pruning), those of Transformers (which records hidden states by them) and methods of the model's modules. The
-library would have registered all of these in a model that was built with the new block.
+`copy.deepcopy` copies hooks too. A function that records the outputs of its block would then record the new block in the same
+list; a recording object would be copied unnoticed, with its whole contents; and the handle of a hook removes it from the old
+block only. So hooks are not copied, except for those that are part of the model: torch's own (weight norm, spectral norm,
+pruning), those of Transformers (which records hidden states with them) and methods of the model's modules. The library would
+have registered all of these in a model built with the new block.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 LIBRARIES = ("torch.", "transformers.")  # whose hooks are part of a model
 
-HOOKS = {  # each with those that hold more about the same hooks
+HOOKS = {  # each with the dicts that hold options of the same hooks
     "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
     "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
     "_backward_hooks": (),
@@ -26,11 +26,11 @@ HOOKS = {  # each with those that hold more about the same hooks
 }
 
 
-def twin_of(block: nn.Module, model: nn.Module, shared: bool = False) -> nn.Module:
-    """A deep copy of a block of a model; see above for its hooks. shared: with the block's own tensors."""
+def copy_of_block(block: nn.Module, model: nn.Module, shared: bool = False) -> nn.Module:
+    """A deep copy of a block of a model; for its hooks see above. shared: it uses the block's own tensors."""
     instead: dict[int, Any] = {id(vars(one)[name]): OrderedDict() for one in block.modules() for name in HOOKS}
     for value in (value for one in block.modules() for value in vars(one).values() if isinstance(value, Tensor)):
-        if not value.is_leaf:  # computed from parameters in the last pass, as pruning does: torch would not copy it
+        if not value.is_leaf:  # computed from parameters in the last pass, as by pruning: torch can't copy it
             instead[id(value)] = value.detach().clone()
     if shared:
         instead.update({id(tensor): tensor for tensor in (*block.parameters(), *block.buffers())})
@@ -54,6 +54,6 @@ def _is_part(hook: Any, own: set[int]) -> bool:
 
 
 def _for(hook: Any, twins: dict[int, nn.Module]) -> Any:
-    """A method of a part of the block becomes that of the part's copy."""
+    """The hook itself or, for a method of a module in the block, the same method of the module's copy."""
     twin = twins.get(id(getattr(hook, "__self__", None)))
     return hook if twin is None else MethodType(hook.__func__, twin)

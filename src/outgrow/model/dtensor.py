@@ -1,4 +1,4 @@
-"""Tensors in shards (DTensor): recognise them, and lay a whole tensor out like one."""
+"""Sharded tensors (DTensor): recognise them, and shard a whole tensor in the same way."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def placed(value: Tensor, parameter: Any) -> Any:
-    """This rank's part of a tensor that all ranks have, laid out as a parameter is; nothing is sent.
+    """A tensor that all ranks have, sharded like a parameter, without communication.
 
-    What has another shape than the parameter stays as it is.
+    A tensor whose shape differs from the parameter's is returned unchanged.
     """
     if not is_dtensor(parameter) or value.shape != parameter.shape:
         return value

@@ -1,4 +1,4 @@
-"""Examples: run a model on one, and find the tensors in what goes in and comes out."""
+"""Examples: run a model on one, and find the tensors in its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Example = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
 def call(model: nn.Module, example: Example) -> Any:
     """Run the model on an example: a tensor, a tuple of arguments, or a dict of keyword arguments.
 
-    Where gradients are switched off and the model differentiates in its forward pass, it runs again with gradients.
+    If gradients are disabled and the model differentiates in its forward pass, it runs again with gradients.
     """
     try:
         return _called(model, example)
@@ -37,7 +37,7 @@ def _called(model: nn.Module, example: Example) -> Any:
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors in nested tuples, lists, dicts and dataclasses, in order; other objects (caches) are left alone."""
+    """The tensors in nested tuples, lists, dicts and dataclasses, in order; other objects (e.g. caches) are ignored."""
     if isinstance(tree, Tensor):
         return [tree]
     if isinstance(tree, Mapping):
@@ -50,12 +50,12 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 
 def outputs_in(tree: Any) -> list[Tensor]:
-    """The tensors that a model returns, in objects of any kind; caches are none of its outputs."""
+    """The tensors in a model's output, in objects of any kind except for caches."""
     return tensors_anywhere(tree, set(), caches=False)
 
 
 def is_cache(thing: Any) -> bool:
-    """Whether an object remembers keys and values for later passes, as Transformers' caches do."""
+    """Whether an object stores keys and values for later passes, as Transformers' caches do."""
     return any(kind.__name__.endswith("Cache") for kind in type(thing).__mro__)
 
 

@@ -1,12 +1,12 @@
-"""Modules that the example does not run, where others like them run beside them: experts that no token of it meets.
+"""Modules that do not run on the example although similar modules next to them do, e.g. experts that receive no token.
 
-Growth follows the operators of a forward pass, so it would leave such a module as it is, and the model would fail on data that
-meets it. It is therefore watched in the place of a module that ran: beside y = f(x), the trace holds y + 0·g(x) for each g of
-f's kind and parent that did not run. So g is read, grown and fitted as f is, and nothing is computed differently. For the check
-of a growth g takes f's place altogether.
+Growth follows the operators of a forward pass, so it would skip such an *idle* module, and the model would fail on data that
+uses it. It is therefore traced next to a *peer* that runs, of the same parent, class and shapes: instead of y = f(x), the trace
+contains y + 0·g(x) for each idle peer g of f. So g is analysed, grown and adapted like f, and the outputs stay the same. For
+the check of a growth, g replaces f.
 
-What did not run and has no like that did is reported. A volume that may be its own too (it has an axis of the same size, and is
-where the volume is passed on) can't grow: nothing shows how the two belong together.
+An idle module without a running peer is reported. A volume that it may use (it has an axis of the same size, and the volume
+reaches its parent) can't grow, since nothing shows how the two are related.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-Understudies = Mapping[str, Sequence[str]]  # path of a module that ran → those of its kind beside it that did not
-NOBODY: Understudies = {}
+IdlePeers = Mapping[str, Sequence[str]]  # path of a module that ran → paths of its idle peers
+NO_PEERS: IdlePeers = {}
 NOTE = "not run on the example"
 SHOWN = 8
 
 
-def understudies(model: nn.Module, unused: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """Who can be watched in whose place; unused: names of parameters that no operator has used."""
+def idle_peers(model: nn.Module, unused: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """The idle peers of modules that ran; unused: names of parameters that no operator has used."""
     idle = idle_modules(model, unused)
     found: dict[str, tuple[str, ...]] = {}
     for path in idle:
@@ -40,7 +40,7 @@ def understudies(model: nn.Module, unused: Collection[str]) -> dict[str, tuple[s
 
 
 def idle_modules(model: nn.Module, unused: Collection[str]) -> list[str]:
-    """The outermost modules of which no parameter was used."""
+    """The outermost modules without a used parameter."""
     held: dict[str, list[str]] = {}
     for name, _ in model.named_parameters(remove_duplicate=False):
         parts = name.split(".")[:-1]
@@ -56,8 +56,8 @@ def _kind(module: nn.Module) -> Any:
 
 
 @contextlib.contextmanager
-def standing_in(model: nn.Module, pairs: Understudies) -> Iterator[None]:
-    """Let understudies run beside those whose place they could take, to no effect on what is computed."""
+def peers_alongside(model: nn.Module, pairs: IdlePeers) -> Iterator[None]:
+    """Run idle peers after the modules that they belong to, without an effect on the outputs."""
 
     def behind(others: Sequence[nn.Module]) -> Callable[..., Any]:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
@@ -79,7 +79,7 @@ def standing_in(model: nn.Module, pairs: Understudies) -> Iterator[None]:
 
 
 def _merged(output: Any, other: Any) -> Any:
-    """Outputs y and z of one form as y + 0·z."""
+    """y + 0·z for outputs y and z of the same structure."""
     (ours, form), (theirs, _) = tree_flatten(output), tree_flatten(other)
     return tree_unflatten([_sum(y, z) for y, z in zip(ours, theirs, strict=True)], form)
 
@@ -90,8 +90,8 @@ def _sum(y: Any, z: Any) -> Any:
 
 
 @contextlib.contextmanager
-def taking_over(model: nn.Module, pairs: Understudies, number: int) -> Iterator[None]:
-    """Let the understudy of this number (or the last there is) do what the module that ran would do."""
+def peers_in_place(model: nn.Module, pairs: IdlePeers, number: int) -> Iterator[None]:
+    """Replace each module that ran by its idle peer with this index (or its last one)."""
     replaced = [(vars(model.get_submodule(path)), names[min(number, len(names) - 1)]) for path, names in pairs.items()]
     before = [attributes.get("forward") for attributes, _ in replaced]
     for attributes, name in replaced:
@@ -104,14 +104,15 @@ def taking_over(model: nn.Module, pairs: Understudies, number: int) -> Iterator[
             attributes.update({} if forward is None else {"forward": forward})
 
 
-def note(model: nn.Module, unused: Collection[str], pairs: Understudies) -> list[str]:
-    """What to report of what did not run: names of modules, and of parameters whose module is used otherwise."""
+def note(model: nn.Module, unused: Collection[str], pairs: IdlePeers) -> list[str]:
+    """Report lines on idle modules, and on unused parameters of modules that ran."""
     grown = [name for names in pairs.values() for name in names]
     idle = idle_modules(model, unused)
     alone = [name for name in unused if not any(name.startswith(f"{path}.") for path in idle)]
     left = [*(path for path in idle if path not in grown), *alone]
-    notes = [f"{NOTE}: {_listed(grown)}; taken to be used as {_listed(list(pairs))}, and grown alike"] if grown else []
-    return [*notes, *([f"{NOTE}: {_listed(left)}; left as it is"] if left else [])]
+    alike = f"assumed to be used like {_listed(list(pairs))}, and grown in the same way"
+    notes = [f"{NOTE}: {_listed(grown)}; {alike}"] if grown else []
+    return [*notes, *([f"{NOTE}: {_listed(left)}; left unchanged"] if left else [])]
 
 
 def _listed(names: Sequence[str]) -> str:

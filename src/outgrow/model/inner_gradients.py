@@ -1,9 +1,8 @@
 """Models that differentiate inside their own forward pass: energies whose forces are −∂E/∂x, physics-informed losses.
 
-What `torch.autograd.grad` returns depends on the function that it differentiates, and on nothing else. A growth that keeps
-E(x) for every x keeps ∂E/∂x too, so that the backward operators need no rules. While a model is watched, a call of `grad` is
-one operator; those that autograd runs inside it are left out. This takes a `TorchFunctionMode`, which is slow: it is switched
-on only for models that turn out to need it.
+The result of `torch.autograd.grad` depends only on the function that it differentiates. A growth that preserves E(x) for every
+x preserves ∂E/∂x too, so the backward operators need no rules. In a trace, a call of `grad` is one operator; the operators that
+autograd runs inside it are left out. This takes a `TorchFunctionMode`, which is slow: it is used only for models that need it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-GRADIENT = "outgrow.gradient"  # how a call of `torch.autograd.grad` is written down
+GRADIENT = "outgrow.gradient"  # name of a call of `torch.autograd.grad` in a trace
 Differentiated = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], None]
 
 
@@ -52,13 +51,13 @@ def _listed(tensors: Any) -> list[Tensor]:
 
 
 def needs_gradients(error: BaseException) -> bool:
-    """Whether a pass failed because it differentiates, and gradients were switched off."""
+    """Whether a pass failed because it differentiates, and gradients were disabled."""
     return "does not require grad" in str(error)
 
 
 @contextlib.contextmanager
 def with_gradients(mode: Gradients, saved: set[int]) -> Iterator[None]:
-    """Run a model with gradients on; `saved` gets the ids of the tensors that autograd keeps for backward passes."""
+    """Run a model with gradients on; the ids of the tensors that autograd keeps for backward passes are added to `saved`."""
 
     def keep(tensor: Tensor) -> Tensor:
         saved.add(id(tensor))

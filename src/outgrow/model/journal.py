@@ -1,15 +1,15 @@
-"""A journal of changes, from which everything can be put back bit for bit."""
+"""A journal of changes, by which everything can be restored bit for bit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from outgrow.process.signals import Deferral
+from outgrow.process.signals import DeferredSignals
 
 
 class Journal:
-    """What was done, and how to undo it. As a context: all is undone if anything fails within, and let go of otherwise."""
+    """Functions that undo changes. As a context: all changes are undone if anything fails inside, and kept otherwise."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
@@ -26,11 +26,11 @@ class Journal:
         self._undo.append(undo)
 
     def undo(self) -> None:
-        with Deferral() as interrupts:
+        with DeferredSignals() as interrupts:
             interrupts.begin()
             while self._undo:
                 self._undo.pop()()
 
     def close(self) -> None:
-        """Let go of the old tensors."""
+        """Keep the changes, and release the old tensors."""
         self._undo.clear()

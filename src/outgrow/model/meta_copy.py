@@ -1,8 +1,8 @@
-"""A model's shadow: the same modules on meta tensors, which have shapes but no values and take no memory.
+"""Run a model on meta tensors, which have shapes but no values and take no memory.
 
-Most of what a growth has to find out (which modules run, on which shapes, whether the code bears one block more) does not
-depend on values. In the shadow a forward pass costs the model's Python alone. Code that reads values, or that keeps tensors
-which no module registers, does not run there: callers then fall back to the model itself.
+Most facts that a growth needs (which modules run, on which shapes, whether the code accepts one more block) do not depend on
+values. On meta tensors a forward pass costs only the model's Python code. Code that reads values, or that uses tensors not
+registered with a module, fails there: callers then fall back to the model itself.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outgrow.model.example import Example
-from outgrow.model.meta_operators import Shapes
+from outgrow.model.meta_operators import ShapeCache
 from outgrow.model.module_calls import Call, calls_of
 from outgrow.model.sandbox import on_meta, substituted, tensors_of
 
 
 @contextmanager
-def shadow(model: nn.Module) -> Iterator[None]:
-    """For a while, the model's parameters and buffers are on the meta device."""
-    shadows = {name: _shadow(tensor) for name, tensor in tensors_of(model).items()}
-    with substituted(model, shadows), Remembered():
+def tensors_on_meta(model: nn.Module) -> Iterator[None]:
+    """Replace the model's parameters and buffers by meta tensors inside the context."""
+    meta = {name: _on_meta(tensor) for name, tensor in tensors_of(model).items()}
+    with substituted(model, meta), CachedShapes():
         yield
 
 
-class Remembered(TorchDispatchMode):
-    """Operators on meta tensors are worked out once, whatever pass they are in."""
+class CachedShapes(TorchDispatchMode):
+    """Caches the results of operators on meta tensors, across passes."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: nothing is compiled meanwhile (see `Watcher`)."""
+        """No: nothing is compiled in the meantime (see `Watcher`)."""
         return False
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.shapes = Shapes()
+        self.shapes = ShapeCache()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.shapes.call(func, args, kwargs or {})
 
 
-def _shadow(tensor: Tensor) -> Tensor:
+def _on_meta(tensor: Tensor) -> Tensor:
     if tensor.is_meta:
         return tensor
     without = tensor.detach().to("meta")
@@ -52,9 +52,9 @@ def _shadow(tensor: Tensor) -> Tensor:
 
 
 def calls_without_values(model: nn.Module, example: Example, paths: Sequence[str]) -> dict[str, list[Call]]:
-    """Like `calls_of`, on meta tensors if the model runs on them: shapes alone are of interest."""
+    """Like `calls_of`, but on meta tensors if the model runs on them: for callers that need only shapes."""
     try:
-        with shadow(model):
+        with tensors_on_meta(model):
             return calls_of(model, on_meta(example), paths)
     except Exception:
         return calls_of(model, example, paths)

@@ -1,7 +1,7 @@
-"""Operators on meta tensors, each worked out once: equal operators on equal shapes give equal shapes.
+"""Operators on meta tensors, with cached results: equal operators on equal shapes give equal shapes.
 
-Meta tensors have no numbers, so that a result is known by its geometry alone. Torch works out many of these in Python, a
-batch norm in a millisecond; networks repeat their blocks, and a table is much faster.
+Meta tensors have no values, so a result is determined by its geometry (shape, strides, dtype). Torch computes many of these in
+Python, a batch norm in a millisecond; networks repeat their blocks, so a cache is much faster.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ aten = torch.ops.aten
 Geometry = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
-class Shapes:
-    """Calls operators; results of those that make new tensors from meta tensors are remembered by their geometry."""
+class ShapeCache:
+    """Calls operators; for operators that return new meta tensors, the geometry of the results is cached."""
 
     def __init__(self) -> None:
-        self.fresh: dict[Any, bool] = {}  # operator → makes new tensors, and writes into none
+        self.fresh: dict[Any, bool] = {}  # operator → whether it returns new tensors and writes into none
         self.known: dict[Hashable, tuple[type, list[Geometry]]] = {}
 
     def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -29,7 +29,7 @@ class Shapes:
             kind, geometries = self.known[key]
             tensors = [torch.empty_strided(size, stride, dtype=d, device="meta") for size, stride, d in geometries]
             return tensors[0] if kind is Tensor else kind(tensors)
-        known = BY_HAND[func](*args) if key is not None and func in BY_HAND and not kwargs else None
+        known = SHAPE_FORMULAS[func](*args) if key is not None and func in SHAPE_FORMULAS and not kwargs else None
         result: Any = func(*args, **kwargs) if known is None else known
         if key is not None:
             tensors = [result] if type(result) is Tensor else result
@@ -38,7 +38,7 @@ class Shapes:
         return result
 
     def _key(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
-        """What the result depends on; None if that is more than we see."""
+        """All that the result depends on, as a key; None if it may depend on more."""
         if func not in self.fresh:
             schema = func._schema
             self.fresh[func] = all(item.alias_info is None for item in (*schema.arguments, *schema.returns))
@@ -46,20 +46,20 @@ class Shapes:
             return None
         try:
             return func, tuple(map(_part, args)), tuple((name, _part(value)) for name, value in kwargs.items())
-        except _Unseen:
+        except _Uncacheable:
             return None
 
 
 def _batch_norm(x: Tensor, *rest: Any) -> tuple[Tensor, ...] | None:
     vectors = [vector for vector in rest if isinstance(vector, Tensor)]
-    if not _usual(x, *vectors) or any(vector.shape != x.shape[1:2] for vector in vectors):
+    if not _contiguous_floats(x, *vectors) or any(vector.shape != x.shape[1:2] for vector in vectors):
         return None
     return torch.empty_like(x), x.new_empty(x.shape[1:2]), x.new_empty(x.shape[1:2])
 
 
 def _layer_norm(x: Tensor, normal: Sequence[int], *rest: Any) -> tuple[Tensor, ...] | None:
     weights = [weight for weight in rest if isinstance(weight, Tensor)]
-    if not _usual(x, *weights) or any(
+    if not _contiguous_floats(x, *weights) or any(
         list(item.shape) != list(normal) for item in (x[(0,) * (x.ndim - len(normal))], *weights)
     ):
         return None
@@ -72,7 +72,7 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
     rest = [(*tensor.shape[:dim], *tensor.shape[dim:][1:]) for tensor in tensors]
     if (
         dim < 0
-        or not _usual(*tensors)
+        or not _contiguous_floats(*tensors)
         or any(shape != rest[0] or tensor.ndim != first.ndim for tensor, shape in zip(tensors, rest, strict=True))
     ):
         return None
@@ -81,7 +81,7 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
 
 def _addmm(bias: Tensor, left: Tensor, right: Tensor) -> Tensor | None:
     if (
-        not _usual(bias, left)
+        not _contiguous_floats(bias, left)
         or right.dtype != left.dtype
         or left.shape[1:] != right.shape[:1]
         or bias.shape != right.shape[1:]
@@ -90,15 +90,15 @@ def _addmm(bias: Tensor, left: Tensor, right: Tensor) -> Tensor | None:
     return left.new_empty([left.shape[0], right.shape[1]])
 
 
-def _usual(*tensors: Tensor) -> bool:
-    """Contiguous tensors of one common type: no promotion, no memory format to choose."""
+def _contiguous_floats(*tensors: Tensor) -> bool:
+    """Whether tensors are contiguous and of one common type, so that no type promotion or memory format matters."""
     return all(t.is_contiguous() and t.numel() and t.dtype == tensors[0].dtype for t in tensors) and tensors[0].dtype in (
         torch.float32,
         torch.float64,
     )
 
 
-BY_HAND: dict[Any, Callable[..., Any]] = {  # what torch takes longest over; None where the case is not the usual one
+SHAPE_FORMULAS: dict[Any, Callable[..., Any]] = {  # the slowest operators; they return None for uncommon cases
     aten.native_batch_norm.default: _batch_norm,
     aten.native_layer_norm.default: _layer_norm,
     aten.cat.default: _cat,
@@ -106,8 +106,8 @@ BY_HAND: dict[Any, Callable[..., Any]] = {  # what torch takes longest over; Non
 }
 
 
-class _Unseen(Exception):
-    """An argument that says more than its geometry."""
+class _Uncacheable(Exception):
+    """An argument that is not described by its geometry."""
 
 
 def _plain(tensor: Any) -> bool:
@@ -121,10 +121,10 @@ def _geometry(tensor: Tensor) -> Geometry:
 def _part(value: Any) -> Hashable:
     if isinstance(value, Tensor):
         if not _plain(value):
-            raise _Unseen
+            raise _Uncacheable
         return _geometry(value)
     if isinstance(value, (list, tuple)):
         return type(value), *map(_part, value)
     if not isinstance(value, Hashable):
-        raise _Unseen
+        raise _Uncacheable
     return type(value), value  # 1 and 1.0 are equal, and promote differently

@@ -18,14 +18,14 @@ from outgrow.model.sandbox import untouched
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """What a module was given in a forward pass, and what it returned."""
+    """The input and output of a module in a forward pass."""
 
     example: Example
     output: Any
 
 
 def calls_of(model: nn.Module, example: Example, paths: Sequence[str], training: bool = False) -> dict[str, list[Call]]:
-    """Every call of some modules in one forward pass; copies, as code that works in place may change either of its ends."""
+    """All calls of some modules in one forward pass, copied, since in-place code may change their inputs and outputs."""
     found: dict[str, list[Call]] = {path: [] for path in paths}
     given: dict[str, list[Example]] = {path: [] for path in paths}
 
@@ -61,7 +61,7 @@ def _copied(tree: Any) -> Any:
 
 
 def _bound(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Example:
-    """Arguments as an example: by position if that suffices, else by name. Caches, which remember this pass, are left out."""
+    """Arguments as an example: by position if possible, else by name. Caches, which store this pass, are left out."""
     args, kwargs = tuple(map(_uncached, args)), {name: _uncached(value) for name, value in kwargs.items()}
     if not kwargs:
         return args
@@ -74,7 +74,7 @@ def _bound(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _uncached(value: Any) -> Any:
-    """A list or dict as it is now: the model's code may go on filling it."""
+    """A list or dict copied, since the model's code may add to it later; None for a cache."""
     if type(value) in (list, dict):
         return type(value)(value)
     return None if is_cache(value) else value

@@ -1,4 +1,4 @@
-"""Dotted paths of modules and tensors: join them, and cut them off."""
+"""Dotted paths of modules and tensors: join them, and make them relative."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ def joined_path(place: str, name: str) -> str:
 
 
 def inside(place: str, name: str) -> str | None:
-    """A name as it is within a place; None if it is elsewhere."""
+    """A name relative to a place; None if it is outside."""
     if not place:
         return name
     return name[len(place) + 1 :] if name.startswith(f"{place}.") else None

@@ -1,8 +1,8 @@
-"""Read optimizers that outgrow was not given, without any effect on them.
+"""Read optimizers that were not passed to outgrow, without any effect on them.
 
-Torch calls global step hooks for every optimizer of the process. Some of those skip `Optimizer.__init__`, have no parameter
-groups or state, compute them in a property, or cannot be hashed or referenced weakly. Whatever can't be read counts as empty:
-a hook must not be the reason why somebody else's step fails.
+Torch calls global step hooks for every optimizer of the process. Some optimizers skip `Optimizer.__init__`, have no parameter
+groups or state, compute them in a property, or can't be hashed or referenced weakly. If a field can't be read, it counts as
+empty: a hook must never make the step of an unrelated optimizer fail.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from weakref import ref
 
 from torch import Tensor
 
-SEARCHED = 8  # parameters by which the state of an unknown optimizer is searched for
+SEARCHED = 8  # parameters used in the search for the state of unknown optimizers
 
 
 def held_parameters(optimizer: Any) -> list[Tensor]:
@@ -42,10 +42,10 @@ def state_of(optimizer: Any, parameter: Tensor) -> Mapping[str, Any]:
 def states_with(parameters: Sequence[Tensor]) -> Iterator[tuple[Tensor, Mapping[Any, Any], Mapping[str, Any]]]:
     """All dicts of the process that have state for some of these parameters, as an optimizer's `state` does.
 
-    Yields the parameter, the dict, and what it has for the parameter. The search goes through all objects, 0.05 s per 500,000.
+    Yields the parameter, the dict, and the state of the parameter. The search visits all objects, 0.05 s per 500,000.
     """
     wanted = {id(parameter): parameter for parameter in parameters}
-    for holder in gc.get_referrers(*parameters[:SEARCHED]):  # the search takes longer for each
+    for holder in gc.get_referrers(*parameters[:SEARCHED]):  # each one makes the search slower
         if not issubclass(type(holder), dict):
             continue
         for key, entry in list(holder.items()):
@@ -54,7 +54,7 @@ def states_with(parameters: Sequence[Tensor]) -> Iterator[tuple[Tensor, Mapping[
 
 
 class WeakNotes:
-    """A note per object, by identity. An object that can't be referenced weakly gets none; no object is kept alive."""
+    """One value per object, by identity. Objects that can't be referenced weakly get none; no object is kept alive."""
 
     def __init__(self) -> None:
         self._notes: dict[int, tuple[ref[Any], Any]] = {}

@@ -1,9 +1,9 @@
-"""Operators that are read as other operators: those of users, each with a reference function in plain PyTorch.
+"""Users' custom operators, each with a reference function in plain PyTorch.
 
-An operator from outside PyTorch says nothing about itself: units can't be followed through it. Its reference function takes the
-same arguments and computes the same by operators of PyTorch. While a model is watched, the reference runs in the operator's
-place, and the trace holds the operators that it is made of. Otherwise the operator itself runs: in training, and when outputs
-are compared before and after a growth, so that a reference that computes something else leads to a refusal there.
+Units can't be followed through a custom operator, since only its signature is known. Its reference function takes the same
+arguments and computes the same result with operators of PyTorch. While a model is traced, the reference runs instead of the
+operator, and the trace contains the operators of the reference. Otherwise the operator itself runs: in training, and when
+outputs are compared before and after a growth, so that a wrong reference leads to a refusal there.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from outgrow.errors import RuleError
 
 @dataclass(frozen=True)
 class Reference:
-    """What a user's operator computes."""
+    """A user's operator and the function that computes the same."""
 
     operator: str  # as PyTorch writes it: mylib::op
     function: Callable[..., Any]
 
     @property
     def label(self) -> str:
-        """How errors name the function."""
+        """The name of the function in errors."""
         function = self.function
         name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or repr(function)
         module = getattr(function, "__module__", None)
         return f"{module}.{name}" if module else str(name)
 
 
-# The registry is the purpose of `outgrow.rule`: operators of the process, by the names that a trace gives them (mylib.op).
+# Global on purpose: `outgrow.rule` registers operators for the whole process, by their names in a trace (mylib.op).
 REFERENCES: dict[str, Reference] = {}
 
 
 class Substitute:
-    """Runs references in the place of their operators, for one dispatch mode."""
+    """Runs references instead of their operators, for one dispatch mode."""
 
     def __init__(self, mode: TorchDispatchMode) -> None:
         self.mode = mode
         self.running: list[Reference] = []
 
     def __call__(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The result that the reference of an operator computes; NotImplemented for an operator that is watched itself."""
+        """The result of an operator's reference; NotImplemented for an operator without one."""
         if not REFERENCES and not self.running:
             return NotImplemented
         reference = REFERENCES.get(str(func.overloadpacket))
@@ -56,14 +56,14 @@ class Substitute:
             return self._run(reference, func, args, kwargs)
         if not self.running:
             return NotImplemented
-        with self.mode:  # below autograd, PyTorch does not take its composite operators apart
+        with self.mode:  # below autograd, PyTorch does not decompose its composite operators
             return func.decompose(*args, **kwargs)
 
     def _run(self, reference: Reference, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if reference in self.running:
             raise RuleError(
                 f"the rule of operator {reference.operator} calls the operator itself: {reference.label} has to compute the "
-                "same by other operators"
+                "same with other operators"
             )
         given, settings = _arguments(func, args, kwargs)
         self.running.append(reference)
@@ -83,7 +83,7 @@ class Substitute:
 
 
 def _arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments up to the last tensor go by position, settings behind it by name."""
+    """Arguments up to the last tensor by position, the settings after it by name."""
     last = max((index + 1 for index, arg in enumerate(args) if _has_tensors(arg)), default=0)
     names = [argument.name for argument in func._schema.arguments]
     return list(args[:last]), {**dict(zip(names[last:], args[last:], strict=False)), **kwargs}
@@ -94,7 +94,7 @@ def _has_tensors(argument: Any) -> bool:
 
 
 def _apart(func: Any, result: Any, args: Sequence[Any]) -> Any:
-    """A result that shares no memory with arguments, unless the operator's does: autograd would make another tensor of it."""
+    """The result without memory shared with arguments (unless the operator's own result shares it), as autograd requires."""
     if any(item.alias_info is not None for item in func._schema.returns):
         return result
     memory = {_memory(leaf) for leaf in tree_leaves(args) if isinstance(leaf, Tensor)}
@@ -106,12 +106,12 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _checked(reference: Reference, func: Any, result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Compare shapes and types with those of the operator's own results, where the operator runs on such tensors."""
+    """Compare shapes and types with those of the operator's own results, if the operator runs on such tensors."""
     want = _own(func, args, kwargs)
     found = _geometry(result)
     if want is not None and want != found:
         raise RuleError(
-            f"the rule of operator {reference.operator} returns something else than the operator: {reference.label} gives "
+            f"the rule of operator {reference.operator} returns something else than the operator: {reference.label} returns "
             f"{_shown(found)}, and the operator {_shown(want)}"
         )
     return result
@@ -127,7 +127,7 @@ def _own(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Geometry 
         return _geometry(func(*args, **kwargs))
     except Exception:
         if any(leaf.is_meta for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)):
-            return None  # it has no implementation for tensors without values
+            return None  # it has no implementation for meta tensors
         raise
 
 

@@ -1,4 +1,4 @@
-"""Let a model run without leaving a trace on it: other tensors, other kernels, and everything put back afterwards."""
+"""Run a model without side effects: with other tensors or kernels, and with everything restored afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map_only
 
 REGISTERED = ("_parameters", "_buffers", "_modules")
-_TURN = RLock()  # the random state and torch's choice of kernels are the process's: threads take turns, each puts them back
+_TURN = RLock()  # random state and choice of kernels are global to the process: one thread at a time, which restores them
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
@@ -39,13 +39,13 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def on_meta(tree: Any) -> Any:
-    """An example with its tensors replaced by ones that have a shape but no numbers."""
+    """An example with its tensors replaced by meta tensors."""
     return tree_map_only(Tensor, lambda tensor: tensor.to("meta"), tree)
 
 
 @contextlib.contextmanager
 def substituted(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let modules see other tensors under their parameters' names, for a while."""
+    """Replace the tensors of a model's modules by others, by name, inside the context."""
     twins = {id(tensor): tensors[name] for name, tensor in tensors_of(model).items()}
     undo: list[tuple[dict[str, Any], str, Any]] = []
     flats: list[tuple[nn.RNNBase, list[Any]]] = []
@@ -70,12 +70,12 @@ def substituted(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[Non
 
 @contextlib.contextmanager
 def untouched(model: nn.Module, buffers: bool = True) -> Iterator[None]:
-    """Whatever a forward pass does inside (modes, batch statistics, caches, random numbers), afterwards it is undone.
+    """Undo afterwards what a forward pass inside the context changes: modes, batch statistics, caches, random state.
 
-    Lists, dicts and sets that modules hold are emptied and filled again instead of exchanged: other objects may hold them too.
-    Hooks that the pass registers are removed with them: Transformers adds some at a model's first pass and marks the model, and
-    would add them a second time to a model that lost the mark alone.
-    `buffers`: whether the pass sees the model's own buffers, and may write into them.
+    Lists, dicts and sets of modules are restored in place instead of replaced: other objects may refer to them too. Hooks that
+    the pass registers are removed as well: Transformers adds some at a model's first pass and sets a flag on the model; if only
+    the flag were removed, it would add them a second time.
+    `buffers`: whether the pass uses the model's own buffers, and may write into them.
     """
     attributes = [(now := vars(module), dict(now)) for module in model.modules()]
     held = [value for _, before in attributes for name, value in before.items() if name not in REGISTERED]
@@ -94,11 +94,11 @@ def untouched(model: nn.Module, buffers: bool = True) -> Iterator[None]:
             with torch.no_grad():
                 for buffer, value in written:
                     buffer.copy_(value)
-            torch.clear_autocast_cache()  # casts that were made without gradients
+            torch.clear_autocast_cache()  # casts made without gradients
 
 
 def forget_caches(model: nn.Module) -> None:
-    """Let modules drop what they cache between eval passes: those that do so drop it on their way to train mode."""
+    """Clear the caches that modules keep between eval passes: switching to train mode clears them."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.train()
@@ -109,7 +109,7 @@ def forget_caches(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def random_state() -> Iterator[None]:
-    """Put the random state of torch, numpy and Python back afterwards."""
+    """Restore the random state of torch, numpy and Python afterwards."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() and torch.cuda.is_initialized() else []
     with _TURN, torch.random.fork_rng(devices=devices):
         states = random.getstate(), np.random.get_state()
@@ -122,7 +122,7 @@ def random_state() -> Iterator[None]:
 
 @contextlib.contextmanager
 def precise() -> Iterator[None]:
-    """Compute without gradients, and without TF32, which would hide what is exact."""
+    """Compute without gradients, and without TF32, whose rounding would hide differences."""
     with _TURN, torch.no_grad(), torch.backends.cudnn.flags(True, benchmark=False, deterministic=False, allow_tf32=False):
         matmul_tf32 = torch.backends.cuda.matmul.allow_tf32
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -134,7 +134,7 @@ def precise() -> Iterator[None]:
 
 @contextlib.contextmanager
 def elementary() -> Iterator[None]:
-    """Make composite layers run as the elementary operators that the rules know."""
+    """Run composite layers as the elementary operators for which there are rules."""
     without_cudnn = torch.backends.cudnn.flags(enabled=False)
     with _TURN, torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _without_onednn(), without_cudnn, _plain_weight_norm():
         fastpath = torch.backends.mha.get_fastpath_enabled()
@@ -157,7 +157,7 @@ def _without_onednn() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _plain_weight_norm() -> Iterator[None]:
-    """Weight norm as the division it is, not as one kernel; in this thread only."""
+    """Compute weight norm as a division instead of one fused kernel; in this thread only."""
     places = [torch, sys.modules["torch.nn.utils.weight_norm"]]
     fused = [getattr(place, "_weight_norm") for place in places]  # noqa: B009
     thread = get_ident()

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 
-def apart(one: Tensor, other: Tensor) -> bool:
-    """Whether two views of one storage share no element: seen modulo some stride, they lie in intervals that do not meet.
+def disjoint(one: Tensor, other: Tensor) -> bool:
+    """Whether two views of one storage share no element: modulo some stride, they lie in disjoint intervals.
 
-    Slices along one axis of a tensor are told apart so (modulo the stride of the axis outside it).
+    This recognises slices along one axis of a tensor as disjoint (modulo the stride of the next outer axis).
     """
     sides = [
         (int(t.storage_offset()), [(n, s) for n, s in zip(t.shape, t.stride(), strict=True) if n > 1]) for t in (one, other)
@@ -32,7 +32,7 @@ def apart(one: Tensor, other: Tensor) -> bool:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Identity of the memory that a tensor lies in; a sparse tensor has no storage, and shares none."""
+    """Identity of a tensor's storage; a sparse tensor has none, and gets an identity of its own."""
     return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else -id(tensor)
 
 
@@ -40,8 +40,8 @@ def geometry_of(tensor: Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
 
 
-def two_that_overlap(tensors: Mapping[str, torch.Tensor]) -> tuple[str, str] | None:
-    """Two tensors that overlap in memory."""
+def overlapping_pair(tensors: Mapping[str, torch.Tensor]) -> tuple[str, str] | None:
+    """Names of two tensors that overlap in memory; None if there are none."""
     plain = {n: t for n, t in tensors.items() if t.layout is torch.strided and not t.is_meta and t.numel()}
     storage = {name: tensor.untyped_storage().data_ptr() for name, tensor in plain.items()}
     order = sorted(plain, key=lambda name: (storage[name], plain[name].storage_offset()))
@@ -52,7 +52,7 @@ def two_that_overlap(tensors: Mapping[str, torch.Tensor]) -> tuple[str, str] | N
     for name in order[1:]:
         if storage[name] != storage[longest]:
             longest = name
-        elif plain[name].storage_offset() <= ends[longest] and not apart(plain[name], plain[longest]):
+        elif plain[name].storage_offset() <= ends[longest] and not disjoint(plain[name], plain[longest]):
             return name, longest
         longest = max(name, longest, key=ends.__getitem__) if storage[name] == storage[longest] else name
     return None

@@ -1,4 +1,4 @@
-"""The user's own module or list under what wraps it."""
+"""Unwrap the user's own module; arguments as lists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 def bare(model: Any) -> Any:
-    """The user's own module under `torch.compile` and DistributedDataParallel."""
+    """The user's own module inside `torch.compile` and DistributedDataParallel."""
     while isinstance(model, nn.parallel.DistributedDataParallel) or "_orig_mod" in getattr(model, "_modules", ()):
         model = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model._modules["_orig_mod"]
     return model
@@ -22,7 +22,7 @@ def as_list(given: Any) -> list[Any]:
 
 
 def unwrapped_module(model: nn.Module) -> nn.Module:
-    """The user's own module under wrappers that keep it as a child, those of averages and of DataParallel too."""
+    """The user's own module, also inside DataParallel and AveragedModel."""
     inner: nn.Module = bare(model)
     return (
         unwrapped_module(inner.module) if isinstance(inner, (nn.DataParallel, torch.optim.swa_utils.AveragedModel)) else inner

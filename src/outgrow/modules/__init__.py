@@ -1,1 +1,1 @@
-"""The modules that a growth may leave in a model: folded residuals, blocks, branches, gates."""
+"""Modules that a growth may add to a model: folded residuals, blocks, branches, gates."""

@@ -1,6 +1,6 @@
-"""Modules that a growth builds where a model has none of its own: a residual block, a single layer, a branch.
+"""Modules that a growth builds instead of copying one of the model's: a residual block, a single layer, a branch.
 
-Each is described by plain data, so that a history can build it again on a fresh model.
+Each is described by plain data, so that a recorded growth can be repeated on a new model.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class ResidualBlock(nn.Module):
     """x + f(x), with f two or more layers.
 
     Args:
-        channels: of its input and output.
-        hidden: of the layers inside; as many as channels by default.
-        layers: how many.
-        dims: of the convolutions; 0 for linear layers over the last axis.
-        kernel: of the convolutions.
-        norm: batch norms between the layers (there is none at the end).
-        activation: the name of a class of torch.nn.
+        channels: number of input and output channels.
+        hidden: number of channels between the layers; equal to `channels` by default.
+        layers: number of layers.
+        dims: dimensions of the convolutions; 0 for linear layers over the last axis.
+        kernel: kernel size of the convolutions.
+        norm: whether batch norms are between the layers (there is none at the end).
+        activation: name of a class of torch.nn.
 
     Example:
         >>> block = ResidualBlock(4, dims=2)
@@ -73,9 +73,9 @@ class ResidualBlock(nn.Module):
 
 
 class Parallel(nn.Module):
-    """The sum of what its children make of one input: a module of the model, and the branches that were put beside it.
+    """The sum of its children's outputs on one input: a module of the model, and the branches in parallel to it.
 
-    Further arguments go to the module, and to branches that are copies of it.
+    Further arguments are passed to the module, and to branches that are copies of it.
 
     Example:
         >>> Parallel(nn.Identity(), nn.Identity())(torch.ones(2)).tolist()
@@ -97,7 +97,7 @@ class Parallel(nn.Module):
 
 
 def branch(first: Mapping[str, Any], channels: int, layers: int, dims: int, norm: bool, activation: str) -> nn.Sequential:
-    """A first layer that is described in full, and further ones that keep the size of what it puts out."""
+    """A first layer with all options given, and further layers that keep the spatial size of its output."""
     options = dict(first)
     layer = LAYERS[options.pop("type")](**options)
     hidden = layer.out_features if dims == LINEAR else layer.out_channels
@@ -109,7 +109,7 @@ def branch(first: Mapping[str, Any], channels: int, layers: int, dims: int, norm
 
 
 def build(made: Mapping[str, Any], like: Tensor) -> nn.Module:
-    """A module from its description, on the device and in the type of a tensor."""
+    """Build a module from its description, on the device and in the type of a tensor."""
     options = {key: value for key, value in made.items() if key not in ("kind", "seed")}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(made.get("seed", 0))
@@ -120,15 +120,15 @@ def build(made: Mapping[str, Any], like: Tensor) -> nn.Module:
 def single_layer(
     channels: int, dims: int, kernel: int, norm: bool, activation: str, soft: int = 0, leading: bool = False
 ) -> nn.Module:
-    """A layer, a batch norm if asked, and an activation if one is named: behind the layer, or before it if `leading`.
+    """A layer, a batch norm if `norm`, and an activation if one is named: after the layer, or before it if `leading`.
 
-    soft: over how many steps the activation sets in; at once if 0.
+    soft: number of optimizer steps over which the activation fades in; none if 0.
     """
     parts: list[nn.Module] = [make_layer(dims, channels, channels, kernel)]
     parts += [NORMS[dims](channels)] if norm else []
-    bent: nn.Module | None = getattr(nn, activation)() if activation else None
-    if bent is not None:
-        parts.insert(0 if leading else len(parts), PActivation(bent, soft) if soft else bent)
+    function: nn.Module | None = getattr(nn, activation)() if activation else None
+    if function is not None:
+        parts.insert(0 if leading else len(parts), PActivation(function, soft) if soft else function)
     return nn.Sequential(*parts)
 
 
@@ -137,7 +137,7 @@ KINDS: dict[str, Callable[..., nn.Module]] = {"residual": ResidualBlock, "layer"
 
 @torch.no_grad()
 def make_identity(block: nn.Sequential, outputs: Tensor) -> None:
-    """Net2DeeperNet: a layer that is the identity, and a batch norm that gives back what it takes on a batch of outputs."""
+    """Net2DeeperNet: make the layer the identity, and the batch norm the identity on a batch of outputs."""
     layer: Any = next(part for part in block if hasattr(part, "weight"))
     nn.init.eye_(layer.weight) if isinstance(layer, nn.Linear) else nn.init.dirac_(layer.weight)
     nn.init.zeros_(layer.bias)
@@ -154,7 +154,7 @@ def make_identity(block: nn.Sequential, outputs: Tensor) -> None:
 
 @torch.no_grad()
 def make_rotation(block: nn.Sequential, matrix: Tensor) -> None:
-    """NetMorph: a layer that undoes the rotation of the one before it."""
+    """NetMorph: make the layer undo the rotation of the layer before it."""
     layer: Any = next(part for part in block if hasattr(part, "weight"))
     layer.weight.copy_(matrix.to(layer.weight).view_as(layer.weight))
     nn.init.zeros_(layer.bias)

@@ -4,8 +4,8 @@ If x^ℓ alone is widened, x̄ = [x; x_L; x_R] with x_L = x_R, a skip that was t
 
     r̄(x̄) = r(x) + r(x_L) − r(x_R) = r(x),
 
-which is applied again when the volume is widened again. Where the volume at the skip's end is the wider one, r fills it up with
-zeros. x_L and x_R need not have as many channels as x: fewer are filled up with zeros, more go round again.
+which is applied again when the volume is widened again. If the volume at the end of the skip is the wider one, r pads with
+zeros. x_L and x_R need not have as many channels as x: fewer are padded with zeros, more wrap around.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from outgrow.wrong_arguments import usage
 
 @usage("outgrow.Fold(16)")
 class Fold(nn.Module):
-    """r: takes what x̄ keeps of x to its old channels, and adds x_L − x_R. It has no parameters.
+    """r: moves the entries of x in x̄ to their old channels, and adds x_L − x_R. It has no parameters.
 
     Args:
-        size: channels on both sides, before any of them is widened: r is then the identity.
+        size: channels of input and output before either is widened: r is the identity then.
         dim: the axis of the channels.
 
     Attributes:
@@ -53,7 +53,7 @@ class Fold(nn.Module):
         return total
 
     def _place(self, part: Tensor, at: int) -> Tensor:
-        """Zeros on both sides, so that the part begins at channel `at` of the result."""
+        """The part padded with zeros on both sides, so that it begins at channel `at` of the result."""
         behind = self.outputs - at - part.shape[self.dim]
         if not at and not behind:
             return part

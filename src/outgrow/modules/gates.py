@@ -1,11 +1,11 @@
-"""Fade-in of blocks: new ones behind a gate that goes from 0 to 1 over some optimizer steps, and is then gone.
+"""Fade in new blocks: their outputs are multiplied by a gate that goes from 0 to 1 over some optimizer steps, then is removed.
 
     branch:      y → λ·y            a copied block starts as the identity and ends as itself
     activation:  x → (1 − λ)·x + λ·ψ(x)    NetMorph's P-activation: any ψ is legal where it is inserted
 
-At λ = 0 the growth is exact whatever is behind the gate; there is no jump later, since λ moves by 1/steps at a time. A gate
-advances when an optimizer that holds parameters of its block has made a step. It is no part of the state dict: `outgrow.save`
-writes where each gate stands, and `outgrow.load` puts it back.
+At λ = 0 the growth is exact for any block; there is no jump later, since λ increases by 1/steps per step. A gate advances when
+an optimizer with parameters of its block has made a step. It is not part of the state dict: `outgrow.save` writes the progress
+of each gate, and `outgrow.load` restores it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from outgrow.errors import MethodError, SizeError
 from outgrow.model.other_optimizers import held_parameters
-from outgrow.modules.fade_warnings import remind, stop_reminding
+from outgrow.modules.fade_warnings import stop_warning, warn_when_written
 from outgrow.wrong_arguments import usage
 
 
 class Gate:
-    """A number λ from 0 to 1 that optimizer steps move. A copy of a model has gates of its own, which its own steps move."""
+    """A factor λ from 0 to 1 that increases with optimizer steps. A copy of a model has its own gates, with their own steps."""
 
     def __init__(self, owner: nn.Module, steps: int, done: int = 0) -> None:
         self.owner, self.steps, self.done = owner, steps, done
-        self.level = torch.tensor(done / steps)  # a tensor, so that a compiled model need not be compiled again
-        self.held: list[nn.Module] = []  # modules whose outputs it holds back
-        self.clock: nn.Parameter | None = None  # of the owner or, if it learns nothing, of the model around it
+        self.level = torch.tensor(done / steps)  # a tensor, so that a compiled model is not recompiled
+        self.held: list[nn.Module] = []  # modules whose outputs it multiplies
+        self.clock: nn.Parameter | None = None  # of the owner or, if that is not trained, of the model around it
         CLOCK.watch(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -43,47 +43,47 @@ class Gate:
         CLOCK.watch(self)
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        if isinstance(output, tuple):  # attention puts out its weights too
+        if isinstance(output, tuple):  # attention also returns its weights
             return (output[0] * self.level.to(output[0]), *output[1:])
         return output * self.level.to(output)
 
     def moves_with(self, held: AbstractSet[int]) -> bool:
-        """Whether it goes on when an optimizer that holds these parameters makes a step."""
+        """Whether it advances when an optimizer with these parameters makes a step."""
         clock = next(self.owner.parameters(), None) if self.clock is None else self.clock
         return id(clock) in held
 
-    def go_by(self, model: nn.Module) -> None:
-        """Go by the steps of who trains the owner; if nobody does, since it is frozen or has no parameters, the model."""
+    def follow_training_of(self, model: nn.Module) -> None:
+        """Advance with the optimizer that trains the owner or, if the owner is frozen or has no parameters, the model."""
         own = [p for p in self.owner.parameters() if p.requires_grad]
         self.clock = next((p for p in (*own, *model.parameters()) if p.requires_grad), None)
 
     def advance(self) -> None:
-        """One step on; at the end the gate goes away."""
+        """Advance by one step; after the last step the gate is removed."""
         self.done += 1
         self.level.fill_(min(self.done / self.steps, 1.0))
         if self.done >= self.steps:
             self.open()
 
     def attach(self, module: nn.Module) -> None:
-        """Hold a module's output back."""
+        """Multiply a module's output by the gate."""
         module.register_forward_hook(self)
         self.held.append(module)
-        remind(module)
+        warn_when_written(module)
 
     def open(self) -> None:
         for module in self.held:
             for key in [key for key, hook in module._forward_hooks.items() if hook is self]:
                 del module._forward_hooks[key]
             if not any(isinstance(hook, Gate) for hook in module._forward_hooks.values()):
-                stop_reminding(module)
+                stop_warning(module)
 
 
 @usage("outgrow.PActivation(torch.nn.Tanh(), steps=100)")
 class PActivation(nn.Module):
     """(1 − λ)·x + λ·ψ(x), with λ going from 0 to 1 in training; then it is the plain activation.
 
-    Where a growth has put it in, it goes by the steps of the optimizer that trains what is around it, and the activation takes
-    its place in the end; one that was put in by hand goes by the steps of any optimizer.
+    If a growth has inserted it, λ advances with the optimizer that trains the block around it, and the activation replaces it
+    in the end; if it was inserted by hand, λ advances with any optimizer.
 
     Example:
         >>> soft = PActivation(nn.Tanh(), steps=10)
@@ -96,10 +96,10 @@ class PActivation(nn.Module):
         if not isinstance(activation, nn.Module):
             raise MethodError(f"activation={activation!r}: pass a module, e.g. torch.nn.Tanh()")
         if type(steps) is not int or steps < 1:
-            raise SizeError(f"steps={steps!r}: write over how many optimizer steps, a whole number above 0")
+            raise SizeError(f"steps={steps!r}: write a number of optimizer steps, a whole number above 0")
         self.activation = activation
         self.gate = Ramp(self, steps, done)
-        remind(self)
+        warn_when_written(self)
 
     @property
     def level(self) -> float:
@@ -107,8 +107,8 @@ class PActivation(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         level = self.gate.level.to(x)
-        bent: Tensor = self.activation(x)
-        result = bent if self.gate.done >= self.gate.steps else x + level * (bent - x)
+        activated: Tensor = self.activation(x)
+        result = activated if self.gate.done >= self.gate.steps else x + level * (activated - x)
         return result
 
     def extra_repr(self) -> str:
@@ -116,37 +116,37 @@ class PActivation(nn.Module):
 
 
 class Ramp(Gate):
-    """The gate of a P-activation, which in the end gives way to the activation."""
+    """The gate of a P-activation, which the activation replaces in the end."""
 
     def __init__(self, owner: nn.Module, steps: int, done: int = 0) -> None:
         super().__init__(owner, steps, done)
-        self.places: list[tuple[nn.Module, str]] = []  # modules that hold one, and under which name
+        self.places: list[tuple[nn.Module, str]] = []  # parent modules of the P-activation and its copies, and its name there
 
     def moves_with(self, held: AbstractSet[int]) -> bool:
-        """One that was put into a network by hand goes by the steps of any optimizer."""
+        """A P-activation that was inserted by hand advances with any optimizer."""
         return not self.places or super().moves_with(held)
 
     def open(self) -> None:
         for parent, key in self.places:
             child = parent._modules[key]
             if isinstance(child, PActivation):
-                _give_way(parent, key, child)
-            elif child is not None:  # another growth has put it into an nn.Sequential
+                _replace_by_activation(parent, key, child)
+            elif child is not None:  # another growth has wrapped it into an nn.Sequential
                 for module in list(child.modules()):
                     for name, part in list(module._modules.items()):
                         if isinstance(part, PActivation) and part.gate is self:
-                            _give_way(module, name, part)
+                            _replace_by_activation(module, name, part)
 
 
-def _give_way(parent: nn.Module, key: str, soft: PActivation) -> None:
-    """Put the activation in its P-activation's place; what holds that one's output back holds the activation's back now."""
+def _replace_by_activation(parent: nn.Module, key: str, soft: PActivation) -> None:
+    """Replace a P-activation by its activation, and move the gates on its output to the activation."""
     parent._modules[key] = soft.activation
     for gate in [hook for hook in soft._forward_hooks.values() if isinstance(hook, Gate)]:
         gate.attach(soft.activation)
 
 
 class Moving(Protocol):
-    """What optimizer steps move until it is done."""
+    """A fade that advances with optimizer steps until it is done."""
 
     steps: int
     done: int
@@ -157,11 +157,12 @@ class Moving(Protocol):
 
 
 class Clock:
-    """What is under way. Like the watch for stale optimizers it lives at module level, since torch calls the hook
-    for every optimizer of the process. It holds nothing alive."""
+    """The fades in progress. Like the watch for stale optimizers it is global, since torch calls the hook for every optimizer
+    of the process. It keeps nothing alive."""
 
     def __init__(self) -> None:
-        self.moving: WeakKeyDictionary[Moving, None] = WeakKeyDictionary()  # in the order they began: sums round by it
+        # in the order in which they began, on which the rounding of sums depends
+        self.moving: WeakKeyDictionary[Moving, None] = WeakKeyDictionary()
         self.started = False
 
     def watch(self, one: Moving) -> None:
@@ -176,19 +177,19 @@ CLOCK = Clock()
 
 
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if CLOCK.moving and _sets_state_up():
+    if CLOCK.moving and _only_initialises_state():
         return
     held = {id(parameter) for parameter in held_parameters(optimizer)} if CLOCK.moving else set()
-    moving = [one for reference in CLOCK.moving.keyrefs() if (one := reference()) is not None]  # others may be added meanwhile
+    moving = [one for reference in CLOCK.moving.keyrefs() if (one := reference()) is not None]  # the loop may add others
     for one in [one for one in moving if one.moves_with(held)]:
         one.advance()
         if one.done >= one.steps:
             CLOCK.moving.pop(one, None)
 
 
-def _sets_state_up() -> bool:
-    """Whether a step is none: before torch's distributed checkpoints load state, they have the optimizer make it by a step at
-    rate zero, which nothing else tells from a real one."""
+def _only_initialises_state() -> bool:
+    """Whether a step only creates optimizer state: torch's distributed checkpoints make one with learning rate zero before they
+    load state, which only the call stack distinguishes from a real one."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "_init_optim_state":
         frame = frame.f_back
@@ -196,16 +197,16 @@ def _sets_state_up() -> bool:
 
 
 def close_gates(model: nn.Module, blocks: Sequence[nn.Module], paths: Sequence[str], steps: int) -> None:
-    """Hold back the outputs of some modules of a block, and of its averaged copies; the first block's optimizer opens them."""
+    """Put gates on the outputs of some modules of a block and of its averaged copies; they advance with the first block."""
     for path in paths:
         gate = Gate(blocks[0], steps)
-        gate.go_by(model)
+        gate.follow_training_of(model)
         for block in blocks:
             gate.attach(block.get_submodule(path))
 
 
 def link_ramps(blocks: Sequence[nn.Module]) -> None:
-    """Tell P-activations where they stand; those of averaged copies go with the first block's."""
+    """Register the parents of P-activations; those of averaged copies share the gate of the first block's."""
     for path, module in list(blocks[0].named_modules()):
         if isinstance(module, PActivation):
             parent, _, key = path.rpartition(".")
@@ -218,7 +219,7 @@ def link_ramps(blocks: Sequence[nn.Module]) -> None:
 
 
 def gates_of(model: nn.Module) -> dict[str, Gate]:
-    """Gates that are not open yet, by the path of what they hold back, be it a module or a P-activation's activation."""
+    """Gates of fades in progress, by the path of the module, or of the P-activation's activation, that they multiply."""
     found: dict[str, Gate] = {}
     for path, module in model.named_modules():
         found.update((path, hook) for hook in module._forward_hooks.values() if isinstance(hook, Gate))
@@ -228,7 +229,7 @@ def gates_of(model: nn.Module) -> dict[str, Gate]:
 
 
 def without_gates(block: nn.Module) -> None:
-    """Take the gates off a copy of a block; activations that are setting in go on by themselves."""
+    """Remove the gates from a copy of a block; P-activations get gates of their own, at the same progress."""
     for module in block.modules():
         if isinstance(module, PActivation):
             module.gate = Ramp(block, module.gate.steps, module.gate.done)
@@ -240,11 +241,11 @@ def _take_off(module: nn.Module) -> None:
     for key in [key for key, hook in module._forward_hooks.items() if isinstance(hook, Gate)]:
         del module._forward_hooks[key]
     if not isinstance(module, PActivation):
-        stop_reminding(module)
+        stop_warning(module)
 
 
 def share_gates(model: nn.Module, copy: nn.Module) -> None:
-    """Let a copy of a model (an average of its weights) fade as the model does, whose steps alone are counted."""
+    """Make a copy of a model (an average of its weights) share the model's gates; only the model's steps count."""
     twins = dict(copy.named_modules())
     soft = {path: module for path, module in model.named_modules() if isinstance(module, PActivation)}
     for path, gate in gates_of(model).items():
@@ -260,9 +261,9 @@ def share_gates(model: nn.Module, copy: nn.Module) -> None:
 
 
 def restore_gates(model: nn.Module, levels: Mapping[str, tuple[int, int]]) -> None:
-    """Put gates where they stood: (steps made, steps in all) by path. P-activations that are not named are done.
+    """Restore gates to their progress: (steps made, total steps) by path. P-activations that are not listed are done.
 
-    The model may have gone on since, so that gates stand elsewhere, and P-activations have given way to plain ones.
+    The model may have been trained further since, so that gates have advanced or plain activations have replaced P-activations.
     """
     modules = dict(model.named_modules())
     for path in [path for path in levels if path not in modules]:
@@ -272,10 +273,10 @@ def restore_gates(model: nn.Module, levels: Mapping[str, tuple[int, int]]) -> No
     modules = dict(model.named_modules())
     for module in modules.values():
         _take_off(module)
-    bent = {f"{path}.activation" for path, module in modules.items() if isinstance(module, PActivation)}
-    for path in [path for path in levels if path not in bent]:
+    activations = {f"{path}.activation" for path, module in modules.items() if isinstance(module, PActivation)}
+    for path in [path for path in levels if path not in activations]:
         gate = Gate(_owner(model, path), levels[path][1], levels[path][0])
-        gate.go_by(model)
+        gate.follow_training_of(model)
         gate.attach(modules[path])
     for path, module in modules.items():
         if isinstance(module, PActivation):
@@ -290,7 +291,7 @@ def restore_gates(model: nn.Module, levels: Mapping[str, tuple[int, int]]) -> No
 
 
 def _owner(model: nn.Module, path: str) -> nn.Module:
-    """The innermost module around a place that has parameters, by whose steps a gate goes."""
+    """The innermost module with parameters around a path, with whose optimizer a gate advances."""
     while path and not any(True for _ in model.get_submodule(path).parameters()):
         path = path.rpartition(".")[0]
     return model.get_submodule(path)

@@ -1,8 +1,8 @@
-"""Postpone Python's garbage collection while a growth or an analysis makes many small objects.
+"""Postpone Python's garbage collection while a growth or an analysis creates many small objects.
 
-Every so many new objects, Python looks for cycles among all objects that there are. With a few large libraries imported, these
-are half a million, and the search takes longer than what it interrupts. What is made meanwhile is freed without
-such a search, by reference counts.
+After a certain number of allocations, Python searches all objects for reference cycles. With a few large libraries imported,
+these are half a million objects, and the search takes longer than the work that it interrupts. Objects created in the meantime
+are freed by their reference counts, without a search.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def collected_later() -> Iterator[None]:
-    """No search for cycles inside; afterwards as it was."""
+def without_garbage_collection() -> Iterator[None]:
+    """Disable the search for reference cycles inside the context, and restore the previous setting afterwards."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,8 +1,8 @@
-"""Hold signals back while a few lines must run as a whole: Ctrl-C, or a handler that ends the process, then comes after them.
+"""Defer signals while a few lines must run without interruption: Ctrl-C and other handlers run after them.
 
-Python runs signal handlers between any two instructions of the main thread, so that a KeyboardInterrupt can come between the
-growth of a model and the note that it has grown. Only signals with a handler in Python are held back; a `kill -9`, or a signal
-without a handler, ends the process as ever.
+Python runs signal handlers between any two instructions of the main thread, so a KeyboardInterrupt can arrive between the
+growth of a model and the record of that growth. Only signals with a Python handler are deferred; `kill -9`, or a signal without
+a handler, ends the process as usual.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from types import FrameType
 from typing import Any
 
 
-class Deferral:
-    """From `begin()` to the end of the context, signals wait; then their own handlers get them, in order.
+class DeferredSignals:
+    """Defer signals from `begin()` to the end of the context; then call their own handlers, in order.
 
-    In other threads than the main one it does nothing: handlers never run there.
+    In threads other than the main thread it does nothing: handlers never run there.
 
     Example:
         >>> before = signal.signal(signal.SIGINT, lambda number, frame: print("interrupted"))
-        >>> with Deferral() as deferral:
+        >>> with DeferredSignals() as deferral:
         ...     deferral.begin()
         ...     signal.raise_signal(signal.SIGINT)
         ...     print("done")
@@ -33,11 +33,11 @@ class Deferral:
         self._handlers: dict[int, Any] = {}
         self._waiting: list[int] = []
 
-    def __enter__(self) -> Deferral:
+    def __enter__(self) -> DeferredSignals:
         return self
 
     def begin(self) -> None:
-        """Hold signals back from here on."""
+        """Defer signals from here on."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in signal.valid_signals():
@@ -56,7 +56,7 @@ class Deferral:
         self._waiting.append(number)
 
     def _restore(self, handlers: list[tuple[int, Any]]) -> None:
-        """A signal may come in between: the others are put back all the same."""
+        """Restore all handlers, even if a signal arrives after the first of them."""
         if handlers:
             try:
                 signal.signal(*handlers[0])

@@ -38,7 +38,7 @@ from outgrow.modules.gates import share_gates
 from outgrow.optimizers.grow_optimizers import check_optimizers
 from outgrow.optimizers.restart import discard_state, start_fresh
 from outgrow.optimizers.wrappers import unwrapped as bare_optimizers
-from outgrow.process.signals import Deferral
+from outgrow.process.signals import DeferredSignals
 from outgrow.runs.cohort_rates import Pace
 from outgrow.runs.growth_log import Record, check_sinks, write
 from outgrow.runs.input_checks import as_loss, as_number, check_check, check_measured, check_parts, measured, warn_lost
@@ -57,7 +57,7 @@ from outgrow.saving.run_file import read_run, refuse_not_finite
 from outgrow.saving.run_state import Parts, pack, restore
 from outgrow.saving.torch_files import save_safely, without_numpy
 from outgrow.text.terminal import line, track
-from outgrow.verify.brief_check import study
+from outgrow.verify.brief_check import plan_brief_check
 from outgrow.verify.compiled_gates import check_fading
 from outgrow.wrong_arguments import usage
 
@@ -163,7 +163,7 @@ class Run:
         self._check_late(list(ahead.values()))
         check_following(self.optimizers, bare(model), list(ahead.values()), self.timeline.stages[1:])
         self._ready = {number: stage.ready for number, stage in zip(ahead, self.timeline.stages[1:], strict=True)}
-        self._brief = study(bare(model), example) if check is True and any(self._ready.values()) else None
+        self._brief = plan_brief_check(bare(model), example) if check is True and any(self._ready.values()) else None
 
     def __repr__(self) -> str:
         return f"Run({type(bare(self.model)).__name__}: {self._told()})"
@@ -242,7 +242,7 @@ class Run:
             raise CheckpointError(
                 f"this {type(state).__name__} is no state of a run, as run.state_dict() returns it; run.load(path) reads a file"
             )
-        with Deferral() as interrupts, reshaping(bare(self.model)) as journal:
+        with DeferredSignals() as interrupts, reshaping(bare(self.model)) as journal:
             try:
                 check_position(self.schedule, state["outgrow"])
                 restore(self._parts(), state, journal)
@@ -347,7 +347,7 @@ class Run:
         ready, seed = self._ready.get(number), self.seed + number
         loss = None if self._loss is None else as_number("the loss", self._loss)
         self.tell()
-        with Deferral() as interrupts:
+        with DeferredSignals() as interrupts:
             with Journal() as journal, advised(), outdated(bare(self.model), self.example, event, seed, ready):
                 fresh = event.state == "fresh"
                 if event.lr is not None:

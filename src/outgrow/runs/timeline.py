@@ -162,7 +162,7 @@ def timeline(
     """
     schedule = schedule if isinstance(schedule, Schedule) else Schedule(schedule)
     seeds = range(len(schedule)) if seeds is None else seeds
-    check_model(model, numbers=False)
+    check_model(model, values=False)
     without = any(tensor.is_meta for tensor in tensors_of(model).values())
     with random_state(), shapes_suffice() if without else nullcontext():
         try:

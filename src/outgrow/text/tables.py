@@ -1,4 +1,4 @@
-"""Tables of text for the command line, as wide as the terminal and no wider; and large numbers in short."""
+"""Text tables that fit the width of the terminal, and large numbers in short form."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 NARROW = 12  # no column gets narrower than this
-WIDTH = 120  # where there is no terminal to ask
+WIDTH = 120  # if there is no terminal
 
 
 def make_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table that fits the terminal: by rich on a terminal that has it, else in plain text."""
+    """A table that fits the terminal: drawn by rich if it is installed and stdout is a terminal, else plain text."""
     rows, width = list(rows), shutil.get_terminal_size((WIDTH, 24)).columns
     if sys.stdout.isatty():
         try:
@@ -38,7 +38,7 @@ def rich_table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int)
 
 
 def plain_table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> str:
-    """Columns two blanks apart, wrapped where they are widest until all fit."""
+    """A table with two blanks between columns; the widest columns are wrapped until all fit."""
     cells = [tuple(header), *map(tuple, rows)]
     widths = _fitted(list(zip(*cells, strict=True)), width - 2 * (len(header) - 1))
     lines = []
@@ -53,7 +53,7 @@ def plain_table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int
 
 
 def _fitted(columns: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Widths of columns: the widest gives way first, down to its longest word, and below that only if nothing else helps."""
+    """Widths of columns: the widest is narrowed first, down to its longest word, and below that only if necessary."""
     widths = [max(map(len, column)) for column in columns]
     words = [max(len(word) for cell in column for word in cell.split() or [""]) for column in columns]
     for floors in (words, [min(word, NARROW) for word in words]):
@@ -66,7 +66,7 @@ def _fitted(columns: Sequence[Sequence[str]], width: int) -> list[int]:
 
 
 def rounded(number: int) -> str:
-    """A large number in short, with three digits.
+    """A large number in short form, with three digits.
 
     Example:
         >>> [rounded(number) for number in (812, 11_181_642, 999_960)]

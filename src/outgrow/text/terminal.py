@@ -1,4 +1,4 @@
-"""A terminal in which progress bars and lines do not get into each other. rich and tqdm are used if they are there."""
+"""Print lines and progress bars to the terminal without mixing them up. rich and tqdm are used if they are installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 def line(text: str) -> None:
     """Print a line on the terminal, above progress bars if there are any.
 
-    While a bar of rich's is alive, sys.stderr is one that prints above it; tqdm has to be asked.
+    While a bar of rich is active, rich redirects sys.stderr to print above it; tqdm needs its own `write`.
     """
     tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
     if tqdm is not None and getattr(tqdm, "_instances", None):
@@ -23,16 +23,16 @@ def line(text: str) -> None:
 
 
 def track(iterable: Iterable[Item], describe: str | Callable[[], str] = "", total: int | None = None) -> Iterator[Item]:
-    """Go through an iterable with a progress bar: by rich or tqdm, or none if there is neither, or no terminal.
+    """Iterate with a progress bar: of rich or tqdm, or none if neither is installed or there is no terminal.
 
-    describe: what the bar says, or a function that tells it anew for each item.
+    describe: the text of the bar, or a function that returns it for each item.
 
     Example:
         >>> list(track([1, 2, 3], "epochs"))
         [1, 2, 3]
     """
-    told = describe if callable(describe) else lambda: str(describe)
-    bar = _bar(total if total is not None else getattr(iterable, "__len__", lambda: None)(), told)
+    text = describe if callable(describe) else lambda: str(describe)
+    bar = _bar(total if total is not None else getattr(iterable, "__len__", lambda: None)(), text)
     try:
         for item in iterable:
             yield item
@@ -50,39 +50,39 @@ class _Silent:
 
 
 class _Rich(_Silent):
-    def __init__(self, total: int | None, told: Callable[[], str]) -> None:
+    def __init__(self, total: int | None, text: Callable[[], str]) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        self.progress, self.told = Progress(*columns, console=Console(stderr=True)), told
+        self.progress, self.text = Progress(*columns, console=Console(stderr=True)), text
         self.progress.start()
-        self.task = self.progress.add_task(told(), total=total)
+        self.task = self.progress.add_task(text(), total=total)
 
     def advance(self) -> None:
-        self.progress.update(self.task, advance=1, description=self.told())
+        self.progress.update(self.task, advance=1, description=self.text())
 
     def close(self) -> None:
         self.progress.stop()
 
 
 class _Tqdm(_Silent):
-    def __init__(self, total: int | None, told: Callable[[], str]) -> None:
-        self.bar, self.told = import_module("tqdm").tqdm(total=total, desc=told()), told
+    def __init__(self, total: int | None, text: Callable[[], str]) -> None:
+        self.bar, self.text = import_module("tqdm").tqdm(total=total, desc=text()), text
 
     def advance(self) -> None:
-        self.bar.set_description(self.told(), refresh=False)
+        self.bar.set_description(self.text(), refresh=False)
         self.bar.update()
 
     def close(self) -> None:
         self.bar.close()
 
 
-def _bar(total: int | None, told: Callable[[], str]) -> _Silent:
+def _bar(total: int | None, text: Callable[[], str]) -> _Silent:
     if sys.stderr.isatty():
         for kind in (_Rich, _Tqdm):
             try:
-                return kind(total, told)
+                return kind(total, text)
             except ImportError:
                 continue
     return _Silent()

@@ -1,1 +1,1 @@
-"""Watch a forward pass: operators, and the tensors between them."""
+"""Record a forward pass: operators, and the tensors between them."""

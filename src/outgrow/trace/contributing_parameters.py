@@ -1,7 +1,7 @@
-"""Which parameters does a forward pass compute with, and which of them do its outputs depend on?
+"""The parameters that a model's outputs depend on.
 
-Both are read off a trace: operators name the values that they take and make, so a walk from the outputs back to the parameters
-finds all that contribute. A new block that no output depends on would never learn, and comparing outputs can't show it.
+Operators of a trace list their inputs and outputs, so a walk from the model's outputs back to the parameters finds all that
+contribute. A new block that no output depends on would never learn, and comparing outputs can't reveal it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def contributing(trace: Trace) -> set[str]:
 
 
 def check_reached(trace: Trace, blocks: Iterable[str]) -> None:
-    """Refuse new blocks that hold parameters on none of which an output depends; trace: of the grown model."""
+    """Refuse new blocks with parameters if no output depends on any of these; trace: of the grown model."""
     found = contributing(trace)
     names = [value.name for value in trace.values if value.kind == "parameter"]
     idle = [block for block in blocks if _all_idle([name for name in names if name.startswith(f"{block}.")], found)]
     if idle:
-        reason = "none of the model's outputs on the example depends on the new block, so that it would never learn"
-        way_out = "deepen elsewhere, or give an example on which the model uses the output of the block before it"
+        reason = "none of the model's outputs on the example depends on the new block, so it would never learn"
+        way_out = "deepen elsewhere, or pass an example on which the model uses the output of the block before it"
         raise MethodError("the model can't be deepened there", [Problem(block, reason, way_out) for block in idle])
 
 

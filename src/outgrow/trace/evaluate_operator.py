@@ -11,7 +11,7 @@ from outgrow.trace.operators import Op, Ref
 
 
 def evaluated(op: Op, x: torch.Tensor) -> torch.Tensor:
-    """What an operator makes of a tensor, in the place of whatever it was given; the first of its results."""
+    """The first result of an operator with a tensor in place of its tensor arguments."""
     return results_of(op, x)[0]
 
 

@@ -9,13 +9,13 @@ from outgrow.trace.operators import Trace, refs_in
 
 MATMULS = {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.mv", "aten.addmv", "aten.dot"}
 
-GROUPED = {"aten._grouped_mm", "transformers.grouped_mm_fallback"}  # every row meets the weight of one expert
+GROUPED = {"aten._grouped_mm", "transformers.grouped_mm_fallback"}  # every row is multiplied by the weight of one expert
 
 
 def count_flops(trace: Trace, shape: Callable[[int], Sequence[int]]) -> int:
     """Matrix products and convolutions of one pass, as torch.utils.flop_counter counts them."""
     total = 0
-    beside = tuple(f"{path}." for paths in trace.understudies.values() for path in paths)  # they run for the trace alone
+    beside = tuple(f"{path}." for paths in trace.idle_peers.values() for path in paths)  # run only for the trace
     for op in trace.ops[: trace.ends[0] if trace.ends else None]:
         if beside and f"{op.module}.".startswith(beside):
             continue

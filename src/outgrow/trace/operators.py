@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from outgrow.model.idle_modules import Understudies
+from outgrow.model.idle_modules import IdlePeers
 
-FOLD = "outgrow.fold"  # how a folded residual, which runs as several operators, is written down
+FOLD = "outgrow.fold"  # a folded residual: several operators, recorded as one
 FAKE_QUANTISE, OBSERVING = "aten._fused_moving_avg_obs_fq_helper", "observing"
 
 
 @dataclass(frozen=True)
 class Ref:
-    """Stands for a tensor among an operator's arguments."""
+    """Placeholder for a tensor among an operator's arguments."""
 
     value: int
 
@@ -26,7 +26,7 @@ class Value:
 
     index: int
     shape: tuple[int, ...]
-    floating: bool  # real or complex numbers
+    floating: bool  # real or complex
     kind: str  # "parameter", "buffer", "input", "constant" or "result"
     name: str = ""
     boolean: bool = False  # a mask
@@ -62,21 +62,19 @@ def refs_in(tree: Any) -> list[Ref]:
 
 @dataclass
 class Trace:
-    """What one or more forward passes did."""
+    """The record of one or more forward passes."""
 
     ops: list[Op] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     outputs: dict[int, None] = field(default_factory=dict)  # in order
-    meta: bool = False  # watched on tensors without numbers
+    meta: bool = False  # recorded on the meta device
     gradients: bool = (
-        False  # the model differentiates in its forward pass: watched with gradients on (see `model/inner_gradients.py`)
+        False  # the model differentiates in its forward pass: recorded with gradients (see `model/inner_gradients.py`)
     )
     passes: list[bool] = field(default_factory=list)  # for each pass, whether the model was in train mode
-    ends: list[int] = field(default_factory=list)  # and how many operators there were when it was over
-    returned: dict[str, int] = field(default_factory=dict)  # for each module that put out a tensor, the value of the first
-    understudies: Understudies = field(
-        default_factory=dict
-    )  # which modules ran beside others, to no effect (see `model/idle_modules.py`)
+    ends: list[int] = field(default_factory=list)  # for each pass, number of operators at its end
+    returned: dict[str, int] = field(default_factory=dict)  # for each module that returned a tensor, the index of the first
+    idle_peers: IdlePeers = field(default_factory=dict)  # modules that ran only for the trace (see `model/idle_modules.py`)
 
     @property
     def unused(self) -> list[str]:

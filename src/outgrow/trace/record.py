@@ -1,9 +1,9 @@
-"""Watch one forward pass: the list of ATen operators that ran, and the tensors between them.
+"""Record one forward pass: the list of ATen operators that ran, and the tensors between them.
 
-Nothing is known about the model beforehand. A `TorchDispatchMode` sees every operator below autograd, with any Python in
-the model's `forward` simply running; parameters and buffers are recognised by identity, and module hooks tell which module's
-code was running. Fused kernels (flash attention, the Transformer fast path, oneDNN and cuDNN recurrent layers) are switched
-off while watching, so that they arrive as the elementary operators they stand for.
+A `TorchDispatchMode` receives every operator below autograd, whatever Python code the model's `forward` contains; parameters
+and buffers are recognised by identity, and module hooks give the module whose code is running. Fused kernels (flash attention,
+the Transformer fast path, oneDNN and cuDNN recurrent layers) are disabled while recording, so that they run as elementary
+operators.
 
 A tensor that is written in place becomes a new value: the list of operators is in single-assignment form.
 """
@@ -27,12 +27,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from outgrow.errors import Problem, TraceError
 from outgrow.model.example import Example, call, outputs_in, tensors_anywhere, tensors_in
-from outgrow.model.idle_modules import Understudies, standing_in
+from outgrow.model.idle_modules import IdlePeers, peers_alongside
 from outgrow.model.inner_gradients import GRADIENT, Gradients, inside_backward, needs_gradients, with_gradients
-from outgrow.model.meta_operators import Shapes
+from outgrow.model.meta_operators import ShapeCache
 from outgrow.model.reference_operators import Substitute
 from outgrow.model.sandbox import elementary, on_meta, substituted, tensors_of, untouched
-from outgrow.model.shared_memory import apart, geometry_of, storage_of
+from outgrow.model.shared_memory import disjoint, geometry_of, storage_of
 from outgrow.modules.fold import Fold
 from outgrow.trace.operators import FAKE_QUANTISE, FOLD, OBSERVING, Op, Ref, Trace, Value
 from outgrow.trace.view_regions import box_of
@@ -40,7 +40,7 @@ from outgrow.trace.view_regions import box_of
 
 @contextlib.contextmanager
 def module_paths(model: nn.Module) -> Iterator[Callable[[], str]]:
-    """Yield a function that tells the path of the module whose `forward` is running."""
+    """Yield a function that returns the path of the module whose `forward` is running."""
     running, thread = [""], get_ident()
 
     def enter(path: str, module: nn.Module, args: Any) -> None:
@@ -65,27 +65,27 @@ def module_paths(model: nn.Module) -> Iterator[Callable[[], str]]:
 class Watcher(TorchDispatchMode):
     """Sees every operator that runs while it is active, and each `Fold` as one operator."""
 
-    inside = False  # a Fold or a gradient is running: what its operators do is its own business
-    gradients = False  # whether calls of `torch.autograd.grad` are operators
+    inside = False  # a Fold or a gradient is running: its operators are not recorded
+    gradients = False  # whether calls of `torch.autograd.grad` are recorded as operators
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: nothing is compiled meanwhile, and to tell Dynamo so at every operator takes as long as to record it."""
+        """No: nothing is compiled in the meantime, and disabling Dynamo at every operator takes as long as recording it."""
         return False
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.saved: set[int] = set()  # ids of tensors that autograd keeps
-        self.substitute = Substitute(self)  # operators of users are watched as what they are made of
-        self.understudies: Understudies = {}  # which modules run beside others (see `model/idle_modules.py`)
+        self.substitute = Substitute(self)  # custom operators are recorded as their references
+        self.idle_peers: IdlePeers = {}  # modules that run only for the trace (see `model/idle_modules.py`)
 
     @abc.abstractmethod
     def folded(self, path: str, fold: Fold, x: Tensor, result: Tensor) -> None:
-        """A Fold has made `result` of `x`."""
+        """Called when a Fold has computed `result` from `x`."""
 
     @abc.abstractmethod
     def differentiated(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], results: Sequence[Tensor]) -> None:
-        """`torch.autograd.grad` has made `results`, one for each of `inputs`."""
+        """Called when `torch.autograd.grad` has computed `results`, one for each of `inputs`."""
 
     def hide(self, hidden: bool) -> None:
         self.inside = hidden
@@ -111,15 +111,15 @@ class Watcher(TorchDispatchMode):
                 handles.append(module.register_forward_hook(partial(leave, path)))
         mode = with_gradients(Gradients(self.differentiated, self.hide), self.saved) if self.gradients else nullcontext()
         try:
-            with self, mode, standing_in(model, self.understudies):
+            with self, mode, peers_alongside(model, self.idle_peers):
                 yield
         finally:
             for handle in handles:
                 handle.remove()
 
 
-class TensorNumbers:
-    """Numbers of tensors by identity. The tensors are not kept: torch makes a copy of what somebody else holds too."""
+class TensorIndices:
+    """Indices of tensors by identity. The tensors are not kept alive: torch would copy tensors with further references."""
 
     def __init__(self) -> None:
         self.items: dict[int, tuple[weakref.ref[Tensor], int]] = {}
@@ -133,22 +133,22 @@ class TensorNumbers:
 
 
 class Recorder(Watcher):
-    """Writes down every operator that runs while it is active."""
+    """Records every operator that runs while it is active."""
 
     def __init__(
         self, tensors: Mapping[str, Tensor], buffers: set[str], inputs: list[Tensor], trace: Trace, here: Callable[[], str]
     ) -> None:
         super().__init__()
-        self.trace, self.gradients, self.understudies = trace, trace.gradients, trace.understudies
+        self.trace, self.gradients, self.idle_peers = trace, trace.gradients, trace.idle_peers
         self.differentiates = False  # seen in this pass, operator by operator
         self.here = here
-        self.shapes = Shapes()
+        self.shapes = ShapeCache()
         self.known: dict[Any, tuple[str, bool]] = {}  # operator → its name, and whether it writes in place
-        self.index_of = TensorNumbers()
+        self.index_of = TensorIndices()
         self.refs: list[Ref] = [Ref(value.index) for value in trace.values]
         self.sharing: dict[int, list[weakref.ref[Tensor]]] = {}  # by memory
-        self.unfiled: list[weakref.ref[Tensor]] = []  # tensors of which it is not noted yet in which memory they are
-        self.stale = WeakIdKeyDictionary()  # tensor → what was written over part of it through views: value and box
+        self.ungrouped: list[weakref.ref[Tensor]] = []  # tensors that are not in `sharing` yet
+        self.stale = WeakIdKeyDictionary()  # tensor → writes to parts of it through views: value and box
         known = {value.name: value.index for value in trace.values if value.name}
         for name, tensor in tensors.items():
             if name in known:
@@ -184,7 +184,7 @@ class Recorder(Watcher):
         self.trace.values.append(Value(index, tuple(tensor.shape), floating, kind, name, dtype is torch.bool))
         self.refs.append(Ref(index))
         self.index_of.items[id(tensor)] = here, index
-        self.unfiled.append(here)
+        self.ungrouped.append(here)
         return index
 
     def _ref(self, item: Any) -> Any:
@@ -195,15 +195,15 @@ class Recorder(Watcher):
         return item
 
     def value_of(self, tensor: Tensor) -> int:
-        """The value that a tensor holds now; what was written over part of it comes first."""
+        """The index of a tensor's present value; writes through views are recorded first."""
         index = self.index_of.get(tensor)
         if index is None:
             return self._new(tensor, "constant")
         written = self.stale.pop(tensor, ()) if self.stale else ()
         if written:
-            pieces, boxes = tuple(Ref(value) for value, _ in written), tuple(box for _, box in written)
+            parts, boxes = tuple(Ref(value) for value, _ in written), tuple(box for _, box in written)
             output = self._new(tensor, "result")
-            self._note("outgrow.write_through_view", (Ref(index), pieces, boxes), {}, (output,))
+            self._note("outgrow.write_through_view", (Ref(index), parts, boxes), {}, (output,))
             return output
         return int(index)
 
@@ -236,27 +236,27 @@ class Recorder(Watcher):
             known = self.known[func] = str(func.overloadpacket), func._schema.is_mutable
         name, mutable = known
         if name == FAKE_QUANTISE:
-            keywords[OBSERVING] = bool(args[1].item())  # on meta tensors this fails, and the model is run for real
+            keywords[OBSERVING] = bool(args[1].item())  # on meta tensors this fails, and the model runs on its own tensors
         self._note(name, inputs, keywords, outputs)
         if mutable:
             self._rewrite_views(func, args)
         return result
 
-    def _file(self) -> None:
-        """Note of all tensors that are new since the last time, and still alive, in which memory they are."""
-        for ref in self.unfiled:
+    def _group_by_memory(self) -> None:
+        """Add the tensors created since the last call that are still alive to `sharing`, by their memory."""
+        for ref in self.ungrouped:
             tensor = ref()
             if tensor is not None:
                 self.sharing.setdefault(storage_of(tensor), []).append(ref)
-        self.unfiled.clear()
+        self.ungrouped.clear()
 
     def _rewrite_views(self, func: Any, args: Any) -> None:
-        """An in-place write through a view changes what its base and overlapping views hold, if anyone looks at them again."""
+        """After an in-place write, mark the base and overlapping views as changed; it is recorded if they are used again."""
         for argument, tensor in zip(func._schema.arguments, args, strict=False):
             if not (isinstance(tensor, Tensor) and argument.alias_info is not None and argument.alias_info.is_write):
                 continue
             written = self.value_of(tensor)
-            self._file()
+            self._group_by_memory()
             others = {id(other): other for ref in self.sharing.get(storage_of(tensor), ()) if (other := ref()) is not None}
             for other in others.values():
                 if other is tensor or storage_of(other) != storage_of(tensor):
@@ -264,14 +264,14 @@ class Recorder(Watcher):
                 if geometry_of(other) == geometry_of(tensor):
                     self.index_of[other] = written
                     self.stale.pop(other, None)
-                elif not apart(other, tensor):
+                elif not disjoint(other, tensor):
                     self.stale[other] = (*self.stale.get(other, ()), (written, box_of(tensor, other)))
 
 
-def _left(model: nn.Module, recorder: Recorder, output: Any) -> list[Tensor]:
-    """What leaves the model: all that is found in its output, and results that outlive the pass though nothing has used them.
+def _outputs_of_pass(model: nn.Module, recorder: Recorder, output: Any) -> list[Tensor]:
+    """The tensors that leave the model: those in its output, and results that outlive the pass although no operator used them.
 
-    These are outputs in a form that hides them (an array of numpy's, say), unless a cache or a module keeps them.
+    The latter are outputs in another form (e.g. a numpy array), unless a cache or a module keeps them.
     """
     shown = [tensor for tensor in outputs_in(output) if recorder.index_of.get(tensor) is not None]
     used = {ref.value for op in recorder.trace.ops for ref in op.refs}
@@ -280,12 +280,12 @@ def _left(model: nn.Module, recorder: Recorder, output: Any) -> list[Tensor]:
     held = [list(vars(module).values()) for module in model.modules()]
     kept = {id(tensor) for tensor in (*tensors_in(held), *tensors_anywhere(output, set(), caches=True))} | recorder.saved
     if _unused(recorder, used).keys() - kept:
-        gc.collect()  # what is part of a cycle that nobody holds does not outlive the pass
+        gc.collect()  # tensors in unreachable cycles do not outlive the pass
     return [*shown, *(tensor for key, tensor in _unused(recorder, used).items() if key not in kept)]
 
 
 def _unused(recorder: Recorder, used: set[int]) -> dict[int, Tensor]:
-    """Results that are alive though nothing has used them, by identity."""
+    """Results that are alive although no operator has used them, by identity."""
     alive = [(ref(), number) for ref, number in recorder.index_of.items.values() if number not in used]
     return {id(t): t for t, number in alive if t is not None and recorder.trace.values[number].kind == "result"}
 
@@ -295,23 +295,23 @@ def record(
     example: Example,
     training: bool = False,
     trace: Trace | None = None,
-    understudies: Understudies | None = None,
+    idle_peers: IdlePeers | None = None,
 ) -> Trace:
-    """Run the model once and write down what happened (appended to `trace` if one is given).
+    """Run the model once and record its operators (appended to `trace` if one is given).
 
-    The first try is on meta tensors, which cost neither time nor memory; a model that looks at numbers (or keeps tensors
-    that are not registered) is run for real.
+    The first attempt is on meta tensors, which need neither time nor memory; a model that reads values (or uses tensors that
+    are not registered) is run on its own tensors.
     """
     if trace is not None:
         return _record(model, example, training, trace)
-    beside = understudies or {}
+    beside = idle_peers or {}
     try:
-        return _record(model, example, training, Trace(meta=True, understudies=beside))
+        return _record(model, example, training, Trace(meta=True, idle_peers=beside))
     except Exception as error:
         if needs_gradients(error) or isinstance(error, _Differentiates):
             return _record_gradients(model, example, training, beside)
     try:
-        return _record(model, example, training, Trace(understudies=beside))
+        return _record(model, example, training, Trace(idle_peers=beside))
     except Exception as error:
         if needs_gradients(error) or isinstance(error, _Differentiates):
             return _record_gradients(model, example, training, beside)
@@ -319,17 +319,17 @@ def record(
 
 
 class _Differentiates(Exception):
-    """The model differentiates in its forward pass: it must be watched again, with gradients as operators."""
+    """The model differentiates in its forward pass: it must be recorded again, with gradients as operators."""
 
 
-def _record_gradients(model: nn.Module, example: Example, training: bool, beside: Understudies) -> Trace:
+def _record_gradients(model: nn.Module, example: Example, training: bool, beside: IdlePeers) -> Trace:
     try:
-        return _record(model, example, training, Trace(meta=True, gradients=True, understudies=beside))
+        return _record(model, example, training, Trace(meta=True, gradients=True, idle_peers=beside))
     except Exception as error:
         if "saved tensor hooks" in str(error):
-            problem = Problem("the model", "it differentiates by torch.func", "differentiate by torch.autograd.grad")
-            raise TraceError("gradients that torch.func takes can't be watched", [problem]) from error
-    return _record(model, example, training, Trace(gradients=True, understudies=beside))
+            problem = Problem("the model", "it differentiates with torch.func", "use torch.autograd.grad")
+            raise TraceError("gradients of torch.func can't be traced", [problem]) from error
+    return _record(model, example, training, Trace(gradients=True, idle_peers=beside))
 
 
 def _record(model: nn.Module, example: Example, training: bool, trace: Trace) -> Trace:
@@ -345,7 +345,7 @@ def _record(model: nn.Module, example: Example, training: bool, trace: Trace) ->
             output = call(model, example)
         if recorder.differentiates and not trace.gradients:
             raise _Differentiates
-        trace.outputs.update(dict.fromkeys(recorder.value_of(tensor) for tensor in _left(model, recorder, output)))
+        trace.outputs.update(dict.fromkeys(recorder.value_of(tensor) for tensor in _outputs_of_pass(model, recorder, output)))
     trace.passes.append(training)
     trace.ends.append(len(trace.ops))
     return trace

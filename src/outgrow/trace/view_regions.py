@@ -1,7 +1,7 @@
-"""Which part of a tensor a view shows: along each axis a start and a step.
+"""The part of a tensor that a view covers: a start and a step along each axis.
 
-A view that was cut out by slices, picks and transposes shows a *box* of its base. Memory tells it: the offset says where the
-box starts, and each stride of the view is a multiple of a stride of the base.
+A view made by slices, selections and transposes covers a *box* of its base. It is computed from the memory layout: the offset
+gives the start of the box, and each stride of the view is a multiple of a stride of the base.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Side:
-    """One axis of the base: where the box starts, by which steps it goes on, and along which axis of the view (or none)."""
+    """One axis of the base: start and step of the box, and the corresponding axis of the view (or None)."""
 
     start: int
     step: int
     axis: int | None
-    count: int  # how many indices of it the view shows
+    count: int  # number of indices that the view covers
     size: int
 
     @property
@@ -31,7 +31,7 @@ Box = tuple[Side, ...]
 
 
 def box_of(view: Tensor, base: Tensor) -> Box | None:
-    """The box that a view shows of its base; None if it shows something else."""
+    """The box of its base that a view covers; None if it is not a box."""
     axes = sorted((axis for axis in range(base.ndim) if base.shape[axis] > 1), key=base.stride, reverse=True)
     for outer, inner in pairwise(axes):
         if base.stride(outer) < base.stride(inner) * base.shape[inner]:

@@ -1,1 +1,1 @@
-"""Does the grown model compute what the old one did?"""
+"""Compare the outputs of a model before and after a growth."""

@@ -1,16 +1,16 @@
-"""Check that the grown model computes what the old one did, as exactly as the network itself is computed.
+"""Check that the grown model's outputs equal the old ones, up to the rounding of the network itself.
 
-The yardstick is the network's own sensitivity: how far its outputs move when every weight moves by one unit in the last
-place. A growth passes if it moves them by no more than a small multiple of that. A model that goes through a coarser type on
-its way (Transformers' RMS norms compute in float32, whatever the model's type) rounds as that type does, and so do the moves.
-Half-precision models are run in float32, where their code allows it, for their own arithmetic would hide a good deal.
-Random operators (dropout, stochastic depth, noise) are run at their mean, and batch statistics that a forward pass updates are
-put back.
+The yardstick is the network's own sensitivity: the change of its outputs when every weight changes by one unit in the last
+place. A growth passes if it changes the outputs by no more than a small multiple of that. In a model that casts to a coarser
+type on the way (Transformers' RMS norms compute in float32, whatever the model's type), weights change by a unit of that type.
+Half-precision models are run in float32 where their code allows it, since their own rounding would hide errors.
+Random operators (dropout, stochastic depth, noise) return their mean, and batch statistics that a forward pass updates are
+restored.
 
-Sensitivity takes two more passes and a copy of all weights, so it is measured only where outputs have moved by more than 32
-units in the last place of the largest. 120 growths of eleven of timm's models with random weights moved them by up to 12 units
-(benchmarks/results/brief.json). A brief check, within a run (see `verify/brief_check.py`), makes one pass before and one after,
-in eval mode.
+Sensitivity takes two more passes and a copy of all weights, so it is measured only if outputs have changed by more than 32
+units in the last place of the largest. 120 growths of eleven of timm's models with random weights changed
+them by up to 12 units (benchmarks/results/brief.json). A brief check, within a run (see `verify/brief_check.py`), makes one
+pass before and one after, in eval mode.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from outgrow.model.reference_operators import REFERENCES
 from outgrow.model.sandbox import precise, substituted, tensors_of, untouched
 
 MULTIPLE = 10.0
-CLOSER = 2.0  # for models of half precision that are run in float32: only stored numbers are rounded coarsely
-MARK = 1e4
+CLOSER = 2.0  # for half-precision models run in float32: only stored values are rounded coarsely
+MASKED = 1e4
 FLOOR = 32.0  # units in the last place of the largest output
-SIGNS = 65_537  # a prime, so that no two rows of a matrix get the same ones
+SIGNS = 65_537  # a prime, so that rows of a matrix get different signs
 HALF = (torch.float16, torch.bfloat16)
 NOISE = {"aten.randn": 0.0, "aten.randn_like": 0.0, "aten.rand": 0.5, "aten.rand_like": 0.5}
 
 
-class Sober(TorchDispatchMode):
-    """Runs random operators at their mean; notes whether there are any, and how coarsely numbers are rounded on the way."""
+class RandomAtMean(TorchDispatchMode):
+    """Makes random operators return their mean; records whether there are any, and the coarsest rounding on the way."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.rounding = 0.0
-        self.drops = False  # numbers, not whole samples, are dropped at random
-        self.draws = False  # random numbers are computed with
-        self.rules: dict[str, None] = {}  # operators that were read by rules from outside the package
+        self.drops = False  # values, not whole samples, are dropped at random
+        self.draws = False  # random values are used
+        self.rules: dict[str, None] = {}  # operators with rules from outside the package
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -60,7 +60,7 @@ class Sober(TorchDispatchMode):
                 self.rounding = max(self.rounding, torch.finfo(result.dtype).eps)
             return result
         if name in ("aten.native_dropout", "aten.bernoulli_", "aten.bernoulli"):
-            self.drops |= many(args[0])
+            self.drops |= several_per_sample(args[0])
         if name == "aten.native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         if name == "aten.bernoulli_":
@@ -69,12 +69,12 @@ class Sober(TorchDispatchMode):
             return args[0].clone() if len(args) == 1 else torch.full_like(args[0], args[1])
         if name in NOISE:
             result = func(*args, **kwargs).fill_(NOISE[name])
-            self.draws |= many(result)
+            self.draws |= several_per_sample(result)
             return result
         if name in ("aten.normal_", "aten.uniform_", "aten.exponential_"):
-            self.draws |= many(args[0])
-            numbers = [float(arg) for arg in args[1:] if isinstance(arg, (int, float))]
-            low, high = (numbers + [0.0, 1.0][len(numbers) :])[:2]
+            self.draws |= several_per_sample(args[0])
+            bounds = [float(arg) for arg in args[1:] if isinstance(arg, (int, float))]
+            low, high = (bounds + [0.0, 1.0][len(bounds) :])[:2]
             mean = {"aten.normal_": low, "aten.uniform_": (low + high) / 2}.get(name, 1.0)
             return args[0].fill_(mean)
         if name in ("aten.random_", "aten.rrelu_with_noise"):
@@ -84,24 +84,24 @@ class Sober(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def many(tensor: Tensor) -> bool:
-    """More than one number a sample."""
+def several_per_sample(tensor: Tensor) -> bool:
+    """Whether a tensor has more than one value per sample."""
     return tensor.ndim > 0 and tensor.numel() > tensor.shape[0]
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the model computed, in eval and (where it can) in train mode."""
+    """The model's outputs in eval mode and (if it runs there) in train mode."""
 
     evaluated: tuple[Tensor, ...]
     trained: tuple[Tensor, ...] | None
-    rounding: float = 0.0  # the coarsest that numbers were cast to on the way
+    rounding: float = 0.0  # of the coarsest type that values were cast to
     drops: bool = False
     draws: bool = False
-    wider: bool = False  # run in float32 though the model is of half precision
+    wider: bool = False  # a half-precision model that was run in float32
     brief: bool = False  # in eval mode only, by choice
-    untrained: str = ""  # why the model did not run in train mode
-    rules: tuple[str, ...] = ()  # operators on the way that were read by rules from outside the package
+    untrained: str = ""  # reason why the model did not run in train mode
+    rules: tuple[str, ...] = ()  # operators with rules from outside the package that ran
 
     @property
     def multiple(self) -> float:
@@ -109,14 +109,14 @@ class Outputs:
 
 
 class Evaluation:
-    """One pass in eval mode that several checks share, on the model as it is: whoever changes it next lets go of the outputs.
+    """One pass in eval mode on the present model, shared by several checks; code that changes the model calls `forget`.
 
-    before: outputs that are to be kept. Not for models of half precision, which are checked in float32.
+    before: the outputs to preserve. Not for half-precision models, which are checked in float32.
     """
 
     def __init__(self, model: nn.Module, example: Example, before: tuple[Tensor, ...]) -> None:
         self.model, self.example, self.before = model, example, before
-        self.sober = Sober()
+        self.at_mean = RandomAtMean()
         self._outputs: tuple[Tensor, ...] | None = None
 
     def outputs(self) -> tuple[Tensor, ...]:
@@ -126,14 +126,14 @@ class Evaluation:
         return self._outputs
 
     def of(self, model: nn.Module, example: Example) -> tuple[Tensor, ...]:
-        """Outputs of a model under the same conditions; it stays in eval mode."""
-        with precise(), self.sober:
+        """Outputs of a model under the same conditions; the model stays in eval mode."""
+        with precise(), self.at_mean:
             model.eval()
-            return _numbers(outputs_in(call(model, example)))
+            return _detached(outputs_in(call(model, example)))
 
     @property
     def kept(self) -> bool:
-        """Whether the outputs are those from before, but for rounding that any network has."""
+        """Whether the outputs equal those before, up to rounding that any network has."""
         return error(self.before, self.outputs()) <= FLOOR * epsilon(self.before)
 
     def forget(self) -> None:
@@ -141,26 +141,26 @@ class Evaluation:
 
 
 def evaluation(model: nn.Module, example: Example, base: Outputs) -> Evaluation | None:
-    """A pass of the grown model that can be shared; None for a model of half precision."""
+    """A pass of the grown model that checks can share; None for a half-precision model."""
     half = any(tensor.dtype in HALF for tensor in tensors_of(model).values())
     return None if half else Evaluation(model, example, base.evaluated)
 
 
 def run(model: nn.Module, example: Example, brief: bool = False, shared: Evaluation | None = None) -> Outputs:
-    """Outputs on the example in both modes (`brief`: in eval mode), random operators off; the model is left as it was."""
+    """Outputs on the example in both modes (`brief`: in eval mode), with random operators at their mean."""
     if shared is not None:
         return _run(model, example, {}, brief, shared)
     half = {name: tensor for name, tensor in tensors_of(model).items() if tensor.dtype in HALF}
     if half:
         try:
             return _run(model, wider(example), {name: tensor.detach().float() for name, tensor in half.items()}, brief)
-        except Exception:  # code that insists on its type, or too little memory for this: in its own type, then
+        except Exception:  # the code requires its type, or memory is too small: use its own type
             pass
     return _run(model, example, {}, brief)
 
 
 def draws(model: nn.Module, example: Example) -> bool:
-    """Whether a model computes with random numbers, as far as it runs."""
+    """Whether a model uses random values; False if it does not run."""
     try:
         return run(model, example).draws
     except Exception:
@@ -174,42 +174,42 @@ def wider(example: Any) -> Any:
 def _run(
     model: nn.Module, example: Example, tensors: Mapping[str, Tensor], brief: bool, shared: Evaluation | None = None
 ) -> Outputs:
-    sober = Sober() if shared is None else shared.sober
+    at_mean = RandomAtMean() if shared is None else shared.at_mean
     every = {**tensors_of(model), **tensors}
     if shared is not None:
         evaluated = shared.outputs()
     else:
-        with untouched(model), precise(), substituted(model, every) if tensors else nullcontext(), sober:
+        with untouched(model), precise(), substituted(model, every) if tensors else nullcontext(), at_mean:
             model.eval()
-            evaluated = _numbers(outputs_in(call(model, example)))
+            evaluated = _detached(outputs_in(call(model, example)))
     trained, reason = None, ""
     if not brief:
         try:
-            with untouched(model), precise(), substituted(model, every) if tensors else nullcontext(), sober:
+            with untouched(model), precise(), substituted(model, every) if tensors else nullcontext(), at_mean:
                 model.train()
-                trained = _numbers(outputs_in(call(model, example)))
-        except Exception as error:  # batch norm on a single value, a loss without labels: eval must do
+                trained = _detached(outputs_in(call(model, example)))
+        except Exception as error:  # e.g. batch norm on a single value, a loss without labels: eval mode must suffice
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
     return Outputs(
-        evaluated, trained, sober.rounding, sober.drops, sober.draws, bool(tensors), brief, reason, tuple(sober.rules)
+        evaluated, trained, at_mean.rounding, at_mean.drops, at_mean.draws, bool(tensors), brief, reason, tuple(at_mean.rules)
     )
 
 
-def real_numbers(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Those that are numbers, a complex one as two real ones."""
+def as_real(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The floating-point tensors, with complex ones viewed as real."""
     real = (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor for tensor in tensors)
     return tuple(tensor for tensor in real if tensor.is_floating_point())
 
 
-def _numbers(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    return tuple(tensor.detach() for tensor in real_numbers(tensors))
+def _detached(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(tensor.detach() for tensor in as_real(tensors))
 
 
 def sensitivity(model: nn.Module, example: Example, base: Outputs, seed: int = 0) -> tuple[float, float]:
-    """How far outputs move, relative to their largest, when every weight moves by one unit in the last place."""
+    """The change of outputs, relative to the largest, when every weight changes by one unit in the last place."""
     generator = torch.Generator().manual_seed(seed)
-    tensors = [tensor for tensor in real_numbers([t.detach() for t in tensors_of(model).values()]) if tensor.numel()]
-    saved = [tensor.detach().clone() for tensor in tensors]  # all of them first: some may share their memory
+    tensors = [tensor for tensor in as_real([t.detach() for t in tensors_of(model).values()]) if tensor.numel()]
+    saved = [tensor.detach().clone() for tensor in tensors]  # all before the first change: some may share memory
     try:
         with torch.no_grad():
             for tensor in tensors:
@@ -223,28 +223,28 @@ def sensitivity(model: nn.Module, example: Example, base: Outputs, seed: int = 0
 
 
 def _move(tensor: Tensor, eps: float, generator: torch.Generator) -> None:
-    """Multiply each number by 1 ± eps, by signs that are drawn; where there are many numbers, the signs come round again."""
+    """Multiply each value by 1 ± eps with drawn signs; in large tensors, the signs repeat."""
     count = min(tensor.numel(), SIGNS)
     factors = 1 + (torch.randint(0, 2, (count,), generator=generator).to(tensor) * 2 - 1) * eps
     if not tensor.is_contiguous():
         rounds = -(-tensor.numel() // count)
         tensor.mul_(factors.repeat(rounds)[: tensor.numel()].view(tensor.shape))
         return
-    numbers = tensor.view(-1)
-    whole = len(numbers) // count * count
-    numbers[:whole].view(-1, count).mul_(factors)
-    numbers[whole:].mul_(factors[: len(numbers) - whole])
+    values = tensor.view(-1)
+    whole = len(values) // count * count
+    values[:whole].view(-1, count).mul_(factors)
+    values[whole:].mul_(factors[: len(values) - whole])
 
 
 def differences(old: Outputs, new: Outputs) -> tuple[float, float]:
-    """How far two runs are apart, in eval and in train mode."""
+    """The differences between two runs, in eval and in train mode."""
     return error(old.evaluated, new.evaluated), error(old.trained, new.trained)
 
 
 def error(old: Sequence[Tensor] | None, new: Sequence[Tensor] | None) -> float:
-    """Largest difference, relative to the largest output; infinite where shapes differ, or what is no number.
+    """Largest difference, relative to the largest output; infinite if shapes or the places of infinities and NaNs differ.
 
-    Infinities and NaNs (at padding, say) must stay where they are; if there is nothing else, nothing can be told.
+    It is also infinite if there are only infinities and NaNs, since these can't be compared.
     """
     if old is None or new is None:
         return 0.0 if old is None and new is None else float("inf")
@@ -271,9 +271,9 @@ def error(old: Sequence[Tensor] | None, new: Sequence[Tensor] | None) -> float:
 
 
 def _without_marks(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Leave out a few huge values that stand for nothing (-1e9 in masked places) if they are where they were: beside them
-    nothing else would count."""
-    marks = a.abs() >= MARK
+    """Leave out huge placeholder values (-1e9 at masked positions) if their positions are equal: relative to them, all other
+    differences would be negligible."""
+    marks = a.abs() >= MASKED
     found = a[marks]
     if not found.numel() or found.numel() == a.numel() or not torch.equal(found, b[marks]) or len(found.unique()) > 2:
         return a, b
@@ -285,13 +285,13 @@ def epsilon(outputs: Sequence[Tensor]) -> float:
 
 
 def before(model: nn.Module, example: Example, brief: bool = False) -> Outputs:
-    """The outputs that are to be kept."""
+    """The outputs before a growth, which it has to preserve."""
     try:
         base = run(model, example, brief)
         if not any(tensor.numel() for tensor in base.evaluated):
-            way_out = "give an example for which the model returns some; or check=False"
+            way_out = "pass an example for which the outputs are not empty; or check=False"
             raise VerifyError(
-                "the model's outputs on the example hold no numbers to compare",
+                "the model's outputs on the example contain no values to compare",
                 [Problem("example", "nothing can be checked", way_out)],
             )
         return base
@@ -302,17 +302,17 @@ def before(model: nn.Module, example: Example, brief: bool = False) -> Outputs:
 
 
 def _rules(outputs: Outputs) -> str:
-    """Rules from outside the package that may be the reason for a difference."""
-    return f"a rule that outgrow.rule was given is wrong ({', '.join(outputs.rules)}), " if outputs.rules else ""
+    """A clause for errors on rules from outside the package that may be the reason for a difference."""
+    return f"a rule registered with outgrow.rule is wrong ({', '.join(outputs.rules)}), " if outputs.rules else ""
 
 
 def check(
     model: nn.Module, example: Example, base: Outputs, preserving: bool, shared: Evaluation | None = None
 ) -> tuple[float, float]:
-    """Compare with the outputs before; raises if a preserving growth moved them. `shared`: a pass of the model as it is now.
+    """Compare with the outputs before; raise if a preserving growth changed them. `shared`: a pass of the present model.
 
-    How far they may move is measured only if they have moved by more than rounding moves any network. It is measured on the
-    grown model: what cancels leaves rounding behind that grows with what was drawn.
+    Sensitivity is measured only if the outputs have changed by more than the usual rounding. It is measured on the grown model:
+    terms that cancel leave rounding errors proportional to the drawn values.
     """
     try:
         after = run(model, example, base.brief, shared)
@@ -328,9 +328,9 @@ def check(
     for mode, found, limit in zip(("eval", "train"), errors, allowed, strict=True):
         if preserving and not limit < float("inf"):
             raise VerifyError(
-                f"the model's outputs on the example are no numbers in {mode} mode, or not the same twice: nothing can be "
-                "checked; everything was put back",
-                [Problem("", "infinities and NaNs compare with nothing", "give another example; or check=False")],
+                f"the model's outputs on the example are not finite in {mode} mode, or differ between two passes: nothing "
+                "can be checked; everything was put back",
+                [Problem("", "infinities and NaNs can't be compared", "pass another example; or check=False")],
             )
         if preserving and not found <= limit:
             raise VerifyError(
@@ -339,8 +339,8 @@ def check(
                 [
                     Problem(
                         "",
-                        "the code depends on what grew in a way that was not seen (the number of its blocks, or a layer's "
-                        f"attributes, say), {_rules(after)}or this is a bug in outgrow's analysis of the model",
+                        "the code depends on the grown parts in a way that the analysis missed (e.g. on the number of blocks, "
+                        f"or on a layer's attributes), {_rules(after)}or this is a bug in outgrow's analysis of the model",
                         "grow less, or elsewhere; and report it",
                     )
                 ],

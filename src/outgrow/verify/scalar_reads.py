@@ -1,8 +1,8 @@
-"""Numbers that a model's code looks at, told once more where there are none.
+"""Replay the scalars that a model's code reads (`.item()`, `if mask.all():`), so that it can also run on meta tensors.
 
-Code that asks for a number (`if mask.all():`) does not run on tensors without numbers. Where it asks of what comes from the
-example alone, the answers are the same as long as the example is: they are noted in a pass with numbers, and given again, in
-the same order, in passes without. What comes from the model's own numbers changes as it learns, and is not told.
+Code that reads a scalar does not run on the meta device. If the scalar depends on the example only, it is the same as long as
+the example is: the scalars are recorded in a pass with values, and returned in the same order in passes on the meta device.
+Scalars that depend on the model's own tensors change in training, and are not replayed.
 """
 
 from __future__ import annotations
@@ -18,64 +18,64 @@ from torch.utils._pytree import tree_flatten
 from outgrow.model.example import Example, call
 from outgrow.model.sandbox import elementary, tensors_of, untouched
 
-Answers = dict[bool, list[Any]]  # by mode: in training or not
-ASK = torch.ops.aten._local_scalar_dense
+ScalarReads = dict[bool, list[Any]]  # by mode: whether in training
+READ_SCALAR = torch.ops.aten._local_scalar_dense
 
 
-def answers(model: nn.Module, example: Example) -> Answers | None:
-    """What the code asks for in each mode; None if that depends on the model's numbers, or if it does not run."""
-    found: Answers = {}
+def read_scalars(model: nn.Module, example: Example) -> ScalarReads | None:
+    """The scalars that the code reads in each mode; None if one depends on the model, or if the model does not run."""
+    found: ScalarReads = {}
     for training in (False, True):
-        asked = Asked(tensors_of(model).values())
+        recorder = RecordScalars(tensors_of(model).values())
         try:
             with untouched(model), elementary():
                 model.train(training)
-                with asked:
+                with recorder:
                     call(model, example)
-        except Exception:  # a mode that the example is not made for
+        except Exception:  # the example is unsuitable for this mode
             return None
-        if asked.own:
+        if recorder.depends_on_model:
             return None
-        found[training] = asked.answers
+        found[training] = recorder.scalars
     return found
 
 
-class Asked(TorchDispatchMode):
-    """Notes the numbers that are asked for, and whether any depends on tensors of the model's own."""
+class RecordScalars(TorchDispatchMode):
+    """Records the scalars that are read, and whether any depends on the model's own tensors or on noise."""
 
     def __init__(self, own: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.answers: list[Any] = []
-        self.own = False
-        self._own = {_memory(tensor): tensor for tensor in own}  # alive, so that no other tensor gets the same memory
+        self.scalars: list[Any] = []
+        self.depends_on_model = False
+        self._own = {_memory(tensor): tensor for tensor in own}  # kept alive, so that no other tensor gets the same memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         own = any(_memory(leaf) in self._own for leaf in tree_flatten((args, kwargs or {}))[0] if isinstance(leaf, Tensor))
-        if func.overloadpacket is ASK:
-            self.answers.append(result)
-            self.own |= own
+        if func.overloadpacket is READ_SCALAR:
+            self.scalars.append(result)
+            self.depends_on_model |= own
         if own or torch.Tag.nondeterministic_seeded in func.tags:
             self._own.update((_memory(leaf), leaf) for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor))
         return result
 
 
 def _memory(tensor: Tensor) -> int:
-    """The same for all views of a tensor: what is written into one is in the others."""
+    """Identity of a tensor's storage, which its views share: a write into one changes the others."""
     try:
         return int(tensor.untyped_storage()._cdata)
-    except Exception:  # a wrapper without memory of its own
+    except Exception:  # a wrapper without storage of its own
         return id(tensor)
 
 
-class Answered(TorchDispatchMode):
-    """Gives the answers, one after the other; a question too many is an error, as it is without them."""
+class ReplayScalars(TorchDispatchMode):
+    """Returns recorded scalars in order; reading more than were recorded is an error."""
 
-    def __init__(self, answers: Sequence[Any]) -> None:
+    def __init__(self, scalars: Sequence[Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._ahead = iter(answers)
+        self._ahead = iter(scalars)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket is ASK:
+        if func.overloadpacket is READ_SCALAR:
             return next(self._ahead)
         return func(*args, **(kwargs or {}))

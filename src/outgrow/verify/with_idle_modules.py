@@ -1,6 +1,6 @@
-"""Check a growth also with the modules that the example does not run, each in the place of one of its kind that runs.
+"""Check a growth also with idle modules, each in place of a peer that runs (see `model/idle_modules.py`).
 
-Outputs are compared as for the model itself: what the model would compute if its data met other experts must stay, too.
+Outputs are compared as for the model itself: they must also be preserved for data that reaches other experts.
 """
 
 from __future__ import annotations
@@ -13,37 +13,42 @@ from torch import nn
 from outgrow.errors import GrowthError
 from outgrow.growth_plan.plan import Plan, renamed
 from outgrow.model.example import Example
-from outgrow.model.idle_modules import Understudies, taking_over
+from outgrow.model.idle_modules import IdlePeers, peers_in_place
 from outgrow.verify import outputs as verify
 
-MOST = 4  # turns: a layer may have hundreds of experts, which are alike
+MOST_PEERS = 4  # passes: a layer may have hundreds of similar experts
 
 
 @dataclass(frozen=True, eq=False)
-class Turn:
-    """What the model computed before a growth while the understudies of this number took over."""
+class PeerOutputs:
+    """The outputs before a growth, with the idle peers of this index in place."""
 
     number: int
     base: verify.Outputs
 
 
-def turns_of(model: nn.Module, example: Example, pairs: Understudies) -> list[Turn]:
-    """Outputs to be kept, of turns in which the model runs."""
-    turns: list[Turn] = []
-    for number in range(min(MOST, max(map(len, pairs.values()), default=0))):
+def outputs_with_peers(model: nn.Module, example: Example, pairs: IdlePeers) -> list[PeerOutputs]:
+    """The outputs to preserve, for each index of idle peers with which the model runs."""
+    expected: list[PeerOutputs] = []
+    for number in range(min(MOST_PEERS, max(map(len, pairs.values()), default=0))):
         try:
-            with taking_over(model, pairs, number):
-                turns.append(Turn(number, verify.before(model, example)))
-        except GrowthError:  # it needs what the module that ran keeps as an attribute, say
+            with peers_in_place(model, pairs, number):
+                expected.append(PeerOutputs(number, verify.before(model, example)))
+        except GrowthError:  # e.g. the code reads an attribute that only the running module sets
             continue
-    return turns
+    return expected
 
 
-def check_turns(
-    model: nn.Module, example: Example, turns: Sequence[Turn], pairs: Understudies, plans: Sequence[Plan], preserving: bool
+def check_with_peers(
+    model: nn.Module,
+    example: Example,
+    expected: Sequence[PeerOutputs],
+    pairs: IdlePeers,
+    plans: Sequence[Plan],
+    preserving: bool,
 ) -> None:
-    """Raise if a preserving growth moved the outputs of a turn; plans: what was done since, which may have moved names."""
+    """Raise if a preserving growth changed one of these outputs; plans: carried out since, they may have renamed modules."""
     now = {renamed(path, plans): [renamed(name, plans) for name in names] for path, names in pairs.items()}
-    for turn in turns:
-        with taking_over(model, now, turn.number):
-            verify.check(model, example, turn.base, preserving)
+    for one in expected:
+        with peers_in_place(model, now, one.number):
+            verify.check(model, example, one.base, preserving)

@@ -341,18 +341,18 @@ def single(x: Tensor, slope: float = 0.5) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "expected"),
     [
         (fails, r"ruletest::act failed: .*fails\(tensor of \(5, 8\)\) raised ValueError: no slope"),
-        (narrower, r"ruletest::act returns something else than the operator: .*narrower gives \(5, 7\) float64"),
-        (none, r".*none gives nothing, and the operator \(5, 8\) float64"),
+        (narrower, r"ruletest::act returns something else than the operator: .*narrower returns \(5, 7\) float64"),
+        (none, r".*none returns nothing, and the operator \(5, 8\) float64"),
         (itself, r"ruletest::act calls the operator itself: .*itself"),
-        (single, r".*single gives \(5, 8\) float32"),
+        (single, r".*single returns \(5, 8\) float32"),
     ],
 )
-def test_a_rule_that_fails_or_returns_nonsense_names_operator_and_function(function: Callable[..., Any], told: str) -> None:
+def test_a_rule_that_fails_or_returns_nonsense_names_operator_and_function(function: Callable[..., Any], expected: str) -> None:
     outgrow.rule("ruletest::act", like=function)
-    with pytest.raises(RuleError, match=told):
+    with pytest.raises(RuleError, match=expected):
         outgrow.widen(frozen(Net(act)), X, "one", by=4)
 
 
@@ -373,7 +373,7 @@ def test_a_rule_for_an_operator_of_pytorch_that_outgrow_does_not_know() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "told"),
+    ("names", "expected"),
     [
         ((), "names of operators"),
         ((3,), "names of operators"),
@@ -387,9 +387,9 @@ def test_a_rule_for_an_operator_of_pytorch_that_outgrow_does_not_know() -> None:
         (("ruletest::act", "ruletest::atc"), "there is no operator"),
     ],
 )
-def test_registrations_that_make_no_sense_are_refused(names: Any, told: str) -> None:
+def test_registrations_that_make_no_sense_are_refused(names: Any, expected: str) -> None:
     before = dict(REFERENCES)
-    with pytest.raises(RuleError, match=told):
+    with pytest.raises(RuleError, match=expected):
         outgrow.rule(*names, like=torch.relu)
     assert before == REFERENCES
 

@@ -42,7 +42,7 @@ from outgrow.errors import CheckpointError, GrowthError, MissingError, Problem
 from outgrow.integrations.lightning.batches_seen import Feed
 from outgrow.integrations.lightning.checkpoint_file import read_checkpoint
 from outgrow.integrations.lightning.missed_validation import after, is_missed, validate
-from outgrow.model.compiled import as_written
+from outgrow.model.compiled import without_compiled_steps
 from outgrow.model.example import Example
 from outgrow.model.journal import Journal
 from outgrow.model.unwrap import bare
@@ -163,7 +163,7 @@ class Grow(Callback):  # type: ignore[misc]
         place = next(path for path, module in pl_module.named_modules() if module is part)
         quiet = self.quiet or not trainer.is_global_zero
         bar = None if quiet else trainer.progress_bar_callback
-        with as_written(pl_module):
+        with without_compiled_steps(pl_module):
             self.run = Run(
                 part,
                 self._on_device(trainer, pl_module),
@@ -205,7 +205,7 @@ class Grow(Callback):  # type: ignore[misc]
             self._feed.stand_at(feed, trainer)
             validate(trainer)
             feed = self._feed.state(trainer)
-        with as_written(trainer.lightning_module):
+        with without_compiled_steps(trainer.lightning_module):
             self._running().epoch(self._metrics(trainer), resumed=True)
         self._feed.go_to(feed, trainer, ended=True)
 
@@ -220,14 +220,14 @@ class Grow(Callback):  # type: ignore[misc]
         run, loss = self._running(), outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         self._feed.seen = batch_idx + 1
         while run.steps < trainer.global_step:  # not in batches that only gather gradients
-            with as_written(pl_module):
+            with without_compiled_steps(pl_module):
                 run.step(loss if isinstance(loss, Tensor) else None)
             loss = None
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         run = self._running()
         if run.epochs <= trainer.current_epoch:  # a resumed run may go through the end of an epoch once more
-            with as_written(pl_module):
+            with without_compiled_steps(pl_module):
                 run.epoch(self._metrics(trainer), resumed=self._within)
         self._within = False
         self._feed.epoch_ends()

@@ -24,12 +24,12 @@ from outgrow.model.checks import check_module
 from outgrow.model.compiled import uncompiled
 from outgrow.model.example import Example, outputs_in
 from outgrow.model.journal import Journal
-from outgrow.model.meta_copy import has_values, shadow
+from outgrow.model.meta_copy import has_values, tensors_on_meta
 from outgrow.model.module_calls import Call, calls_of
 from outgrow.model.module_paths import joined_path
 from outgrow.model.sandbox import on_meta
 from outgrow.model.unwrap import bare
-from outgrow.process.garbage_collection import collected_later
+from outgrow.process.garbage_collection import without_garbage_collection
 from outgrow.requests import Deepen
 from outgrow.trace.operators import Trace
 from outgrow.trace.record import record
@@ -81,7 +81,7 @@ def places(model: nn.Module, example: Example) -> list[Place]:
         >>> [(place.name, place.methods) for place in places(model, torch.zeros(1, 3)) if place.own]
         [('1', ('r2r', 'r2r-paper', 'residual'))]
     """
-    check_module(model := bare(model), numbers=False)
+    check_module(model := bare(model), values=False)
     blocks = [joined_path(path, key) for path, module in containers(model) for key in module._modules]
     layers = [
         path for path, module in model.named_modules() if path and (isinstance(module, PLAIN_LAYERS) or is_activation(module))
@@ -132,7 +132,7 @@ class Survey:
 def _surveyed(model: nn.Module, example: Example, paths: Sequence[str], blocks: Sequence[str]) -> Survey:
     """A survey of the shadow, with what is doubtful there looked at on the model itself; or one of the model, if need be."""
     try:
-        with shadow(model), collected_later():
+        with tensors_on_meta(model), without_garbage_collection():
             survey = _survey(model, on_meta(example), paths, blocks, shadowed=True)
     except Exception as error:
         if not has_values(model):

@@ -17,7 +17,7 @@ from outgrow.exactness.propagate_states import judge
 from outgrow.methods.all_methods import candidates
 from outgrow.methods.base import Method
 from outgrow.methods.net2net import Net2Net
-from outgrow.requests import MOST, Skip, Widen, is_glob
+from outgrow.requests import MOST_NEW_UNITS, Skip, Widen, is_glob
 from outgrow.transforms.widen.make_plan import Choice
 
 MENTIONED = 4  # modules that an error mentions
@@ -192,15 +192,17 @@ def _new_units(volume: Volume, request: Widen, step: int, method: Method, roundi
     size, least = volume.size, step * volume.grain
     if request.factor is not None:
         wanted = size * (request.factor - 1)
-        if wanted > MOST:
-            raise SizeError(f"{volume.name} has a size of {size}: factor={request.factor:g} would add more than {MOST:,}")
+        if wanted > MOST_NEW_UNITS:
+            raise SizeError(
+                f"{volume.name} has a size of {size}: factor={request.factor:g} would add more than {MOST_NEW_UNITS:,}"
+            )
         times = int(wanted / least + 0.5)
         return times * step if rounding or times * least == round(wanted) else 0
     gain = request.by if request.by is not None else (request.to or 0) - size
     if gain <= 0:
         raise SizeError(f"{volume.name} has a size of {size} already: to={request.to} would not grow it")
-    if gain > MOST:
-        raise SizeError(f"{volume.name} has a size of {size}: it can't gain more than {MOST:,} at once")
+    if gain > MOST_NEW_UNITS:
+        raise SizeError(f"{volume.name} has a size of {size}: it can't gain more than {MOST_NEW_UNITS:,} at once")
     if gain % least == 0:
         return gain // volume.grain
     if not rounding:

@@ -24,7 +24,7 @@ from outgrow.growth_plan.plan import Plan, Setting
 from outgrow.model.example import Example, call, tensors_in
 from outgrow.model.inner_gradients import GRADIENT
 from outgrow.model.journal import Journal
-from outgrow.model.meta_operators import Shapes
+from outgrow.model.meta_operators import ShapeCache
 from outgrow.model.sandbox import elementary, on_meta, substituted, tensors_of, untouched
 from outgrow.modules.fold import Fold
 from outgrow.trace.operators import FOLD, Op, Trace, refs_in
@@ -53,10 +53,10 @@ class Disagreement(Exception):
 class Checker(Watcher):
     """Compares a run with the trace, operator by operator."""
 
-    def __init__(self, trace: Trace, prediction: Prediction, shapes: Shapes) -> None:
+    def __init__(self, trace: Trace, prediction: Prediction, shapes: ShapeCache) -> None:
         super().__init__()
         self.trace, self.prediction, self.shapes, self.gradients = trace, prediction, shapes, trace.gradients
-        self.understudies = trace.understudies
+        self.idle_peers = trace.idle_peers
         self.expected = [op for op in trace.ops if op.name != "outgrow.write_through_view"]
         self.count = 0
 
@@ -128,7 +128,7 @@ class Fitter:
 
     def __init__(self, model: nn.Module, example: Example, trace: Trace) -> None:
         self.model, self.example, self.trace = model, example, trace
-        self.shapes = Shapes()  # of all runs: they differ in a few attributes
+        self.shapes = ShapeCache()  # of all runs: they differ in a few attributes
 
     def run(self, plan: Plan, settings: Sequence[Setting], prediction: Prediction) -> Clash | None:
         """The first clash between what happens and what should, or none."""

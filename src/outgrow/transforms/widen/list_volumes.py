@@ -19,7 +19,7 @@ from outgrow.model.checks import check_module
 from outgrow.model.compiled import uncompiled
 from outgrow.model.example import Example
 from outgrow.model.unwrap import bare
-from outgrow.process.garbage_collection import collected_later
+from outgrow.process.garbage_collection import without_garbage_collection
 from outgrow.trace.operators import Trace
 from outgrow.wrong_arguments import usage
 
@@ -38,8 +38,8 @@ def volumes(model: nn.Module, example: Example) -> list[Volume]:
         [('0', 8, True), ('0#2', 4, False), ('2', 2, False)]
     """
     model = bare(model)
-    check_module(model, numbers=False)
-    with collected_later():
+    check_module(model, values=False)
+    with without_garbage_collection():
         return _volumes_in(watch(model, example))
 
 
