@@ -14,7 +14,7 @@ NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 
 @pytest.fixture
 def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(DOCS))
+    monkeypatch.syspath_prepend(str(DOCS / "tools"))
     return importlib.import_module("notebook_pages")
 
 
@@ -26,13 +26,13 @@ def test_there_are_two() -> None:
 def test_it_runs_and_prints_what_it_shows(tool: ModuleType, path: Path) -> None:
     kept = tool.read(path)
     for shown, now in zip(tool.outputs(kept), tool.outputs(tool.executed(kept)), strict=True):
-        assert tool.alike(shown, now), f"`python docs/notebook_pages.py` keeps the new outputs:\n{shown}\n---\n{now}"
+        assert tool.alike(shown, now), f"`python docs/tools/notebook_pages.py` keeps the new outputs:\n{shown}\n---\n{now}"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_page_is_the_notebook(tool: ModuleType, path: Path) -> None:
     text, pictures = tool.page(tool.read(path), path.stem)
-    assert path.with_suffix(".md").read_text(encoding="utf-8") == text, "`python docs/notebook_pages.py` writes the page"
+    assert path.with_suffix(".md").read_text(encoding="utf-8") == text, "`python docs/tools/notebook_pages.py` writes the page"
     assert pictures
     assert all((path.parent / name).read_bytes() == picture for name, picture in pictures.items())
     cells = tool.read(path)["cells"]

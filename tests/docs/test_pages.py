@@ -1,6 +1,6 @@
 """The documentation is true: its blocks run and print what it says, its links lead somewhere, demo and picture work.
 
-docs/refresh.py runs the blocks; it also writes what they print into the pages.
+docs/tools/refresh.py runs the blocks; it also writes what they print into the pages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-REFRESH = load(ROOT / "docs" / "refresh.py")
+REFRESH = load(ROOT / "docs" / "tools" / "refresh.py")
 PAGES = REFRESH.pages()
 MARKS = {
     "docs/trainers.md": (
@@ -54,7 +54,7 @@ def test_blocks_run_and_print_what_the_page_says(page: Path) -> None:
     stale = [item for item in REFRESH.told(page) if item.block and not REFRESH.agrees(item.block.text, item.printed)]
     for item in stale:
         print(f"{page.name}:{item.block.line} should read\n{item.printed}")
-    assert not stale, "`python docs/refresh.py` writes into the pages what their blocks print"
+    assert not stale, "`python docs/tools/refresh.py` writes into the pages what their blocks print"
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=name_of)
@@ -86,7 +86,7 @@ def test_worked_examples_of_contributing_do_what_they_say(monkeypatch: pytest.Mo
 
 
 def test_the_picture_of_how_it_works_can_be_drawn(tmp_path: Path) -> None:
-    load(ROOT / "docs" / "draw.py").draw(tmp_path / "picture.svg")
+    load(ROOT / "docs" / "tools" / "draw.py").draw(tmp_path / "picture.svg")
     assert (tmp_path / "picture.svg").read_text(encoding="utf-8").count("<path") > 100
 
 

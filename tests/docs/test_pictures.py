@@ -1,6 +1,6 @@
 """The pictures of docs/transforms.md: each is named on the page, can be drawn, and is what the library does today.
 
-Drawing checks in itself that plans tell the truth about the numbers and that outputs are kept (docs/specimens.py).
+Drawing checks in itself that plans tell the truth about the numbers and that outputs are kept (docs/tools/specimens.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COMMITTED = sorted((DOCS / "transforms").glob("*"))
 
 @pytest.fixture
 def drawing(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(DOCS))
+    monkeypatch.syspath_prepend(str(DOCS / "tools"))
     return importlib.import_module("draw_transforms")
 
 
@@ -50,10 +50,10 @@ def test_pictures_are_up_to_date(drawing: ModuleType, name: str, tmp_path: Path)
     drawn, again = drawing.draw(name, tmp_path).read_bytes(), drawing.draw(name, tmp_path).read_bytes()
     assert drawn == again
     if f"Matplotlib v{matplotlib.__version__}," in committed.decode():
-        assert drawn == committed, "`python docs/draw_transforms.py` draws them anew"
+        assert drawn == committed, "`python docs/tools/draw_transforms.py` draws them anew"
 
 
 def test_the_timeline_is_that_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(DOCS))
+    monkeypatch.syspath_prepend(str(DOCS / "tools"))
     drawn = importlib.import_module("draw_timeline").draw(tmp_path / "timeline.svg")
     assert drawn.read_text(encoding="utf-8") == (DOCS / "timeline.svg").read_text(encoding="utf-8")

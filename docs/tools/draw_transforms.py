@@ -1,6 +1,6 @@
 """Draw the pictures of docs/transforms.md, one a transform, from growths of small networks.
 
-    python docs/draw_transforms.py [folder]
+    python docs/tools/draw_transforms.py [folder]
 
 Here are the widenings; what is done to whole blocks is in draw_blocks.py.
 """
@@ -291,7 +291,7 @@ def draw(name: str, folder: Path, ending: str = "svg") -> Path:
 
 
 if __name__ == "__main__":
-    into = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("transforms")
+    into = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "transforms"
     into.mkdir(exist_ok=True)
     for each in DRAWINGS:
         draw(each, into)

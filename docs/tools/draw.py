@@ -3,7 +3,7 @@
 Nothing in the picture is drawn by hand: operators come from the trace, colours from the volumes, numbers from the tensors, and
 what is new from the plan of the growth.
 
-    python docs/draw.py [file]
+    python docs/tools/draw.py [file]
 """
 
 from __future__ import annotations
@@ -268,4 +268,4 @@ def draw(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("how-it-works.svg"))
+    draw(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "how-it-works.svg")

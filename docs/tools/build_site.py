@@ -1,4 +1,4 @@
-"""Build the documentation site: `python docs/build_site.py [folder]`, by default into site/.
+"""Build the documentation site: `python docs/tools/build_site.py [folder]`, by default into site/.
 
 Zensical builds in strict mode, so dead links and unknown references are errors. It only reports docstrings that do not
 match their signatures; here those reports are errors, too. Besides the pages the site has their Markdown sources, and
@@ -19,7 +19,8 @@ from typing import Any
 
 import yaml
 
-DOCS = Path(__file__).resolve().parent
+TOOLS = Path(__file__).resolve().parent
+DOCS = TOOLS.parent
 ROOT = DOCS.parent
 
 
@@ -34,9 +35,9 @@ def build(out: Path) -> None:
     """Build in a temporary folder, and replace `out` only if there was no complaint."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        shutil.copytree(DOCS, folder / "docs", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+        shutil.copytree(DOCS, folder / "docs", ignore=shutil.ignore_patterns("tools"))
         shutil.copy(ROOT / "mkdocs.yml", folder)
-        sources = {"OUTGROW_SOURCE": str(ROOT / "src"), "OUTGROW_NAMES": str(DOCS / "public_names.py")}
+        sources = {"OUTGROW_SOURCE": str(ROOT / "src"), "OUTGROW_EXAMPLES": str(TOOLS / "docstring_examples.py")}
         ran = subprocess.run(
             [sys.executable, "-m", "zensical", "build", "--strict"],
             cwd=folder,

@@ -1,6 +1,6 @@
 """Draw docs/timeline.svg: the schedule of docs/runs.md, as the page itself shows it.
 
-python docs/draw_timeline.py [file]
+python docs/tools/draw_timeline.py [file]
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+DOCS = Path(__file__).parents[1]
 
 
 def draw(path: Path) -> Path:
-    page = (HERE / "runs.md").read_text(encoding="utf-8")
+    page = (DOCS / "runs.md").read_text(encoding="utf-8")
     first = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)[0]
     names: dict[str, Any] = {}
     exec(first.replace("print(run.timeline)", ""), names)
@@ -23,4 +23,4 @@ def draw(path: Path) -> Path:
 
 
 if __name__ == "__main__":
-    print(draw(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "timeline.svg"))
+    print(draw(Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS / "timeline.svg"))

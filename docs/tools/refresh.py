@@ -1,7 +1,7 @@
 """Run the python blocks of the documentation; write what they print into the text blocks that follow them.
 
-    python docs/refresh.py          rewrites README.md and the pages under docs/
-    python docs/refresh.py FILE …   rewrites these
+    python docs/tools/refresh.py          rewrites README.md and the pages under docs/
+    python docs/tools/refresh.py FILE …   rewrites these
 
 The blocks of a file share one namespace, in order. A console block is one command, `$ outgrow …`, and what it prints. A line
 "…" in a text or console block stands for any lines: such blocks are compared by the tests, and left as they are here.
@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 import torch
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 
 

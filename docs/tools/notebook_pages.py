@@ -1,7 +1,7 @@
 """Run the notebooks under docs/notebooks, keep their outputs, and write each as a page of the site.
 
-    python docs/notebook_pages.py          runs all of them
-    python docs/notebook_pages.py FILE …   runs these
+    python docs/tools/notebook_pages.py          runs all of them
+    python docs/tools/notebook_pages.py FILE …   runs these
 
 A code cell's outputs are what it prints and the figures that it leaves open, as in Jupyter. The picture's description is the
 cell's metadata "alt". Cells are run by plain Python in one namespace, without a kernel.
@@ -22,7 +22,7 @@ from typing import Any
 
 import matplotlib
 
-DOCS = Path(__file__).resolve().parent
+DOCS = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 NUMBER = re.compile(r"-?\d[\d,]*\.\d+(?:e[-+]?\d+)?|\d+e[-+]\d+")
 
