@@ -25,27 +25,27 @@ test-all: lint
 	$(BIN)/python -m pytest -n 2
 
 docs: $(READY)
-	$(BIN)/python docs/build_site.py
+	$(BIN)/python docs/tools/build_site.py
 
 coverage: $(READY)
-	$(BIN)/python benchmarks/coverage_others.py
-	$(BIN)/python benchmarks/coverage.py
+	$(BIN)/python -m benchmarks.coverage_others
+	$(BIN)/python -m benchmarks.coverage
 
 optimizers: $(READY)
-	$(BIN)/python benchmarks/optimizers.py
+	$(BIN)/python -m benchmarks.optimizers
 
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
-	$(BIN)/python benchmarks/speed.py
-	$(BIN)/python benchmarks/large.py
+	$(BIN)/python -m benchmarks.speed
+	$(BIN)/python -m benchmarks.large
 
 stall: $(READY)
-	$(BIN)/python benchmarks/stall.py
+	$(BIN)/python -m benchmarks.stall
 
 DATA ?= data
 
 spike: $(READY)
-	$(BIN)/python benchmarks/spike.py --data $(DATA)
+	$(BIN)/python -m benchmarks.spike --data $(DATA)
 
 DEVICE ?= cuda
 

@@ -7,7 +7,7 @@ deepened by a block of their own kind in the middle of those places that take on
 with all of them moved at random (`coverage.randomise`), since some of timm's are zero, and hide what is before them. All is
 exact on paper, so that what is measured is rounding.
 
-    python benchmarks/brief.py            # about ten minutes; writes results/brief.json
+    python -m benchmarks.brief            # about ten minutes; writes results/brief.json
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 import outgrow
-from coverage import import_timm, randomise
+from benchmarks.coverage import import_timm, randomise
+from benchmarks.speed import processor, say
 from outgrow.verify.outputs import FLOOR
-from speed import processor, say
 
 RESULTS = Path(__file__).parent / "results" / "brief.json"
 FACTOR, THREADS, SEEDS = 1.5, 1, (0, 1, 2)
@@ -105,7 +105,7 @@ def main() -> None:
                 found = [arm["ulps"] for arm in arms[-len(SEEDS) :]]
                 say(f"{name}, {what}, {weights}: {max(found):.1f} ulps, {arms[-1]['passes']} passes on {arms[-1]['part']}")
     results = {
-        "command": "python benchmarks/brief.py",
+        "command": "python -m benchmarks.brief",
         "versions": {name: version(name) for name in ("torch", "numpy", "timm", "outgrow")},
         "machine": {"python": platform.python_version(), "system": platform.platform(), "processor": processor()},
         "configuration": {

@@ -1,6 +1,6 @@
 """What checksums cost: how fast they are computed, and their share of the time that saving and loading take.
 
-    python benchmarks/checksums.py            # about a minute; writes results/checksums.json
+    python -m benchmarks.checksums            # about a minute; writes results/checksums.json
 
 One thread, processor time, the best of five. The model is a stack of linear layers; its run has AdamW's state, three times the
 values. The files are in a temporary folder, and thus mostly in the system's cache: on a slower disk the share is smaller.
@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 import outgrow
+from benchmarks.speed import processor, say
 from outgrow.saving.checksums import of_tensors, sealed
-from speed import processor, say
 
 RESULTS = Path(__file__).parent / "results" / "checksums.json"
 WIDTH, LAYERS, TIMES = 1024, 16, 5

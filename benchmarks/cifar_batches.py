@@ -1,46 +1,16 @@
-"""CIFAR-10 from its official binary files, and batches of it that depend on nothing but a seed and the number of the step.
-
-A record is 1 byte of label and 3072 bytes of image: 1024 red, 1024 green, 1024 blue, row by row
-(www.cs.toronto.edu/~kriz/cifar).
-"""
+"""Batches of images that depend on nothing but a seed and the number of the step."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-FOLDER = "cifar-10-batches-bin"
-FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
-RECORD = 1 + 3 * 32 * 32
-MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the training set's red, green and blue
+from experiments.data import COLOURS
+
 PAD = 4
-
-HOW = f"""There is no CIFAR-10 in {{}}.
-Download the binary version, cifar-10-binary.tar.gz, from https://www.cs.toronto.edu/~kriz/cifar.html, unpack it there
-(tar -xzf cifar-10-binary.tar.gz makes the folder {FOLDER}) and name that place with --data."""
-
-
-def read_records(path: Path) -> tuple[Tensor, Tensor]:
-    """Images (n, 3, 32, 32) as bytes, and labels (n)."""
-    data = np.fromfile(path, dtype=np.uint8)
-    if not len(data) or len(data) % RECORD:
-        raise ValueError(f"{path} is no file of CIFAR-10 records: its {len(data)} bytes are no multiple of {RECORD}")
-    records = torch.from_numpy(data.reshape(-1, RECORD))
-    return records[:, 1:].reshape(-1, 3, 32, 32).clone(), records[:, 0].long()
-
-
-def read_cifar(folder: Path) -> tuple[Tensor, Tensor]:
-    """The 50,000 training images and their labels."""
-    place = next((place for place in (folder / FOLDER, folder) if all((place / name).exists() for name in FILES)), None)
-    if place is None:
-        raise SystemExit(HOW.format(folder))
-    parts = [read_records(place / name) for name in FILES]
-    return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
 
 
 class Batches:
@@ -50,7 +20,7 @@ class Batches:
         self.images = F.pad(images.to(device), (PAD,) * 4)
         self.labels = labels.to(device)
         self.size, self.seed, self.device = size, seed, device
-        self.mean, self.deviation = (255 * torch.tensor(row, device=device).view(3, 1, 1) for row in (MEAN, DEVIATION))
+        self.mean, self.deviation = (255 * torch.tensor(row, device=device).view(3, 1, 1) for row in COLOURS)
         self.grid = torch.arange(images.shape[-1], device=device)
         self.epoch = lru_cache(maxsize=2)(self._epoch)
 

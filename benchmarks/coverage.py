@@ -7,10 +7,10 @@ A family counts when, in float64 and with every parameter and buffer randomised 
 - class and state_dict keys are unchanged;
 - training runs, and at least 90% of the new weights (or as large a share as of the old ones) get a gradient within three steps.
 
-    python benchmarks/coverage.py                  # all families: hours on two cores
-    python benchmarks/coverage.py resnet levit     # some, merged into the results
-    python benchmarks/coverage.py --device cuda --workers 12
-    python benchmarks/coverage.py --table          # only write docs/results/coverage.md anew
+    python -m benchmarks.coverage                  # all families: hours on two cores
+    python -m benchmarks.coverage resnet levit     # some, merged into the results
+    python -m benchmarks.coverage --device cuda --workers 12
+    python -m benchmarks.coverage --table          # only write docs/results/coverage.md anew
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import coverage_others
-from learning import new_entries
+from benchmarks import coverage_others
+from benchmarks.learning import new_entries
 
 HERE = Path(__file__).parent
 FAMILIES = HERE / "timm_families.json"
@@ -321,7 +321,7 @@ def main() -> None:
     timm = import_timm()
     if not arguments.table:
         results["versions"] = f"torch {torch.__version__.partition('+')[0]}, timm {timm.__version__}, {arguments.device}"
-        results["command"] = f"python benchmarks/coverage.py --device {arguments.device}"
+        results["command"] = f"python -m benchmarks.coverage --device {arguments.device}"
     names = arguments.families or sorted(families, key=lambda family: families[family]["parameters"])
     if arguments.missing:
         names = [name for name in names if not results["families"].get(name, {}).get("counts")]

@@ -4,8 +4,8 @@
 ones too) where the library allows it. A model counts when its outputs stay, on the example and on fresh inputs of another
 size, and something grew. Forces, where a model computes some, are outputs. What is left out is listed with its reason.
 
-    python benchmarks/coverage_others.py             # all: a few minutes
-    python benchmarks/coverage_others.py GCN FNO     # some, merged into the results
+    python -m benchmarks.coverage_others             # all: a few minutes
+    python -m benchmarks.coverage_others GCN FNO     # some, merged into the results
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def operator(dimensions: int, **options: Any) -> Callable[[], nn.Module]:
 
 def mixture(name: str, **options: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
-        from coverage import import_timm
+        from benchmarks.coverage import import_timm
 
         import_timm()  # torchvision's operators, which Transformers imports too
         library = importlib.import_module("transformers")
@@ -276,7 +276,7 @@ def main() -> None:
     found = ", ".join(f"{library.__name__} {library.__version__}" for library in libraries)
     results["versions"] = f"torch {torch.__version__.partition('+')[0]}, {found}"
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    import coverage
+    from benchmarks import coverage
 
     coverage.write_page(json.loads(coverage.RESULTS.read_text()))
 

@@ -8,8 +8,8 @@ Llamas of more than 500 M parameters with Adam's moments, in float32, on one CUD
    memory that the allocator has at hand is measured too.
 2. stall. `outgrow.Run.step()` that grows, with the default check of outputs and without any, beside a usual training step.
 
-    python benchmarks/cuda.py            # writes results/cuda.json and docs/results/cuda.md
-    python benchmarks/cuda.py --table    # only write docs/results/cuda.md again
+    python -m benchmarks.cuda            # writes results/cuda.json and docs/results/cuda.md
+    python -m benchmarks.cuda --table    # only write docs/results/cuda.md again
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from speed import say, spread
+from benchmarks.markdown import table
+from benchmarks.speed import say, spread
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "cuda.json"
@@ -164,7 +165,7 @@ def measure_all() -> dict[str, Any]:
     import torch
 
     results: dict[str, Any] = {
-        "command": "python benchmarks/cuda.py",
+        "command": "python -m benchmarks.cuda",
         "versions": {name: installed(name) for name in ("torch", "transformers", "outgrow")},
         "machine": {"python": platform.python_version(), "device": torch.cuda.get_device_name(), "cuda": torch.version.cuda},
         "configuration": {
@@ -193,10 +194,6 @@ def measure_all() -> dict[str, Any]:
                 )
                 results["stalls"].append({"model": size, "growth": name, "check": check, **found})
     return results
-
-
-def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    return ["| " + " | ".join(line) + " |" for line in (header, ("---",) * len(header), *rows)]
 
 
 def times(found: dict[str, float]) -> str:
@@ -232,7 +229,7 @@ def page(results: dict[str, Any]) -> str:
     lines = [
         "# A growth on a GPU",
         "",
-        "Written by `python benchmarks/cuda.py` from `benchmarks/results/cuda.json`. One "
+        "Written by `python -m benchmarks.cuda` from `benchmarks/results/cuda.json`. One "
         f"{machine['device']}, CUDA {machine['cuda']}, {versions}; Llamas of 24 layers, "
         f"{results['configuration']['optimizer']}, {results['configuration']['dtype']}.",
         "Medians, with the best and the worst repetition in brackets.",

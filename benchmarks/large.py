@@ -5,9 +5,9 @@ few repetitions. Goals are times, but for two: what four times the layers cost, 
 takes that is on the meta device. Beside the first stands the cost of one forward pass on the meta device that is watched,
 operator by operator: the model's own Python, which runs for every layer whatever is known of the layers before it.
 
-    python benchmarks/large.py            # all of it; writes results/large.json and docs/results/speed.md
-    python benchmarks/large.py --jobs 12  # so many processes side by side: CPU seconds are what is counted
-    python benchmarks/large.py --table    # only write docs/results/speed.md again
+    python -m benchmarks.large            # all of it; writes results/large.json and docs/results/speed.md
+    python -m benchmarks.large --jobs 12  # so many processes side by side: CPU seconds are what is counted
+    python -m benchmarks.large --table    # only write docs/results/speed.md again
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from benchmarks.markdown import table
 
 HERE = Path(__file__).parent
 FAMILIES = json.loads((HERE / "timm_families.json").read_text())
@@ -55,7 +57,7 @@ def llama(layers: int, device: str = "cpu", sizes: dict[str, int] = LLAMA) -> tu
     import torch
     from torch import nn
 
-    from coverage import import_timm
+    from benchmarks.coverage import import_timm
 
     import_timm()  # Transformers imports torchvision too
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -69,7 +71,7 @@ def llama(layers: int, device: str = "cpu", sizes: dict[str, int] = LLAMA) -> tu
 def timm_model(name: str, size: int) -> tuple[Any, Any]:
     import torch
 
-    from coverage import import_timm
+    from benchmarks.coverage import import_timm
 
     torch.manual_seed(0)
     return import_timm().create_model(name).eval(), torch.randn(1, 3, size, size)
@@ -197,7 +199,8 @@ MEASURES: dict[str, tuple[Callable[[str], dict[str, float]], tuple[str, ...]]] =
 
 def measure_one(what: str, name: str) -> dict[str, Any]:
     """In a new process; what can't be measured is noted with the last line of its error."""
-    done = subprocess.run([sys.executable, __file__, "--measure", what, name], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "benchmarks.large", "--measure", what, name]
+    done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, check=False)
     failed = {"failed": (done.stderr.strip() or "no output").splitlines()[-1][:300]}
     found: dict[str, Any] = failed if done.returncode else json.loads(done.stdout.splitlines()[-1])
     print(what, name, found, file=sys.stderr, flush=True)
@@ -205,10 +208,10 @@ def measure_one(what: str, name: str) -> dict[str, Any]:
 
 
 def measure_all(jobs: int) -> dict[str, Any]:
-    from speed import processor  # which imports this file
+    from benchmarks.speed import processor  # which imports this file
 
     results: dict[str, Any] = {
-        "command": f"python benchmarks/large.py --jobs {jobs}",
+        "command": f"python -m benchmarks.large --jobs {jobs}",
         "versions": {name: version(name) for name in ("torch", "timm", "transformers")},
         "machine": {"python": platform.python_version(), "processor": processor()},
         "threads": 1,
@@ -249,7 +252,7 @@ def verdicts(results: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def grown(results: dict[str, Any], table: Callable[..., list[str]]) -> list[str]:
+def grown(results: dict[str, Any]) -> list[str]:
     """Growths without optimizer state: passes of the check and copies of the weights, both as large as the model."""
     rows = [
         (
@@ -262,14 +265,11 @@ def grown(results: dict[str, Any], table: Callable[..., list[str]]) -> list[str]
         for item in results.values()
     ]
     header = ("Llama, 24 layers", '`widen("*")`, checked', "a copy of the grown model", "ratio", "one pass of it")
-    return [*table(header, rows)] if rows else []
+    return [*table(header, rows), ""] if rows else []
 
 
 def section(results: dict[str, Any]) -> list[str]:
     """The part of docs/results/speed.md that is about large models."""
-
-    def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-        return ["| " + " | ".join(line) + " |" for line in [header, ("---",) * len(header), *rows]] + [""]
 
     layers = results["layers"]
     failed = [f"{name} ({item['failed']})" for name, item in results.get("families", {}).items() if "failed" in item]
@@ -282,6 +282,7 @@ def section(results: dict[str, Any]) -> list[str]:
         *([f"Not measured: {'; '.join(failed)}."] if failed else []),
         "",
         *table(("goal", "model", "measured", ""), [*verdicts(results)]),
+        "",
         "Verdicts are worked out once per kind of block, so that volumes of further layers cost little more than watching",
         "these layers run. That remains: a layer's code is Python that may do anything, and nothing is taken for granted of a",
         "layer that was not watched. The column “watched” is that pass alone (on the meta device, without arithmetic).",
@@ -299,13 +300,15 @@ def section(results: dict[str, Any]) -> list[str]:
                 for count, item in layers.items()
             ],
         ),
-        *grown(results.get("grown", {}), table),
+        "",
+        *grown(results.get("grown", {})),
         "One block more, compared with the old model in eval and train mode:",
         "",
         *table(
             ("model", "a forward pass", "`deepen`"),
             [(name, f"{i['forward_s']:.2f} s", f"{i['deepen_s']:.2f} s") for name, i in results["deepened"].items()],
         ),
+        "",
     ]
 
 
@@ -325,7 +328,7 @@ def main() -> None:
         return
     if not arguments.table:
         RESULTS.write_text(json.dumps(measure_all(arguments.jobs), indent=1) + "\n")
-    import speed
+    from benchmarks import speed
 
     speed.write_page()
     rows = verdicts(json.loads(RESULTS.read_text()))

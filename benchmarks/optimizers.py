@@ -1,8 +1,8 @@
 """Examine every optimizer of the libraries that are installed, and write the table of docs/results/optimizers.md.
 
-    python benchmarks/optimizers.py                  # all that are not in benchmarks/results/optimizers.json yet
-    python benchmarks/optimizers.py timm SOAP        # these libraries or optimizers alone, again
-    python benchmarks/optimizers.py --table          # only write the table
+    python -m benchmarks.optimizers                  # all that are not in benchmarks/results/optimizers.json yet
+    python -m benchmarks.optimizers timm SOAP        # these libraries or optimizers alone, again
+    python -m benchmarks.optimizers --table          # only write the table
 
 What is examined is described in carried.py. Settings are the libraries' defaults, but for a learning rate where it is required
 or where the default diverges.
@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from carried import Make, Result, examine
+from benchmarks import markdown
+from benchmarks.carried import Make, Result, examine
 
 HERE = Path(__file__).parent
 RESULTS, PAGE = HERE / "results" / "optimizers.json", HERE.parent / "docs" / "results" / "optimizers.md"
@@ -141,7 +142,6 @@ def row(result: Result) -> tuple[str, ...]:
 
 def table(results: list[Result]) -> str:
     header = ("library", "optimizer", "", "existing entries", "new entries", "copies", "new blocks")
-    lines = [header, ("---",) * len(header), *(row(result) for result in results)]
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in dict.fromkeys(r.library for r in results))
     counts = []
     for library in dict.fromkeys(result.library for result in results):
@@ -149,7 +149,7 @@ def table(results: list[Result]) -> str:
         fine, refused = (sum(row(result)[2] == word for result in own) for word in ("carried", "refused"))
         counts.append(f"{library}: {fine} of {len(own)} carried, {refused} refused, {len(own) - fine - refused} not run here")
     listed = "\n".join(f"- {count}" for count in counts)
-    return f"{listed}\n\nVersions: {versions}.\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return f"{listed}\n\nVersions: {versions}.\n\n" + "\n".join(markdown.table(header, map(row, results)))
 
 
 def load() -> list[Result]:

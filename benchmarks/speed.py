@@ -14,8 +14,8 @@ Every requirement is a ratio of two things measured in turn in one process, or a
    pass), on one image.
 4. import. `import outgrow` and `outgrow.widen` after `import torch`, each time in a new process.
 
-    python benchmarks/speed.py            # all of it, in about 4 minutes; writes results/speed.json and docs/results/speed.md
-    python benchmarks/speed.py --table    # only write docs/results/speed.md anew
+    python -m benchmarks.speed            # all of it, in about 4 minutes; writes results/speed.json and docs/results/speed.md
+    python -m benchmarks.speed --table    # only write docs/results/speed.md anew
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import large
+from benchmarks import large
+from benchmarks.markdown import table
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "speed.json"
@@ -91,7 +92,7 @@ def build(name: str) -> tuple[Any, Any]:
         for _ in range(6):
             layers += [nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024), nn.GELU()]
         return nn.Sequential(*layers, nn.Linear(1024, 100)), torch.randn(2, 512)
-    from coverage import import_timm
+    from benchmarks.coverage import import_timm
 
     return import_timm().create_model(name), torch.randn(1, 3, 224, 224)
 
@@ -217,14 +218,16 @@ def measure_import() -> dict[str, Any]:
 
 
 def in_new_process(what: str, name: str) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--measure", what, name]
-    result: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    command = [sys.executable, "-m", "benchmarks.speed", "--measure", what, name]
+    result: dict[str, Any] = json.loads(
+        subprocess.run(command, cwd=HERE.parent, check=True, stdout=subprocess.PIPE, text=True).stdout
+    )
     return result
 
 
 def measure_all() -> dict[str, Any]:
     results: dict[str, Any] = {
-        "command": "python benchmarks/speed.py",
+        "command": "python -m benchmarks.speed",
         "versions": {name: version(name) for name in ("torch", "numpy", "timm", "torch-pruning", "outgrow")},
         "machine": {"python": platform.python_version(), "system": platform.platform(), "processor": processor()},
         "configuration": {
@@ -284,10 +287,6 @@ def verdicts(results: dict[str, Any]) -> list[tuple[str, str, str, str]]:
 
 
 def page(results: dict[str, Any]) -> str:
-    def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-        lines = [header, ("---",) * len(header), *rows]
-        return ["| " + " | ".join(line) + " |" for line in lines] + [""]
-
     versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
     configuration = ", ".join(f"{key} {value}" for key, value in results["configuration"].items())
     apply = [
@@ -324,6 +323,7 @@ def page(results: dict[str, Any]) -> str:
         "A ratio is the median over the repetitions, with the best and the worst in brackets.",
         "",
         *table(("requirement", "model", "measured", ""), [*verdicts(results)]),
+        "",
         "## Carrying out a plan",
         "",
         "Every volume that R2R can grow is widened by half; Adam's moments follow. The copy is of the same bytes: parameters,",
@@ -332,12 +332,14 @@ def page(results: dict[str, Any]) -> str:
         "then, and the rest of a growth weighs more.",
         "",
         *table(("model", "parameters", "volumes", "bytes", "apply", "copy", "ratio", "recycled", "extra memory"), apply),
+        "",
         "## Finding the volumes",
         "",
         "Best of the repetitions. `volumes` also judges every method on every volume, which Torch-Pruning's graph does not. A",
         "forward pass is part of what Torch-Pruning does; it shrinks with more threads, and grows with the image.",
         "",
         *table(("model", "trace and volumes", "`outgrow.volumes`", "Torch-Pruning's graph", "a forward pass", "ratio"), trace),
+        "",
     ]
     if large.RESULTS.exists():
         lines += large.section(json.loads(large.RESULTS.read_text()))

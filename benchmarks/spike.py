@@ -9,9 +9,9 @@ goes on as it is. Measured for each arm and seed:
 - the share of new weights that a gradient reached and that moved within those 50 steps, which must be at least 95%;
 - the error that the growth itself reports, parameters before and after, and its seconds.
 
-    python benchmarks/spike.py --data DIR --device cuda    # all of it; writes results/spike.json and docs/results/spike.md
-    python benchmarks/spike.py --data DIR --seeds 1 --epochs 1 --models resnet --only "deepen*" --out some.json
-    python benchmarks/spike.py --table                     # only write docs/results/spike.md anew
+    python -m benchmarks.spike --data DIR --device cuda    # all of it; writes results/spike.json and docs/results/spike.md
+    python -m benchmarks.spike --data DIR --seeds 1 --epochs 1 --models resnet --only "deepen*" --out some.json
+    python -m benchmarks.spike --table                     # only write docs/results/spike.md anew
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import outgrow
-from cifar import Batches, read_cifar
-from learning import Learning
-from spike_arms import FACTOR, TWIN, Arm, arms_of
-from spike_models import ResNetCifar, ViT
-from spike_page import LIMITS, page, verdicts
+from benchmarks.cifar_batches import Batches
+from benchmarks.learning import Learning
+from benchmarks.spike_arms import FACTOR, TWIN, Arm, arms_of
+from benchmarks.spike_models import ViT, resnet
+from benchmarks.spike_page import LIMITS, page, verdicts
+from experiments.data import DataError, cifar10
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "spike.json"
 PAGE = HERE.parent / "docs" / "results" / "spike.md"
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"resnet": ResNetCifar, "vit": ViT}
+MODELS: dict[str, Callable[[], nn.Module]] = {"resnet": resnet, "vit": ViT}
 OPTIMIZERS: dict[str, dict[str, dict[str, float]]] = {
     "resnet": {"adamw": {"lr": 4e-3, "weight_decay": 0.05}, "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}},
     "vit": {"adamw": {"lr": 1e-3, "weight_decay": 0.05}},
@@ -206,7 +207,7 @@ def number_of(package: str) -> str:
 def report(arguments: argparse.Namespace, settings: Settings, results: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
     models = " ".join(arguments.models)
     return {
-        "command": f"python benchmarks/spike.py --data DIR --device {arguments.device} --seeds {arguments.seeds} "
+        "command": f"python -m benchmarks.spike --data DIR --device {arguments.device} --seeds {arguments.seeds} "
         f"--epochs {arguments.epochs:g} --batch {arguments.batch} --steps {arguments.steps} --models {models}",
         "versions": {name: number_of(name) for name in ("torch", "numpy", "outgrow")},
         "machine": {"python": platform.python_version(), "device": machine(arguments.device)},
@@ -247,15 +248,20 @@ def main(given: Sequence[str] | None = None) -> None:
         started = time.perf_counter()
         compared = min(Settings.compared, arguments.steps)
         settings = Settings(arguments.epochs, arguments.batch, steps=arguments.steps, compared=compared)
-        images, labels = read_cifar(arguments.data)
-        results = measure_all(images, labels, arguments.models, arguments.seeds, settings, arguments.device, arguments.only)
+        try:
+            data = cifar10(arguments.data)
+        except DataError as error:
+            raise SystemExit(str(error)) from error
+        results = measure_all(
+            data.images, data.labels, arguments.models, arguments.seeds, settings, arguments.device, arguments.only
+        )
         write(arguments.out, report(arguments, settings, results, time.perf_counter() - started))
-    data = json.loads((RESULTS if arguments.table else arguments.out).read_text())
+    found = json.loads((RESULTS if arguments.table else arguments.out).read_text())
     if arguments.table or arguments.out == RESULTS:
-        PAGE.write_text(page(data))
+        PAGE.write_text(page(found))
     cells = [
         (row.model, row.optimizer, row.kind, row.name, f"{row.mean:.3f}", f"{row.learned:.1%}", row.verdict)
-        for row in verdicts(data)
+        for row in verdicts(found)
     ]
     widths = [max(len(row[column]) for row in cells) for column in range(7)]
     for row in cells:

@@ -15,9 +15,9 @@ example's size, and has no limit to keep. What a run looks at before it starts, 
 With `torch.compile`, what comes on top is the next step's compilation, which any change of shape costs; it is timed once, on a
 small model.
 
-    python benchmarks/stall.py            # all of it, in about ten minutes; writes results/stall.json and docs/results/stall.md
-    python benchmarks/stall.py llama      # one of the models, beside the results that are there
-    python benchmarks/stall.py --table    # only write docs/results/stall.md anew
+    python -m benchmarks.stall            # all of it, in about ten minutes; writes results/stall.json and docs/results/stall.md
+    python -m benchmarks.stall llama      # one of the models, beside the results that are there
+    python -m benchmarks.stall --table    # only write docs/results/stall.md anew
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from speed import build, clock, map_from, processor, say, spread
+from benchmarks.markdown import table
+from benchmarks.speed import build, clock, map_from, processor, say, spread
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "stall.json"
@@ -58,7 +59,7 @@ def example_of(name: str) -> tuple[Any, Any]:
     import torch
 
     if name == "llama":
-        from coverage import import_timm
+        from benchmarks.coverage import import_timm
 
         import_timm()  # which lets torchvision be imported beside a torch without it
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -172,15 +173,17 @@ def measure_compiled() -> dict[str, Any]:
 
 
 def in_new_process(*what: str) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--measure", *what]
-    result: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    command = [sys.executable, "-m", "benchmarks.stall", "--measure", *what]
+    result: dict[str, Any] = json.loads(
+        subprocess.run(command, cwd=HERE.parent, check=True, stdout=subprocess.PIPE, text=True).stdout
+    )
     return result
 
 
 def measure_all(names: Sequence[str], before: dict[str, Any]) -> dict[str, Any]:
     """Of some models; what was measured of the others before is kept."""
     results: dict[str, Any] = {
-        "command": "python benchmarks/stall.py",
+        "command": "python -m benchmarks.stall",
         "versions": {name: version(name) for name in ("torch", "numpy", "timm", "transformers", "outgrow")},
         "machine": {"python": platform.python_version(), "system": platform.platform(), "processor": processor()},
         "configuration": {"optimizer": "Adam", "dtype": "float32", "threads": THREADS, "repetitions": REPETITIONS},
@@ -238,7 +241,7 @@ def page(results: dict[str, Any]) -> str:
         "The stall is the one call of `run.step()` that grows; the copy is of the grown model and its optimizer's moments.",
         "A ratio is the median over the repetitions, each in a process of its own, with the best and the worst in brackets.",
         "",
-        *("| " + " | ".join(line) + " |" for line in (header, ("---",) * len(header), *rows)),
+        *table(header, rows),
         "",
         "The check compares outputs of the old and the new model. The default is brief where the run's rehearsal has left",
         "nothing to find out: one forward pass each, on a part of the example (its shape is in brackets, where the whole is",

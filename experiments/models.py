@@ -44,9 +44,9 @@ class Layer(nn.Sequential):
 
 
 class ResNetCifar(nn.Module):
-    """Two stages of blocks; `blocks=2` is ResNetCifar-10, `blocks=4` ResNetCifar-18."""
+    """Two stages of blocks; `blocks=2` is ResNetCifar-10, `blocks=4` ResNetCifar-18. he: draw weights by He's rule."""
 
-    def __init__(self, r: float, blocks: int = 4, residual: bool = True, classes: int = 10) -> None:
+    def __init__(self, r: float, blocks: int = 4, residual: bool = True, classes: int = 10, he: bool = True) -> None:
         super().__init__()
         first, second = int(64 * r), int(128 * r)
         self.conv1 = nn.Conv2d(3, first, 7, stride=2, padding=3, bias=False)
@@ -55,7 +55,7 @@ class ResNetCifar(nn.Module):
         self.layer1 = stage(first, first, blocks, 1, residual)
         self.layer2 = stage(first, second, blocks, 2, residual)
         self.fc = nn.Linear(second, classes)
-        for module in self.modules():
+        for module in self.modules() if he else ():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +13,6 @@ import outgrow
 from tests.helpers.commands import checkpoint as checkpoint
 from tests.helpers.commands import run as run
 from tests.helpers.saved_models import grown_cnn
-
-sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # their pieces are tested too
 
 collect_ignore = ["outside"]  # a package of its own, which registers things when it is imported
 _STAND_INS: list[torch.library.Library] = []

@@ -1,4 +1,4 @@
-"""The pieces of the no-spike benchmark: its reader of CIFAR-10, its batches, its twin, and a tiny run from end to end."""
+"""The pieces of the no-spike benchmark: its batches, its twin, and a tiny run from end to end."""
 
 from __future__ import annotations
 
@@ -11,28 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import cifar
-import learning
 import outgrow
-import spike
-import spike_arms
-import spike_page
-
-
-def record(label: int, red: int, green: int, blue: int, corner: int) -> bytes:
-    """An image of one colour, but for the red of its pixel in row 1, column 2."""
-    pixels = bytearray([red] * 1024 + [green] * 1024 + [blue] * 1024)
-    pixels[1 * 32 + 2] = corner
-    return bytes([label]) + bytes(pixels)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    place = tmp_path / "cifar-10-batches-bin"
-    place.mkdir()
-    for number in range(1, 6):
-        (place / f"data_batch_{number}.bin").write_bytes(record(number, 10, 20, 30, 99) + record(9, 1, 2, 3, number))
-    return tmp_path
+from benchmarks import cifar_batches, learning, spike, spike_arms, spike_page
+from experiments.data import COLOURS
+from tests.helpers.experiment_runs import some_data
 
 
 def random_images(count: int = 96) -> tuple[Tensor, Tensor]:
@@ -41,36 +23,15 @@ def random_images(count: int = 96) -> tuple[Tensor, Tensor]:
     return images, torch.randint(10, (count,), generator=generator)
 
 
-def test_records_are_label_red_green_blue_row_by_row(folder: Path) -> None:
-    images, labels = cifar.read_cifar(folder)
-    assert images.shape == (10, 3, 32, 32)
-    assert images.dtype == torch.uint8
-    assert labels.tolist() == [1, 9, 2, 9, 3, 9, 4, 9, 5, 9]
-    assert images[0, :, 0, 0].tolist() == [10, 20, 30]
-    assert images[0, 0, 1, 2] == 99
-    assert (images[0] == torch.tensor([10, 20, 30]).view(3, 1, 1)).sum() == 3 * 1024 - 1
-    assert [int(image[0, 1, 2]) for image in images[1::2]] == [1, 2, 3, 4, 5]
-    assert torch.equal(cifar.read_cifar(folder / cifar.FOLDER)[0], images)
-
-
-def test_files_that_are_missing_or_no_records_are_told(folder: Path) -> None:
-    with pytest.raises(SystemExit, match=r"cifar-10-binary\.tar\.gz"):
-        cifar.read_cifar(folder / "elsewhere")
-    broken = folder / cifar.FOLDER / "data_batch_3.bin"
-    broken.write_bytes(broken.read_bytes()[:-1])
-    with pytest.raises(ValueError, match="data_batch_3"):
-        cifar.read_cifar(folder)
-
-
 def test_batches_are_shifted_or_mirrored_images_and_the_same_for_everyone() -> None:
     images, labels = random_images(8)
-    batches = cifar.Batches(images, labels, 8, seed=3)
+    batches = cifar_batches.Batches(images, labels, 8, seed=3)
     x, y = batches(5)
-    again, _ = cifar.Batches(images, labels, 8, seed=3)(5)
+    again, _ = cifar_batches.Batches(images, labels, 8, seed=3)(5)
     assert torch.equal(x, again)
     assert not torch.equal(x, batches(6)[0])
-    assert not torch.equal(x, cifar.Batches(images, labels, 8, seed=4)(5)[0])
-    mean, deviation = (255 * torch.tensor(row).view(3, 1, 1) for row in (cifar.MEAN, cifar.DEVIATION))
+    assert not torch.equal(x, cifar_batches.Batches(images, labels, 8, seed=4)(5)[0])
+    mean, deviation = (255 * torch.tensor(row).view(3, 1, 1) for row in COLOURS)
     padded = F.pad(images, (4, 4, 4, 4))
     seen = []
     for picture, label in zip((x * deviation + mean).round().to(torch.uint8), y, strict=True):
@@ -94,7 +55,7 @@ TINY = spike.Settings(epochs=2, batch=16, steps=4, compared=2)
 
 @pytest.mark.parametrize(("model", "optimizer"), [("resnet", "adamw"), ("resnet", "sgd"), ("vit", "adamw")])
 def test_the_twin_is_the_training_that_goes_on(model: str, optimizer: str) -> None:
-    batches = cifar.Batches(*random_images(), 16, seed=0)
+    batches = cifar_batches.Batches(*random_images(), 16, seed=0)
     whole = spike.begin(model, optimizer, 0, 12, TINY, "cpu").run(batches, 7)
     training = spike.begin(model, optimizer, 0, 12, TINY, "cpu")
     first = training.run(batches, 3)
@@ -141,16 +102,13 @@ def test_every_arm_has_a_name_of_its_own_and_can_be_asked_for() -> None:
         assert arms[0] is spike_arms.TWIN
 
 
-def test_a_tiny_run_measures_everything_and_its_page_tells_it(folder: Path, tmp_path: Path) -> None:
-    images, labels = random_images()
-    records = torch.cat([labels[:, None].to(torch.uint8), images.flatten(1)], dim=1).numpy()
-    for number in range(5):
-        records[number::5].tofile(folder / cifar.FOLDER / cifar.FILES[number])
+def test_a_tiny_run_measures_everything_and_its_page_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spike, "cifar10", lambda folder: some_data(96))
     out = tmp_path / "spike.json"
     more = ["--seeds", "1", "--epochs", "2", "--batch", "16", "--steps", "4", "--models", "resnet", "--only", "deepen r2r*"]
-    spike.main(["--data", str(folder), "--device", "cpu", "--out", str(out), *more])
+    spike.main(["--data", str(tmp_path), "--device", "cpu", "--out", str(out), *more])
     data = json.loads(out.read_text())
-    assert str(folder) not in out.read_text()
+    assert str(tmp_path) not in out.read_text()
     assert {"command", "versions", "machine", "configuration", "limits", "seconds"} <= set(data)
     assert len(data["results"]) == 2 * 3  # optimizers; the twin and two arms
     for result in data["results"]:
@@ -168,6 +126,11 @@ def test_a_tiny_run_measures_everything_and_its_page_tells_it(folder: Path, tmp_
     text = spike_page.page(data)
     assert text.count("| deepen | r2r |") == 2
     assert all(len(line) <= 128 or line.startswith("|") for line in text.splitlines())
+
+
+def test_missing_data_ends_the_benchmark_with_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="There is no CIFAR-10 in"):
+        spike.main(["--data", str(tmp_path)])
 
 
 def test_the_worst_seed_decides() -> None:

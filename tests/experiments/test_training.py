@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
@@ -207,8 +208,6 @@ def test_batches_depend_on_seed_and_epoch_alone() -> None:
 
 def write_cifar(folder: Path, patch: pytest.MonkeyPatch) -> None:
     """Small files in the official format, whose digests are taken for the right ones."""
-    import hashlib
-
     generator = torch.Generator().manual_seed(0)
     digests = {}
     for name in data_module.DIGESTS:
@@ -233,6 +232,17 @@ def test_data_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data_batch_3.bin").unlink()
     with pytest.raises(DataError, match=r"data_batch_3.bin is missing"):
         cifar10(tmp_path)
+
+
+def test_records_are_label_red_green_blue_row_by_row(tmp_path: Path) -> None:
+    path, pixels = tmp_path / "data_batch_1.bin", bytearray([10] * 1024 + [20] * 1024 + [30] * 1024)
+    pixels[1 * 32 + 2] = 99  # the red of the pixel in row 1, column 2
+    path.write_bytes(bytes([7]) + bytes(pixels))
+    images, labels = data_module.read_records(path, hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest())
+    assert (images.shape, labels.tolist()) == ((1, 3, 32, 32), [7])
+    assert images[0, :, 0, 0].tolist() == [10, 20, 30]
+    assert images[0, 0, 1, 2] == 99
+    assert (images[0] == torch.tensor([10, 20, 30]).view(3, 1, 1)).sum() == 3 * 1024 - 1
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from carried import Result
-from optimizers import END, PAGE, RESULTS, START, examined, row, setups, table
+from benchmarks.carried import Result
+from benchmarks.optimizers import END, PAGE, RESULTS, START, examined, row, setups, table
 from outgrow.optimizers.known_classes import KNOWN, NO_COPIES, REFUSED
 from outgrow.optimizers.state_rules import WORDS
 
