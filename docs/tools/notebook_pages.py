@@ -119,6 +119,6 @@ def main(paths: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(DOCS.parent / "tests"))
-    importlib.import_module("conftest")  # lets timm be imported beside a torch without CUDA
+    sys.path.insert(0, str(DOCS.parent))
+    importlib.import_module("tests.conftest")  # lets timm be imported beside a torch without CUDA
     main([Path(name) for name in sys.argv[1:]] or NOTEBOOKS)

@@ -120,7 +120,7 @@ def refresh(page: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT / "tests"))
-    importlib.import_module("conftest")  # lets timm be imported beside a torch without CUDA
+    sys.path.insert(0, str(ROOT))
+    importlib.import_module("tests.conftest")  # lets timm be imported beside a torch without CUDA
     for name in sys.argv[1:] or pages():
         refresh(Path(name))
