@@ -16,7 +16,7 @@ import outgrow
 from outgrow.analysis.analyse import dissect
 from outgrow.analysis.slot_positions import irregular
 from outgrow.analysis.unit_states import State
-from outgrow.comparing.operators_between import Operator, way_of
+from outgrow.comparing.operators_between import Operator, unit_path
 from outgrow.errors import SelectionError
 from outgrow.exactness.propagate_states import judge
 from tests.helpers.comparing_places import METHODS, WRITERS, Over, batch, conv_net, mlp, stage, transformer
@@ -225,7 +225,7 @@ def test_tests_of_operators_agree_with_what_the_rules_say(program: Program) -> N
     model, x = build(program).eval(), inputs(program, 3, 0)
     anatomy = dissect(model, x)
     for volume in (v for v in anatomy.volumes if not v.pinned and irregular(anatomy, v) is None):
-        way = way_of(model, x, volume)
+        way = unit_path(model, x, volume)
         assert all(operator.tested for operator in way.operators)
         pairs, zeros = judge(anatomy, volume, State.PAIR), judge(anatomy, volume, State.ZERO)
         mixing = [operator for operator in way.operators if not (operator.alike and operator.apart)]

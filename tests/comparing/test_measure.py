@@ -157,8 +157,8 @@ def test_numbers_of_new_channels_are_those_that_can_be_grown_by(model: nn.Module
                 possible.append(by)
             except outgrow.GrowthError:
                 pass
-        told = column.amount.partition(":")[0]
-        every = {"any": 1, "even": 2}.get(told) or int(told.removeprefix("multiples of "))
+        shown = column.amount.partition(":")[0]
+        every = {"any": 1, "even": 2}.get(shown) or int(shown.removeprefix("multiples of "))
         assert possible == list(range(every, 13, every)), method
 
 

@@ -19,13 +19,13 @@ from outgrow.analysis.labels import Labels, numbered
 from outgrow.analysis.roles import SCALES, SHIFTS, WRITES, find_roles
 from outgrow.analysis.volumes import Anatomy, AxisLabels, Volume
 
-NONE: Mapping[str, int] = {}
-TAKES_APART = {"aten.slice", "aten.split", "aten.split_with_sizes", "aten.unsafe_split", "aten.select", "aten.unbind"}
+NO_MULTIPLICITIES: Mapping[str, int] = {}
+SPLITTING = {"aten.slice", "aten.split", "aten.split_with_sizes", "aten.unsafe_split", "aten.select", "aten.unbind"}
 
 INDEXED = ("it is looked up", "the code picks out one of its indices", "the code takes its indices apart", "experts are chosen")
 
 
-def find_volumes(reading: Reading, multiplicities: Mapping[str, int] = NONE) -> Anatomy:
+def find_volumes(reading: Reading, multiplicities: Mapping[str, int] = NO_MULTIPLICITIES) -> Anatomy:
     """Resolve the labels of a reading and group its units into volumes.
 
     `multiplicities`: how many tensors one stands for that is read in the place of several (see `analysis/lengthen_stacks.py`).
@@ -126,7 +126,7 @@ class _Finder:
         parts = [
             (output, np.unique(root[block.labels]))
             for op in reading.trace.ops
-            if op.name in TAKES_APART
+            if op.name in SPLITTING
             for output in op.outputs
             for block in reading.layouts[output]
         ]

@@ -198,9 +198,9 @@ def pin(ties: Ties, block: Block, axis: int, reason: str, module: str) -> None:
         ties.fix(block.labels, reason, module)
     else:
         position = block.axes.index(axis)
-        nails = ties.fresh((block.labels.shape[position],))
-        ties.fix(nails, reason, module)
-        ties.bind(nails, block.labels, position)
+        pins = ties.fresh((block.labels.shape[position],))
+        ties.fix(pins, reason, module)
+        ties.bind(pins, block.labels, position)
 
 
 def reshape(ties: Ties, layout: Layout, old: Sequence[int], new: Sequence[int]) -> Layout:

@@ -47,7 +47,7 @@ def _mentioning(paths: Iterable[str]) -> re.Pattern[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Elsewhere(AxisLabels):
+class RenamedAxisLabels(AxisLabels):
     """Births whose tensors stand for others, by name."""
 
     stand_for: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -92,7 +92,7 @@ def lengthened(short: Short, anatomy: Anatomy) -> list[Volume] | None:
 
     The segments are stationary, and all volumes have been judged.
     """
-    parts = [_Part(stack, anatomy) for stack in short.stacks]
+    parts = [_StackVolumes(stack, anatomy) for stack in short.stacks]
     if not all(part.stands_for_itself() for part in parts):
         return None
     order = {name: number for number, name in enumerate(short.names)}
@@ -102,7 +102,7 @@ def lengthened(short: Short, anatomy: Anatomy) -> list[Volume] | None:
     result: list[Volume] = []
     for volume in anatomy.volumes:
         if id(volume) in beyond:
-            volume = replace(volume, births=_elsewhere(volume.births, everywhere, order))
+            volume = replace(volume, births=_renamed_labels(volume.births, everywhere, order))
         result.append(volume)
         part = inside.get(id(volume))
         if part is not None and volume is part.inner[-1]:
@@ -121,11 +121,11 @@ def multiplicities(short: Short) -> dict[str, int]:
     }
 
 
-def _elsewhere(births: AxisLabels, stand_for: Mapping[str, Sequence[str]], order: Mapping[str, int]) -> AxisLabels:
-    return Elsewhere(births.origins, births.owner, births.roles, births.vectors, stand_for, order)
+def _renamed_labels(births: AxisLabels, stand_for: Mapping[str, Sequence[str]], order: Mapping[str, int]) -> AxisLabels:
+    return RenamedAxisLabels(births.origins, births.owner, births.roles, births.vectors, stand_for, order)
 
 
-class _Part:
+class _StackVolumes:
     """A stack, and the volumes that lie in the segment that stands for its copies, there only or beyond it too."""
 
     def __init__(self, stack: Stack, anatomy: Anatomy) -> None:
@@ -199,7 +199,7 @@ class _Part:
         result: list[Volume] = []
         for paths in self.stack.copies:
             renamed = Renaming(self.stack.model.paths, paths)
-            births = _elsewhere(self.inner[0].births, {name: [renamed(name)] for name in self.names[1]}, order)
+            births = _renamed_labels(self.inner[0].births, {name: [renamed(name)] for name in self.names[1]}, order)
             result += [
                 replace(v, name=renamed(v.name), pinned=renamed(v.pinned), reason=renamed(v.reason), births=births)
                 for v in self.inner
@@ -219,7 +219,7 @@ def _summary(carried: Carried) -> tuple[object, ...]:
     """What decides how a walk goes on from a value; a mean of a single value is told apart from everything."""
     passed = {bool(scale) for _, scale in carried.writers}
     mean = object() if carried.mean is not None else None
-    return carried.state, carried.debt, carried.ratio, carried.standardised, passed, mean
+    return carried.state, carried.exponent, carried.ratio, carried.standardised, passed, mean
 
 
 def _pattern(arrays: Sequence[Labels]) -> Labels:

@@ -1,4 +1,4 @@
-"""Kinds of blocks: what was found out about a volume in one block holds in every block that is like it.
+"""BlockKinds of blocks: what was found out about a volume in one block holds in every block that is like it.
 
 Networks repeat their blocks, and so do the surroundings of the volumes inside them. Two blocks (`layers.3`, `layers.7`) are
 alike if the operators that ran in them are the same, one by one, up to the names of their values: equal operators, arguments
@@ -39,7 +39,7 @@ from outgrow.analysis.effects import (
     Sum,
 )
 from outgrow.analysis.labels import Labels, Layout
-from outgrow.analysis.roles import gauge_of, weight_of
+from outgrow.analysis.roles import measuring_side, weight_of
 from outgrow.analysis.unit_states import Carried, Verdict
 from outgrow.trace.operators import Ref
 
@@ -65,7 +65,7 @@ VALUES: dict[type, tuple[str, ...]] = {  # fields of an effect that hold values;
 NUMBERED = re.compile(r".*[A-Za-z_].*\d")  # paths that end in a number; one that is nothing else could be a number in a text
 
 
-class Unlike(Exception):
+class NotComparable(Exception):
     """Something in a block that can't be compared."""
 
 
@@ -87,7 +87,7 @@ class TracedBlock:
 
 
 @dataclass(frozen=True, eq=False)
-class Like:
+class SimilarVolume:
     """A volume in an earlier block of the same kind, and what is called otherwise there."""
 
     volume: Volume
@@ -130,7 +130,7 @@ class Lookups:
     states: Mapping[int, Carried] = field(default_factory=dict)
 
 
-class Kinds:
+class BlockKinds:
     """Finds, for a volume that lies in one block, the first volume like it in a block of the same kind."""
 
     def __init__(self, anatomy: Anatomy) -> None:
@@ -138,16 +138,16 @@ class Kinds:
         self._blocks: dict[str, TracedBlock | None] = {}
         self._models: dict[str, list[TracedBlock]] = defaultdict(list)  # by the path of their parent
         self._model_of: dict[str, TracedBlock | None] = {}
-        self._likes: dict[str, Like | None] = {}
+        self._likes: dict[str, SimilarVolume | None] = {}
         self._known: dict[str, dict[Hashable, list[Volume]]] = {}
 
-    def like(self, volume: Volume) -> Like | None:
+    def like(self, volume: Volume) -> SimilarVolume | None:
         """A volume in the first block of the kind that the volume's own block is of; none if that is its own."""
         if volume.name not in self._likes:
             self._likes[volume.name] = self._find(volume)
         return self._likes[volume.name]
 
-    def _find(self, volume: Volume) -> Like | None:
+    def _find(self, volume: Volume) -> SimilarVolume | None:
         for path in self._homes[volume.name]:
             block, model = self._block(path), self._model(path)
             if block is None or model is None or model is block:
@@ -155,7 +155,7 @@ class Kinds:
             slots = self._slots(volume, path)
             for first in self._volumes_in(model.path).get(slots, ()):
                 if not first.pinned and self._same_units(first, model, volume, block):
-                    return Like(first, model, block)
+                    return SimilarVolume(first, model, block)
         return None
 
     @cached_property
@@ -206,8 +206,8 @@ class Kinds:
     def _block(self, path: str) -> TracedBlock | None:
         if path not in self._blocks:
             try:
-                self._blocks[path] = Reader(self.anatomy, path, self._ops_in[path]).block()
-            except Unlike:
+                self._blocks[path] = BlockDescriber(self.anatomy, path, self._ops_in[path]).block()
+            except NotComparable:
                 self._blocks[path] = None
         return self._blocks[path]
 
@@ -237,7 +237,7 @@ class Kinds:
         return np.array_equal(units, self.anatomy.units(volume, block.labels)) and bool((born[0] == born[1])[units >= 0].all())
 
 
-class Reader:
+class BlockDescriber:
     """Writes down a block in terms that do not depend on where it stands."""
 
     def __init__(self, anatomy: Anatomy, path: str, ops: list[int]) -> None:
@@ -266,7 +266,7 @@ class Reader:
         try:
             hash(structure)
         except TypeError as error:
-            raise Unlike from error
+            raise NotComparable from error
         entries = np.concatenate([np.zeros(0, dtype=np.int64), *(array.ravel() for _, array in self.arrays.values())])
         labels, first, inverse = np.unique(entries, return_index=True, return_inverse=True)
         order = np.argsort(first)
@@ -326,7 +326,7 @@ class Reader:
     def effect(self, effect: Effect) -> Hashable:
         kind = type(effect)
         if kind not in VALUES:
-            raise Unlike
+            raise NotComparable
         parts = []
         for item in fields(effect):
             held = getattr(effect, item.name)
@@ -334,7 +334,7 @@ class Reader:
                 held = None if held is None else tuple(map(self.value, held)) if isinstance(held, tuple) else self.value(held)
             parts.append(self.part(held))
         if isinstance(effect, Contract):
-            for found in (gauge_of, weight_of):  # by what the sides are made of, be it outside the block
+            for found in (measuring_side, weight_of):  # by what the sides are made of, be it outside the block
                 side = found(self.reading, effect)
                 parts.append(None if side is None else side is effect.left)
         return kind, *parts

@@ -50,7 +50,7 @@ def find_roles(reading: Reading) -> dict[tuple[str, int], set[str]]:
         for block in reading.layouts[value]:
             note(block.labels, role)
 
-    def weigh(mine: Operand, other: Operand, contracted: frozenset[int], constant: bool) -> None:
+    def note_weight(mine: Operand, other: Operand, contracted: frozenset[int], constant: bool) -> None:
         met = {axis for block in other.layout for axis in block.axes}
         for block in mine.layout:
             if set(block.axes) & contracted:
@@ -71,7 +71,7 @@ def find_roles(reading: Reading) -> dict[tuple[str, int], set[str]]:
                 constant = all(reading.constant[output] for output in op.outputs)
                 weight = _factor(effect) if constant and not effect.contracted else weight_of(reading, effect)
                 if weight is not None:
-                    weigh(weight, effect.left if weight is effect.right else effect.right, effect.contracted, constant)
+                    note_weight(weight, effect.left if weight is effect.right else effect.right, effect.contracted, constant)
                 if effect.bias is not None and constant:
                     sums.append((reading.layouts[op.outputs[0]], _bias_layout(reading, op, effect.bias)))
                 elif effect.bias is not None and reading.constant[effect.bias]:
@@ -100,7 +100,7 @@ def find_roles(reading: Reading) -> dict[tuple[str, int], set[str]]:
     return roles
 
 
-def gauge_of(reading: Reading, effect: Contract) -> Operand | None:
+def measuring_side(reading: Reading, effect: Contract) -> Operand | None:
     """The side of a product that measures the other, if one does: buffers that are multiplied with a weight.
 
     A spectral norm does so: σ = uᵀ·W·v, with u and v kept as buffers.
@@ -129,7 +129,7 @@ def weight_of(reading: Reading, effect: Contract) -> Operand | None:
 
     Of two constants that are summed over, the side closer to a stored tensor; else the second, or the one that is not larger.
     """
-    gauge = gauge_of(reading, effect)
+    gauge = measuring_side(reading, effect)
     if gauge is not None:
         return gauge
     constant = [reading.constant[side.value] for side in (effect.left, effect.right)]

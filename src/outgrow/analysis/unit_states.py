@@ -89,7 +89,7 @@ class Carried:
     """What is known of a value: the state of its new units, its debt, and who wrote it."""
 
     state: State | None  # None: it carries none of the volume's units
-    debt: Fraction = Fraction(0)
+    exponent: Fraction = Fraction(0)
     ratio: Ratio | None = None
     mean: int | None = None  # the value whose mean over the volume's units it is
     writers: frozenset[tuple[str, str]] = frozenset()  # tensors, each with the scale that its rows have passed ("": none)

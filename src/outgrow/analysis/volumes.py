@@ -14,7 +14,7 @@ import numpy as np
 from outgrow.analysis.effects import operands_of
 from outgrow.analysis.interpret_trace import Reading
 from outgrow.analysis.labels import Labels, Origin
-from outgrow.analysis.repeated_blocks import Kinds
+from outgrow.analysis.repeated_blocks import BlockKinds
 from outgrow.analysis.roles import READS, SCALES, SHIFTS, WRITES
 from outgrow.trace.operators import Op
 
@@ -118,14 +118,14 @@ class Anatomy:
     root: Labels
     volumes: tuple[Volume, ...]
     verdicts: dict[tuple[str, str], Any] = field(default_factory=dict)  # what `exactness/propagate_states.py` has found so far
-    _sights: dict[str, Any] = field(default_factory=dict, repr=False)
+    _lookups: dict[str, Any] = field(default_factory=dict, repr=False)
 
-    def sight(self, volume: Volume) -> Sight:
+    def unit_lookup(self, volume: Volume) -> UnitLookup:
         """What is seen of a volume; of the last one that was looked at, it is kept."""
-        if self._sights.get("name") != volume.name:
-            self._sights.update(name=volume.name, sight=Sight(self, volume))
-        sight: Sight = self._sights["sight"]
-        return sight
+        if self._lookups.get("name") != volume.name:
+            self._lookups.update(name=volume.name, unit_lookup=UnitLookup(self, volume))
+        unit_lookup: UnitLookup = self._lookups["unit_lookup"]
+        return unit_lookup
 
     def units(self, volume: Volume, labels: Labels) -> Labels:
         """Unit numbers of an array of labels; −1 where the volume has none."""
@@ -184,12 +184,12 @@ class Anatomy:
         return family
 
     @cached_property
-    def kinds(self) -> Kinds:
-        return Kinds(self)
+    def kinds(self) -> BlockKinds:
+        return BlockKinds(self)
 
     @cached_property
-    def bearers(self) -> Bearers:
-        return Bearers(self)
+    def volumes_by_label(self) -> VolumesByLabel:
+        return VolumesByLabel(self)
 
     @cached_property
     def ops_of(self) -> dict[str, list[int]]:
@@ -199,12 +199,14 @@ class Anatomy:
         for op, effect in zip(reading.trace.ops, reading.effects, strict=True):
             values = (*(ref.value for ref in op.refs), *op.outputs)
             layouts = [*(reading.layouts[value] for value in values), *(side.layout for side in operands_of(effect))]
-            for number in {number for layout in layouts for block in layout for number in self.bearers.of(block.labels)}:
+            for number in {
+                number for layout in layouts for block in layout for number in self.volumes_by_label.of(block.labels)
+            }:
                 result[self.volumes[number].name].append(op.index)
         return result
 
 
-class Sight:
+class UnitLookup:
     """Where the units of one volume stand in arrays of labels. Arrays are kept, so that no other gets the same id."""
 
     def __init__(self, anatomy: Anatomy, volume: Volume) -> None:
@@ -237,7 +239,7 @@ class Sight:
         return self._born[key]
 
 
-class Bearers:
+class VolumesByLabel:
     """Which volumes have units among some labels; a class on a grid belongs to one volume for each direction."""
 
     def __init__(self, anatomy: Anatomy) -> None:

@@ -10,9 +10,9 @@ from outgrow.analysis.analyse import dissect
 from outgrow.analysis.slot_positions import irregular
 from outgrow.analysis.unit_states import State, Verdict
 from outgrow.analysis.volumes import Anatomy, Volume
-from outgrow.comparing.dropout_masks import random_at
-from outgrow.comparing.measure import changed, drawn, grown_copy, rotations, unbound
-from outgrow.comparing.operators_between import Operator, Way, way_of
+from outgrow.comparing.dropout_masks import random_module
+from outgrow.comparing.measure import changed, drawn, free_parameters, grown_copy, rotations
+from outgrow.comparing.operators_between import Operator, UnitPath, unit_path
 from outgrow.comparing.symmetry_breaking import EQUAL, PART, parting_in, parting_within
 from outgrow.engine.report import Growth
 from outgrow.errors import GrowthError, VerifyError
@@ -36,7 +36,7 @@ NEEDS = {
 
 @dataclass(frozen=True)
 class Column:
-    """What one method needs and does at the place; empty or None where it was refused, or where that can't be told."""
+    """What one method needs and does at the place; empty or None where it was refused, or where that can't be shown."""
 
     method: str
     needs: str  # of the operators there
@@ -45,24 +45,24 @@ class Column:
     refused: str = ""  # why it can't be done there
     tried: str = ""  # what was done to the copy
     preserving: str = ""  # "yes", "in expectation" or "no"
-    chance: str = ""  # the module whose random numbers meet units that ought to stay equal
+    chance: str = ""  # the module whose random values meet units that ought to stay equal
     max_error: float | None = None  # with dropout off
     tolerance: float | None = None
     parting: str = ""  # new units "part" in training, or "stay equal", or "get no gradient"
     residual: str = ""
     free: int | None = None  # new parameters that are chosen freely
     new: int | None = None  # all new parameters
-    changed: tuple[str, ...] = ()  # existing tensors, and numbers that modules keep, that change
+    changed: tuple[str, ...] = ()  # existing tensors, and values that modules keep, that change
     amount: str = ""  # how many new channels, or layers, there can be
 
     @property
     def noise(self) -> bool | None:
-        """Whether new units need noise to become different; None if that can't be told here."""
+        """Whether new units need noise to become different; None if that can't be shown here."""
         return {EQUAL: True, PART: False}.get(self.parting)
 
 
 @dataclass(frozen=True, eq=False)
-class Spot:
+class ComparedVolume:
     """A volume of a model, and what lies on its way."""
 
     model: nn.Module
@@ -70,46 +70,49 @@ class Spot:
     anatomy: Anatomy
     trained: Anatomy  # in train mode too
     volume: Volume
-    way: Way
+    path: UnitPath
 
 
-def spot_of(model: nn.Module, example: Example, anatomy: Anatomy, volume: Volume) -> Spot:
+def compared_volume(model: nn.Module, example: Example, anatomy: Anatomy, volume: Volume) -> ComparedVolume:
     trained = dissect(model, example, both_modes=True)
-    return Spot(model, example, anatomy, trained, volume, way_of(model, example, volume))
+    return ComparedVolume(model, example, anatomy, trained, volume, unit_path(model, example, volume))
 
 
-def widening(spot: Spot, method: Method) -> Column:
+def widening(place: ComparedVolume, method: Method) -> Column:
     """A method that gives new units to a volume."""
-    volume = spot.volume
-    verdict = judge(spot.anatomy, volume, method.state)
+    volume = place.volume
+    verdict = judge(place.anatomy, volume, method.state)
     step = volume.count if verdict.multiples else method.step
     column = Column(
-        method.name, NEEDS[method.state], _unmet(spot.way, method.state), amount=_amount(step * volume.grain, verdict.multiples)
+        method.name,
+        NEEDS[method.state],
+        _unmet(place.path, method.state),
+        amount=_amount(step * volume.grain, verdict.multiples),
     )
-    column = replace(column, residual=_stream(spot, method))
-    problem = irregular(spot.anatomy, volume)
+    column = replace(column, residual=_stream(place, method))
+    problem = irregular(place.anatomy, volume)
     reason = volume.pinned or (problem.reason if problem is not None else verdict.refusal)
     if reason:
         return replace(column, refused=reason)
-    request = Widen(volume.name, by=max(step, 2) * volume.grain, method=method)  # two where that can be: numbers compare
+    request = Widen(volume.name, by=max(step, 2) * volume.grain, method=method)  # two where that can be: values compare
     try:
-        growth = grown_copy(spot.model, spot.example, request)
+        growth = grown_copy(place.model, place.example, request)
     except GrowthError as error:
         return _refused(column, error)
-    column = replace(_measured(column, spot.model, growth), parting=_parting(spot, request, growth))
+    column = replace(_measured(column, place.model, growth), parting=_parting(place, request, growth))
     free, new = drawn(growth)
     column = replace(column, free=free, new=new, tried=f"{growth.plan.changes[0].old} → {growth.plan.changes[0].new}")
     column = replace(column, instead=_instead(verdict, free) if column.unmet else "")
-    there = [other for other in spot.trained.volumes if other.name == volume.name]
-    return _by_chance(column, random_at(spot.trained, there[0], method.state) if there else None)
+    there = [other for other in place.trained.volumes if other.name == volume.name]
+    return _by_chance(column, random_module(place.trained, there[0], method.state) if there else None)
 
 
-def _unmet(way: Way, state: State) -> tuple[str, ...]:
+def _unmet(path: UnitPath, state: State) -> tuple[str, ...]:
     """Operators that do not do to units what a method needs."""
     if state in (State.PAIR, State.COPY):
-        return tuple(str(operator) for operator in way.operators if not (operator.alike and operator.apart))
-    lost = state is State.ZERO and not way.zero
-    return tuple(str(operator) for operator in way.operators if not operator.apart or (lost and not operator.zero))
+        return tuple(str(operator) for operator in path.operators if not (operator.alike and operator.apart))
+    lost = state is State.ZERO and not path.zero
+    return tuple(str(operator) for operator in path.operators if not operator.apart or (lost and not operator.zero))
 
 
 def _instead(verdict: Verdict, free: int) -> str:
@@ -121,36 +124,36 @@ def _instead(verdict: Verdict, free: int) -> str:
 
 
 def _amount(least: int, copies: bool) -> str:
-    told = {1: "any", 2: "even"}.get(least, f"multiples of {least:,}")
-    return f"multiples of {least:,}: whole copies" if copies else told
+    shown = {1: "any", 2: "even"}.get(least, f"multiples of {least:,}")
+    return f"multiples of {least:,}: whole copies" if copies else shown
 
 
-def _stream(spot: Spot, method: Method) -> str:
+def _stream(place: ComparedVolume, method: Method) -> str:
     """Whether sums tie what writes the volume, and whether one of the writers can be widened without the others."""
-    sums, volume = len(spot.way.sums), spot.volume
+    sums, volume = len(place.path.sums), place.volume
     if not sums:
         return "none here"
-    told = f"{sums} {'sum' if sums == 1 else 'sums'}: all that is added grows"
+    shown = f"{sums} {'sum' if sums == 1 else 'sums'}: all that is added grows"
     if not isinstance(method, R2R) or volume.pinned or not volume.writers:
-        return told
+        return shown
     fold = Widen(volume.writers[0], by=2 * volume.grain, method=method, residual="fold")
     try:
-        alone = bool(grown_copy(spot.model, spot.example, fold).plan.grafts)
+        alone = bool(grown_copy(place.model, place.example, fold).plan.grafts)
     except GrowthError:
         alone = False
-    return f"{told}, or {volume.writers[0]} alone (residual='fold')" if alone else told
+    return f"{shown}, or {volume.writers[0]} alone (residual='fold')" if alone else shown
 
 
-def _parting(spot: Spot, request: Widen, growth: Growth) -> str:
+def _parting(place: ComparedVolume, request: Widen, growth: Growth) -> str:
     """Whether new units part; asked of more of them if the first few are reached by no gradient."""
-    found = parting_in(growth.model, spot.example, spot.volume.name, spot.volume.count)
-    if found in (PART, EQUAL) or (request.by or 0) >= spot.volume.size:
+    found = parting_in(growth.model, place.example, place.volume.name, place.volume.count)
+    if found in (PART, EQUAL) or (request.by or 0) >= place.volume.size:
         return found
     try:
-        more = grown_copy(spot.model, spot.example, replace(request, by=MORE * (request.by or 1)))
+        more = grown_copy(place.model, place.example, replace(request, by=MORE * (request.by or 1)))
     except GrowthError:
         return found
-    return parting_in(more.model, spot.example, spot.volume.name, spot.volume.count)
+    return parting_in(more.model, place.example, place.volume.name, place.volume.count)
 
 
 def _measured(column: Column, model: nn.Module, growth: Growth) -> Column:
@@ -214,7 +217,7 @@ def _has_skip(block: nn.Module, given: Call) -> bool:
 def _closed(column: Column, block: nn.Module, given: Call) -> Column:
     """What R2R's new block needs and leaves free: how its branches were made zero tells."""
     identity: Identity = identity_of(block, given)
-    free, _ = unbound(block, identity.anatomy, identity.zeroing)
+    free, _ = free_parameters(block, identity.anatomy, identity.zeroing)
     column = replace(column, free=free)
     pairings = identity.zeroing.pairings
     if not pairings:
@@ -222,8 +225,8 @@ def _closed(column: Column, block: nn.Module, given: Call) -> Column:
     unmet: dict[str, None] = {}
     trained = dissect(block, given.example, both_modes=True)
     for pairing in pairings:
-        way = way_of(block, given.example, pairing.volume)
+        way = unit_path(block, given.example, pairing.volume)
         unmet.update(dict.fromkeys(str(operator) for operator in way.operators if not operator.alike))
         for volume in (volume for volume in trained.volumes if volume.name == pairing.volume.name):
-            column = _by_chance(column, random_at(trained, volume, State.PAIR))
+            column = _by_chance(column, random_module(trained, volume, State.PAIR))
     return replace(column, unmet=tuple(unmet))

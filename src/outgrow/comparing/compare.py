@@ -17,7 +17,7 @@ from torch import nn
 
 from outgrow.analysis.analyse import dissect
 from outgrow.analysis.volumes import Anatomy, Volume
-from outgrow.comparing.columns import Column, deepening, spot_of, widening
+from outgrow.comparing.columns import Column, compared_volume, deepening, widening
 from outgrow.comparing.ending_activation import ends_in
 from outgrow.comparing.operators_between import Operator
 from outgrow.comparing.symmetry_breaking import DEAD
@@ -105,13 +105,13 @@ def compare(model: nn.Module, example: Example, where: str) -> Comparison:
         raise SelectionError(f"where={where!r}: write the name of one volume or module")
     with random_state():
         anatomy = dissect(model, example)
-        volume, place = _find(model, anatomy, where)
+        volume, is_module = _find(model, anatomy, where)
         result = Comparison(type(model).__qualname__, where)
         if volume is not None:
-            spot = spot_of(model, example, anatomy, volume)
-            wider = {method.name: widening(spot, method) for method in WIDENING}
-            result = replace(result, operators=spot.way.operators, widen=wider)
-        if place:
+            place = compared_volume(model, example, anatomy, volume)
+            wider = {method.name: widening(place, method) for method in WIDENING}
+            result = replace(result, operators=place.path.operators, widen=wider)
+        if is_module:
             last = _last(model, example, where)
             deeper = {method: deepening(model, example, where, method, last) for method in DEEPENING}
             result = replace(result, ends_in=last, deepen=deeper)
@@ -141,9 +141,9 @@ def _last(model: nn.Module, example: Example, where: str) -> Operator | None:
 
 
 def _operators(title: str, operators: Sequence[Operator]) -> list[str]:
-    told = {True: "yes", False: "no", None: "–"}
+    shown = {True: "yes", False: "no", None: "–"}
     header = (title, "ψ(0) = 0", "ψ(ψ(x)) = ψ(x)", "units alike", "units apart")
-    rows = [(str(o), told[o.zero], told[o.idempotent], told[o.alike], told[o.apart]) for o in operators]
+    rows = [(str(o), shown[o.zero], shown[o.idempotent], shown[o.alike], shown[o.apart]) for o in operators]
     return [plain_table(header, rows or [("no activation", "–", "–", "–", "–")], WIDTH)]
 
 
@@ -180,13 +180,13 @@ def _needs(column: Column) -> str:
 def _preserving(column: Column, reasons: Sequence[str]) -> str:
     if column.refused:
         return f"{column.preserving or 'refused'} [{reasons.index(column.refused) + 1}]"
-    told = "yes" if not column.chance else f"in expectation: {column.chance} is random"
-    return f"{told} (error {column.max_error:.1e}, rounding allows {column.tolerance:.1e})"
+    shown = "yes" if not column.chance else f"in expectation: {column.chance} is random"
+    return f"{shown} (error {column.max_error:.1e}, rounding allows {column.tolerance:.1e})"
 
 
 def _noise(column: Column) -> str:
-    told = {None: column.parting or "–", True: "yes: new units stay equal", False: "no"}[column.noise]
-    return "new units are dead: they get no gradient" if column.parting == DEAD else told
+    shown = {None: column.parting or "–", True: "yes: new units stay equal", False: "no"}[column.noise]
+    return "new units are dead: they get no gradient" if column.parting == DEAD else shown
 
 
 def _freedom(column: Column) -> str:

@@ -18,8 +18,8 @@ RANDOM = """
 """.split()
 
 
-def random_at(anatomy: Anatomy, volume: Volume, state: State) -> str | None:
-    """The first module whose random numbers meet new units that ought to stay equal; None if there is none.
+def random_module(anatomy: Anatomy, volume: Volume, state: State) -> str | None:
+    """The first module whose random values meet new units that ought to stay equal; None if there is none.
 
     anatomy: of the model in train mode too.
     """
@@ -29,10 +29,10 @@ def random_at(anatomy: Anatomy, volume: Volume, state: State) -> str | None:
     except Refused:
         return None
     reading = anatomy.reading
-    masks: set[int] = set()  # random numbers, made of nothing that comes from the example
+    masks: set[int] = set()  # random values, made of nothing that comes from the example
     for op in reading.trace.ops:
         taken = {ref.value for ref in op.refs}
-        equal = [value for value in taken if walk.carrier.known.get(value, Carried(None)).state in (State.PAIR, State.COPY)]
+        equal = [value for value in taken if walk.findings.known.get(value, Carried(None)).state in (State.PAIR, State.COPY)]
         if equal and (
             _is_random(op) or any(_one_a_unit(walk.places, mask, value) for mask in masks & taken for value in equal)
         ):

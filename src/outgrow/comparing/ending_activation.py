@@ -1,7 +1,7 @@
-"""The activation that a module ends in: the longest function before its output that acts on all numbers alike and apart.
+"""The activation that a module ends in: the longest function before its output that acts on all values alike and apart.
 
 Walking back from the output, the operators seen so far are a function of one value wherever a single one feeds them all. Such
-a function is an activation if numbers in another order give the same results in that order, ψ(P x) = P ψ(x) for a permutation P
+a function is an activation if values in another order give the same results in that order, ψ(P x) = P ψ(x) for a permutation P
 of all entries; so x · sigmoid(x) is found as one, and a convolution or a norm ends the search.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from outgrow.analysis.volumes import Anatomy
 from outgrow.comparing.operators_between import POINTS, WIDE, Operator, close
-from outgrow.comparing.rerun_operators import Numbers, lively, named, outside, played
+from outgrow.comparing.rerun_operators import TracedValues, dissect_on_real_tensors, external_inputs, function_name, rerun
 from outgrow.model.module_calls import Call
 from outgrow.trace.operators import Op
 
@@ -23,19 +23,19 @@ from outgrow.trace.operators import Op
 def ends_in(module: nn.Module, given: Call) -> Operator | None:
     """The activation before a module's output, tested; None if there is none, or if the module does not run by itself."""
     try:
-        anatomy = lively(module, given.example)
+        anatomy = dissect_on_real_tensors(module, given.example)
     except Exception:
         return None
     found: Function | None = None
     for ops, entry in _cuts(anatomy):
-        numbers = Numbers(module, given.example, anatomy, outside(ops, [entry]))
-        longer = Function(ops, entry, next(iter(anatomy.reading.trace.outputs)), numbers)
+        values = TracedValues(module, given.example, anatomy, external_inputs(ops, [entry]))
+        longer = Function(ops, entry, next(iter(anatomy.reading.trace.outputs)), values)
         if longer.keeps_shape and not longer.elementwise():
             break
         found = longer if longer.keeps_shape else found
-    if found is None or not named(found.ops):
+    if found is None or not function_name(found.ops):
         return None
-    return Operator(named(found.ops), (found.ops[-1].module,), found.zero(), found.idempotent(), alike=True, apart=True)
+    return Operator(function_name(found.ops), (found.ops[-1].module,), found.zero(), found.idempotent(), alike=True, apart=True)
 
 
 def _cuts(anatomy: Anatomy) -> Iterator[tuple[tuple[Op, ...], int]]:
@@ -58,27 +58,27 @@ def _cuts(anatomy: Anatomy) -> Iterator[tuple[tuple[Op, ...], int]]:
 class Function:
     """Operators that make one value of another."""
 
-    def __init__(self, ops: tuple[Op, ...], entry: int, exit: int, numbers: Numbers) -> None:
-        self.ops, self.entry, self.exit, self.numbers = ops, entry, exit, numbers
-        self.shape = numbers.values_of[entry].shape
+    def __init__(self, ops: tuple[Op, ...], entry: int, exit: int, values: TracedValues) -> None:
+        self.ops, self.entry, self.exit, self.values = ops, entry, exit, values
+        self.shape = values.values_of[entry].shape
         self.generator = torch.Generator().manual_seed(0)
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
-        return played(self.ops, {self.entry: x}, self.numbers)[self.exit]
+        return rerun(self.ops, {self.entry: x}, self.values)[self.exit]
 
     def draw(self) -> Tensor:
         return WIDE * (2 * torch.rand(self.shape, generator=self.generator, dtype=torch.float64) - 1)
 
     @property
     def keeps_shape(self) -> bool:
-        return self.shape == self.numbers.values_of[self.exit].shape
+        return self.shape == self.values.values_of[self.exit].shape
 
     def elementwise(self) -> bool:
-        values = self.numbers.values_of
-        beside = [values[value] for value in outside(self.ops, [self.entry])]
+        values = self.values.values_of
+        beside = [values[value] for value in external_inputs(self.ops, [self.entry])]
         if not values[self.entry].floating or any(value.name and math.prod(value.shape) > 1 for value in beside):
-            return False  # a norm before it has learned anything treats all numbers alike, but is no activation
+            return False  # a norm before it has learned anything treats all values alike, but is no activation
         x = self.draw()
         order = torch.randperm(x.numel(), generator=self.generator)
         try:

@@ -1,4 +1,4 @@
-"""Measure what a growth does to numbers, on a copy of the model: which old ones changed, and how many new ones are free."""
+"""Measure what a growth does to values, on a copy of the model: which old ones changed, and how many new ones are free."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def grown_copy(model: nn.Module, example: Example, transform: Widen | Deepen) ->
 
 
 def changed(model: nn.Module, growth: Growth) -> tuple[str, ...]:
-    """Names of old tensors some of whose numbers are not what they were, bit for bit, and of numbers that modules keep (ε)."""
+    """Names of old tensors some of whose values are not what they were, bit for bit, and of values that modules keep (ε)."""
     after, edits = tensors_of(growth.model), edits_by_tensor(growth.plan)
     names = []
     for name, old in tensors_of(model).items():
@@ -56,7 +56,7 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 def drawn(growth: Growth) -> tuple[int, int]:
     """How many of a widening's new parameters are drawn independently, and how many there are.
 
-    Of two insertions that cross in a tensor, the later one fills the numbers that both open.
+    Of two insertions that cross in a tensor, the later one fills the values that both open.
     """
     parameters = dict(growth.model.named_parameters())
     free = 0
@@ -73,7 +73,7 @@ def drawn(growth: Growth) -> tuple[int, int]:
     return free, growth.parameters[1] - growth.parameters[0]
 
 
-def unbound(block: nn.Module, anatomy: Anatomy, zeroing: Zeroing) -> tuple[int, int]:
+def free_parameters(block: nn.Module, anatomy: Anatomy, zeroing: Zeroing) -> tuple[int, int]:
     """How many parameters of a block that was made the identity are neither zero nor given by others; and how many it has."""
     parameters = dict(block.named_parameters())
     bound = {name: torch.zeros(parameter.shape, dtype=torch.bool) for name, parameter in parameters.items()}
@@ -97,6 +97,6 @@ def unbound(block: nn.Module, anatomy: Anatomy, zeroing: Zeroing) -> tuple[int, 
 
 
 def rotations(plan: Plan) -> int:
-    """How many numbers determine the orthogonal matrices of a plan."""
+    """How many values determine the orthogonal matrices of a plan."""
     sides = {edit.draw: edit.side for edit in plan.edits if isinstance(edit, Rotation)}
     return sum(side * (side - 1) // 2 for side in sides.values())

@@ -25,7 +25,7 @@ from outgrow.analysis.effects import Contract, Effect, Folded, Ignore, Map, Mix,
 from outgrow.analysis.labels import Layout
 from outgrow.analysis.roles import SHIFTS, WRITES
 from outgrow.analysis.volumes import Anatomy, Volume
-from outgrow.comparing.rerun_operators import Numbers, lively, named, outside, played
+from outgrow.comparing.rerun_operators import TracedValues, dissect_on_real_tensors, external_inputs, function_name, rerun
 from outgrow.errors import TraceError
 from outgrow.exactness.unit_places import UnitPlaces
 from outgrow.model.example import Example
@@ -55,7 +55,7 @@ class Operator:
 
 
 @dataclass(frozen=True)
-class Piece:
+class OperatorChain:
     """Operators that make one value of others."""
 
     ops: tuple[Op, ...]
@@ -64,7 +64,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Way:
+class UnitPath:
     """What lies between a volume's writers and readers."""
 
     operators: tuple[Operator, ...]
@@ -72,24 +72,24 @@ class Way:
     zero: bool  # units that are written as zero arrive at all readers as zero: a gate may do what its sigmoid does not
 
 
-def way_of(model: nn.Module, example: Example, volume: Volume) -> Way:
+def unit_path(model: nn.Module, example: Example, volume: Volume) -> UnitPath:
     """Find and test everything on the way of a volume's units."""
-    anatomy = lively(model, example)
+    anatomy = dissect_on_real_tensors(model, example)
     same = [other for other in anatomy.volumes if other.name == volume.name and other.count == volume.count]
     if not same:
         raise TraceError(f"the model runs in another way each time: {volume.name} was not seen again")
     finder = Finder(anatomy, same[0])
     finder.run()
-    probe = Probe(finder, Numbers(model, example, anatomy, outside(finder.passed_through, finder.root)))
+    probe = Probe(finder, TracedValues(model, example, anatomy, external_inputs(finder.passed_through, finder.root)))
     places: dict[Operator, list[str]] = {}
-    for piece in finder.pieces:
-        places.setdefault(probe.test(piece), []).append(piece.ops[-1].module)
+    for chain in finder.chains:
+        places.setdefault(probe.test(chain), []).append(chain.ops[-1].module)
     operators = tuple(replace(operator, places=tuple(dict.fromkeys(modules))) for operator, modules in places.items())
-    return Way(operators, tuple(finder.sums), probe.keeps_zero())
+    return UnitPath(operators, tuple(finder.sums), probe.keeps_zero())
 
 
 class Finder:
-    """Follows the units from their writers on, and cuts their way into pieces.
+    """Follows the units from their writers on, and cuts their way into chains.
 
     Every value on the way has a root: the value that it is a function of, by operators that go on from one to the next. A
     layer's output is a root, and so is what a norm, a sum of two roots or a change of shape puts out.
@@ -98,14 +98,14 @@ class Finder:
     def __init__(self, anatomy: Anatomy, volume: Volume) -> None:
         self.anatomy, self.reading, self.places = anatomy, anatomy.reading, UnitPlaces(anatomy, volume)
         self.root: dict[int, int] = {}
-        self.found: dict[int, Piece] = {}  # by exit
+        self.found: dict[int, OperatorChain] = {}  # by exit
         self.sums: list[str] = []
         self.written: list[int] = []
         self.read: list[int] = []
         self.passed_through: list[Op] = []
 
     @property
-    def pieces(self) -> list[Piece]:
+    def chains(self) -> list[OperatorChain]:
         return [self.found[exit] for exit in sorted(self.found)]
 
     def run(self) -> None:
@@ -138,7 +138,7 @@ class Finder:
         if isinstance(effect, Sum):
             self.sums += [] if own else [op.module]
         elif not isinstance(effect, Move):
-            self.found[op.outputs[0]] = Piece((op,), taken, op.outputs[0])
+            self.found[op.outputs[0]] = OperatorChain((op,), taken, op.outputs[0])
         self.root.update({output: output for output in op.outputs})
 
     def _reads(self, effect: Effect) -> bool:
@@ -157,7 +157,7 @@ class Finder:
             if value != root and isinstance(self.reading.effects[last.index], Reduce) and self.places.carries(value):  # pooling
                 source = last.args[0].value
                 self._leave([source])
-                self.found[value] = Piece((last,), (source,), value)
+                self.found[value] = OperatorChain((last,), (source,), value)
                 continue
             ops: dict[int, Op] = {}
             while todo:
@@ -168,102 +168,102 @@ class Finder:
                 ops[op.index] = op
                 todo.extend(ref.value for ref in op.refs if self.root.get(ref.value) == root)
             if any(not isinstance(self.reading.effects[index], Move) for index in ops):
-                self.found[value] = Piece(tuple(ops[index] for index in sorted(ops)), (root,), value)
+                self.found[value] = OperatorChain(tuple(ops[index] for index in sorted(ops)), (root,), value)
 
 
 class Probe:
-    """Runs pieces on numbers of our choosing."""
+    """Runs chains on values of our choosing."""
 
-    def __init__(self, finder: Finder, numbers: Numbers) -> None:
-        self.finder, self.numbers = finder, numbers
+    def __init__(self, finder: Finder, values: TracedValues) -> None:
+        self.finder, self.values = finder, values
         self.reading, self.volume = finder.reading, finder.places.volume
         self.generator = torch.Generator().manual_seed(0)
 
     @torch.no_grad()
-    def test(self, piece: Piece) -> Operator:
-        name = named(piece.ops)
+    def test(self, chain: OperatorChain) -> Operator:
+        name = function_name(chain.ops)
         try:
-            zero, twice = self._zero(piece), self._idempotent(piece)
-            return Operator(name, (), zero, twice, self._alike(piece), self._apart(piece))
+            zero, twice = self._zero(chain), self._idempotent(chain)
+            return Operator(name, (), zero, twice, self._alike(chain), self._apart(chain))
         except Exception:  # they do not run by themselves: what their rules say of them
-            effects = [self.reading.effects[op.index] for op in piece.ops]
+            effects = [self.reading.effects[op.index] for op in chain.ops]
             mixing = any(isinstance(effect, (Mix, Normalise, Reduce, Folded)) for effect in effects)
             zero = not mixing and all(not isinstance(effect, Map) or effect.zero for effect in effects)
             return Operator(name, (), zero, None, not mixing, not mixing, tested=False)
 
-    def play(self, piece: Piece, given: Mapping[int, Tensor]) -> Tensor:
-        return played(piece.ops, given, self.numbers)[piece.exit]
+    def play(self, chain: OperatorChain, given: Mapping[int, Tensor]) -> Tensor:
+        return rerun(chain.ops, given, self.values)[chain.exit]
 
-    def draw(self, piece: Piece) -> dict[int, Tensor]:
-        """Numbers between −WIDE and WIDE for all that a piece takes."""
-        shapes = {value: self.reading.trace.values[value].shape for value in piece.entries}
+    def draw(self, chain: OperatorChain) -> dict[int, Tensor]:
+        """TracedValues between −WIDE and WIDE for all that a chain takes."""
+        shapes = {value: self.reading.trace.values[value].shape for value in chain.entries}
         return {
             value: WIDE * (2 * torch.rand(shape, generator=self.generator, dtype=torch.float64) - 1)
             for value, shape in shapes.items()
         }
 
-    def own(self, piece: Piece) -> dict[int, Tensor]:
-        """Parameters and buffers with entries for each unit that a piece computes with."""
-        taken = {ref.value for op in piece.ops for ref in op.refs}
+    def own(self, chain: OperatorChain) -> dict[int, Tensor]:
+        """Parameters and buffers with entries for each unit that a chain computes with."""
+        taken = {ref.value for op in chain.ops for ref in op.refs}
         mine = [value for value in taken if self.reading.constant[value] and self.finder.places.carries(value)]
-        return {value: self.numbers[value] for value in mine}
+        return {value: self.values[value] for value in mine}
 
     @torch.no_grad()
     def keeps_zero(self) -> bool:
         """Whether all readers get zeros if all writers write them."""
         finder = self.finder
-        whole = Piece(tuple(finder.passed_through), tuple(finder.written), -1)
+        whole = OperatorChain(tuple(finder.passed_through), tuple(finder.written), -1)
         try:
-            made = played(whole.ops, self.zeros(whole), self.numbers)
+            made = rerun(whole.ops, self.zeros(whole), self.values)
         except Exception:  # they do not run by themselves
-            return all(self.test(piece).zero for piece in finder.pieces)
+            return all(self.test(chain).zero for chain in finder.chains)
         return all(self._is_zero(value, made[value]) for value in finder.read if finder.places.carries(value))
 
-    def zeros(self, piece: Piece) -> dict[int, Tensor]:
-        """Zeros for what a piece takes, and for what its parameters add; its scales stay."""
+    def zeros(self, chain: OperatorChain) -> dict[int, Tensor]:
+        """Zeros for what a chain takes, and for what its parameters add; its scales stay."""
         roles, values, layouts = self.volume.births.roles, self.reading.trace.values, self.reading.layouts
-        own = self.own(piece)
+        own = self.own(chain)
         adds = [
             v for v in own if any(roles.get(key, set()) & {WRITES, SHIFTS} for key in self.finder.places.slots_in(layouts[v]))
         ]
-        return own | {v: torch.zeros(values[v].shape, dtype=torch.float64) for v in (*piece.entries, *adds)}
+        return own | {v: torch.zeros(values[v].shape, dtype=torch.float64) for v in (*chain.entries, *adds)}
 
-    def _zero(self, piece: Piece) -> bool:
-        return self._is_zero(piece.exit, self.play(piece, self.zeros(piece)))
+    def _zero(self, chain: OperatorChain) -> bool:
+        return self._is_zero(chain.exit, self.play(chain, self.zeros(chain)))
 
     def _is_zero(self, value: int, x: Tensor) -> bool:
-        """Whether all numbers of the volume's units are zero; others may be laid beside them."""
+        """Whether all values of the volume's units are zero; others may be laid beside them."""
         mine = self.of_units(value) if self.finder.places.carries(value) else torch.ones(x.shape, dtype=torch.bool)
         return bool((x[mine] == 0).all())
 
-    def _idempotent(self, piece: Piece) -> bool | None:
+    def _idempotent(self, chain: OperatorChain) -> bool | None:
         """Only a function of one value without parameters for each unit is an activation that could be applied twice."""
-        shapes = [self.reading.trace.values[value].shape for value in (*piece.entries, piece.exit)]
-        if len(piece.entries) != 1 or self.own(piece):
+        shapes = [self.reading.trace.values[value].shape for value in (*chain.entries, chain.exit)]
+        if len(chain.entries) != 1 or self.own(chain):
             return None
         if shapes[0] != shapes[-1]:
             return False
         size = max(int(np.prod(shapes[0])), 1)
         for _ in range(-(-POINTS // size)):
-            once = self.play(piece, self.draw(piece))
-            if not close(self.play(piece, {piece.entries[0]: once}), once):
+            once = self.play(chain, self.draw(chain))
+            if not close(self.play(chain, {chain.entries[0]: once}), once):
                 return False
         return True
 
-    def _alike(self, piece: Piece) -> bool:
-        given = self.draw(piece) | self.own(piece)
-        swapped = self.play(piece, {value: self.swapped(value, x) for value, x in given.items()})
-        return close(swapped, self.swapped(piece.exit, self.play(piece, given)))
+    def _alike(self, chain: OperatorChain) -> bool:
+        given = self.draw(chain) | self.own(chain)
+        swapped = self.play(chain, {value: self.swapped(value, x) for value, x in given.items()})
+        return close(swapped, self.swapped(chain.exit, self.play(chain, given)))
 
-    def _apart(self, piece: Piece) -> bool:
-        given, other = self.draw(piece), self.draw(piece)
+    def _apart(self, chain: OperatorChain) -> bool:
+        given, other = self.draw(chain), self.draw(chain)
         changed = {value: torch.where(self.of_units(value, 0), other[value], x) for value, x in given.items()}
-        before, after = self.play(piece, given), self.play(piece, changed)
-        mine = self.of_units(piece.exit, 0)
+        before, after = self.play(chain, given), self.play(chain, changed)
+        mine = self.of_units(chain.exit, 0)
         return close(torch.where(mine, 0.0, after), torch.where(mine, 0.0, before))
 
     def of_units(self, value: int, unit: int | None = None) -> Tensor:
-        """Which numbers of a value belong to a unit, or to any."""
+        """Which values of a value belong to a unit, or to any."""
         shape = self.reading.trace.values[value].shape
         mine = torch.zeros(shape, dtype=torch.bool)
         for block in self._blocks(value):

@@ -1,4 +1,4 @@
-"""Run a few operators of a trace again, by themselves, on other numbers.
+"""Run a few operators of a trace again, by themselves, on other values.
 
 What they compute with beside these (parameters, masks, tables) they find as it was in the model's pass on the example. All is
 done in float64 on the CPU, whatever the model's type and device, so that rounding hides nothing.
@@ -25,13 +25,13 @@ from outgrow.trace.record import Recorder, module_paths, record
 SILENT = "to_copy clone alias detach view unsafe_view expand t transpose permute unsqueeze squeeze slice select".split()
 
 
-def lively(model: nn.Module, example: Example) -> Anatomy:
-    """A model read on real tensors: on meta tensors, some operators are made up of others than with numbers in them."""
+def dissect_on_real_tensors(model: nn.Module, example: Example) -> Anatomy:
+    """A model read on real tensors: on meta tensors, some operators are made up of others than with values in them."""
     return find_volumes(read(record(model, example, trace=Trace()), RULES))
 
 
-class Numbers(Mapping[int, Tensor]):
-    """What values of a `lively` trace hold: parameters and buffers as they are, and of others those that are `wanted`."""
+class TracedValues(Mapping[int, Tensor]):
+    """The tensors of a real trace: all parameters and buffers, and those of the other values that are `wanted`."""
 
     def __init__(self, model: nn.Module, example: Example, anatomy: Anatomy, wanted: Iterable[int]) -> None:
         self.values_of = anatomy.reading.trace.values
@@ -56,7 +56,7 @@ class Numbers(Mapping[int, Tensor]):
 
 
 class _Keeper(Recorder):
-    """Keeps the numbers of some of the values that it writes down."""
+    """Keeps the values of some of the values that it writes down."""
 
     def __init__(self, wanted: set[int], *given: Any) -> None:
         self.wanted = wanted
@@ -86,14 +86,14 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def played(ops: Sequence[Op], given: Mapping[int, Tensor], numbers: Numbers) -> dict[int, Tensor]:
+def rerun(ops: Sequence[Op], given: Mapping[int, Tensor], values: TracedValues) -> dict[int, Tensor]:
     """The values that operators make of what is given, in the place of what they were given in the model."""
     made = dict(given)
 
     def found(item: Any) -> Any:
         if isinstance(item, Ref):
             if item.value not in made:
-                made[item.value] = numbers[item.value]
+                made[item.value] = values[item.value]
             return made[item.value]
         if isinstance(item, (tuple, list)):
             return [found(part) for part in item]
@@ -108,17 +108,17 @@ def played(ops: Sequence[Op], given: Mapping[int, Tensor], numbers: Numbers) -> 
     return made
 
 
-def outside(ops: Sequence[Op], given: Iterable[int]) -> set[int]:
+def external_inputs(ops: Sequence[Op], given: Iterable[int]) -> set[int]:
     """Values that operators take and that none of them makes."""
     return {ref.value for op in ops for ref in op.refs} - {output for op in ops for output in op.outputs} - set(given)
 
 
-def named(ops: Sequence[Op]) -> str:
+def function_name(ops: Sequence[Op]) -> str:
     """One function's name: those of its operators, without what only copies or reads shapes."""
     names = [
         base_name(op).strip("_").removeprefix("native_").removesuffix("_with_indices").removesuffix("_kernel") for op in ops
     ]
-    told = [name for name in names if name not in SILENT]
-    if len(told) > 4:
-        return f"{told[0]}·…·{told[-1]} ({len(told)} operators)"
-    return "·".join(told)
+    shown = [name for name in names if name not in SILENT]
+    if len(shown) > 4:
+        return f"{shown[0]}·…·{shown[-1]} ({len(shown)} operators)"
+    return "·".join(shown)

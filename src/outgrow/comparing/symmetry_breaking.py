@@ -21,7 +21,7 @@ from outgrow.model.example import Example, call, outputs_in
 from outgrow.model.sandbox import untouched
 from outgrow.verify.outputs import HALF, wider
 
-PART, EQUAL, DEAD, UNKNOWN = "part", "stay equal", "get no gradient", "can't be told"
+PART, EQUAL, DEAD, UNKNOWN = "part", "stay equal", "get no gradient", "can't be shown"
 STEPS = 4  # what is zero at first holds up what is before it for a step or two
 STEP = 0.01  # of the largest weight
 SAME = 1e-3  # gradients that differ by less, relative to the largest, are equal up to rounding
@@ -32,7 +32,7 @@ def parting_in(model: nn.Module, example: Example, name: str, old: int) -> str:
     """Whether the units of a volume from number `old` on part from those that they equal at first."""
     anatomy = dissect(model, example)
     watched = [(volume, range(old, volume.count)) for volume in anatomy.volumes if volume.name == name]
-    return _fate(model, example, anatomy, watched, ())
+    return _outcome(model, example, anatomy, watched, ())
 
 
 def parting_within(model: nn.Module, example: Example, block: str) -> str:
@@ -40,10 +40,10 @@ def parting_within(model: nn.Module, example: Example, block: str) -> str:
     anatomy = dissect(model, example)
     inside = [v for v in anatomy.volumes if v.writers and all(f"{path}.".startswith(f"{block}.") for path in v.writers)]
     watched = [(volume, range(volume.count)) for volume in inside if irregular(anatomy, volume) is None]
-    return _fate(model, example, anatomy, watched, [n for n, _ in model.named_parameters() if n.startswith(f"{block}.")])
+    return _outcome(model, example, anatomy, watched, [n for n, _ in model.named_parameters() if n.startswith(f"{block}.")])
 
 
-def _fate(model: nn.Module, example: Example, anatomy: Anatomy, watched: Sequence[Watched], names: Sequence[str]) -> str:
+def _outcome(model: nn.Module, example: Example, anatomy: Anatomy, watched: Sequence[Watched], names: Sequence[str]) -> str:
     """names: parameters that are new as a whole."""
     parameters = dict(model.named_parameters())
     groups = [(volume, group) for volume, new in watched for group in _groups(_rows(anatomy, volume, parameters), new)]

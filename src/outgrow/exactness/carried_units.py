@@ -14,7 +14,7 @@ from outgrow.exactness.unit_places import UnitPlaces
 from outgrow.trace.operators import Op
 
 
-class Carrier:
+class Findings:
     """What a walk has found so far for one volume, with its new units in one state at the writers."""
 
     def __init__(self, places: UnitPlaces, start: State) -> None:
@@ -56,8 +56,8 @@ class Carrier:
         if axes - self.places.axes(layout):
             raise Refused(f"{self.op.module or self.op.name} takes a statistic over its units and over places at once")
 
-    def settled(self, *items: Carried) -> None:
-        if any(item.debt for item in items):
+    def require_unscaled(self, *items: Carried) -> None:
+        if any(item.exponent for item in items):
             raise Refused(
                 f"the scale of a norm over it is not taken up by a parameter before {self.op.name} ({self.op.module})"
             )
@@ -65,16 +65,16 @@ class Carrier:
     def blend(self, items: Iterable[Carried]) -> Carried:
         """What holds for several values laid side by side or added."""
         present = list(items)
-        debts = {(item.debt, item.ratio) for item in present if item.state is not State.CONST}
-        if len(debts) > 1:
+        factors = {(item.exponent, item.ratio) for item in present if item.state is not State.CONST}
+        if len(factors) > 1:
             raise Refused(f"values of different scale meet in {self.op.name} ({self.op.module})")
-        debt, ratio = next(iter(debts), (Fraction(0), None))
+        exponent, ratio = next(iter(factors), (Fraction(0), None))
         writers = frozenset[tuple[str, str]]().union(*(item.writers for item in present))
         states = {item.state for item in present} - {None}
         means = {item.mean for item in present}
         mean = means.pop() if len(means) == 1 else None
         standardised = any(item.standardised for item in present)
-        return Carried(blended(states), debt, ratio, mean, writers, standardised)
+        return Carried(blended(states), exponent, ratio, mean, writers, standardised)
 
     def shifted(self, state: State | None, shifts: tuple[int, ...]) -> State | None:
         """Zeros to which something is added that is there for old and new units alike, as a bias along another axis is."""

@@ -13,43 +13,43 @@ from fractions import Fraction
 from outgrow.analysis.effects import Move, Operand, Scale, Shift
 from outgrow.analysis.roles import WRITES
 from outgrow.analysis.unit_states import Carried, Refused, Rescale
-from outgrow.exactness.carried_units import Carrier
-from outgrow.exactness.weight_sources import Weights
+from outgrow.exactness.carried_units import Findings
+from outgrow.exactness.weight_sources import WeightSources
 
 
-class Payments:
-    """Lets parameters take up debts, and checks that they do so wherever they are used."""
+class Compensation:
+    """Lets parameters take up factors, and checks that they do so wherever they are used."""
 
-    def __init__(self, carrier: Carrier, weights: Weights) -> None:
-        self.carrier, self.places, self.reading, self.weights = carrier, carrier.places, carrier.reading, weights
-        self.paid: set[tuple[str, int]] = set()  # parameters that took up a debt, and at which operator
+    def __init__(self, findings: Findings, weights: WeightSources) -> None:
+        self.findings, self.places, self.reading, self.weights = findings, findings.places, findings.reading, weights
+        self.compensated: set[tuple[str, int]] = set()  # parameters that took up a exponent, and at which operator
 
-    def pay(self, x: Carried, operand: Operand) -> Carried:
-        """Let a parameter that multiplies take up the debt."""
+    def compensate(self, x: Carried, operand: Operand) -> Carried:
+        """Let a parameter that multiplies take up the exponent."""
         source = self.weights.multiple_of(operand.value)
         if source is None or x.ratio is None:
             return x
-        payment = Rescale(source[0], x.ratio, -x.debt, source[1])
-        self.paid.add((payment.tensor, self.carrier.op.index))
-        earlier = next((rescale for rescale in self.carrier.verdict.rescales if rescale.tensor == payment.tensor), None)
+        rescale = Rescale(source[0], x.ratio, -x.exponent, source[1])
+        self.compensated.add((rescale.tensor, self.findings.op.index))
+        earlier = next((rescale for rescale in self.findings.verdict.rescales if rescale.tensor == rescale.tensor), None)
         if earlier is None:
-            self.carrier.verdict.rescales.append(payment)
-        elif earlier != payment:
-            raise Refused(f"{payment.tensor} is used in two places that need different scales of it")
-        return replace(x, debt=Fraction(0), ratio=None)
+            self.findings.verdict.rescales.append(rescale)
+        elif earlier != rescale:
+            raise Refused(f"{rescale.tensor} is used in two places that need different scales of it")
+        return replace(x, exponent=Fraction(0), ratio=None)
 
-    def can_pay(self, operand: Operand) -> bool:
+    def can_compensate(self, operand: Operand) -> bool:
         """Whether a factor is a constant that does not write the volume: a writer would change what the norm sees."""
         roles = (self.places.volume.births.roles.get(key, {WRITES}) for key in self.places.slots_in(operand.layout))
         return self.reading.constant[operand.value] and not any(WRITES in found for found in roles)
 
     def check(self) -> None:
-        """A parameter that takes up a debt at one operator must do so wherever it is used."""
-        for tensor in {tensor for tensor, _ in self.paid}:
+        """A parameter that takes up a exponent at one operator must do so wherever it is used."""
+        for tensor in {tensor for tensor, _ in self.compensated}:
             todo = [self.places.anatomy.held[tensor]]
             while todo:
-                for index in self.carrier.users(todo.pop()):
-                    if (tensor, index) in self.paid:
+                for index in self.findings.users(todo.pop()):
+                    if (tensor, index) in self.compensated:
                         continue
                     op = self.reading.trace.ops[index]
                     multiple = isinstance(self.reading.effects[index], (Move, Scale, Shift))  # the ways of `multiple_of`
@@ -57,10 +57,10 @@ class Payments:
                         raise Refused(f"{tensor} would take up the scale of a norm, but is used elsewhere too ({op.module})")
                     todo.extend(op.outputs)
 
-    def pay_at_reader(self, x: Carried, reader: Operand, contracted: frozenset[int]) -> Carried:
-        """Let a layer's weight take up the debt of what it reads, if all its columns read these units."""
+    def compensate_at_reader(self, x: Carried, reader: Operand, contracted: frozenset[int]) -> Carried:
+        """Let a layer's weight take up the exponent of what it reads, if all its columns read these units."""
         columns = [block for block in reader.layout if set(block.axes) & contracted]
-        if not x.debt or not columns or any((self.places.ids(block.labels) < 0).any() for block in columns):
+        if not x.exponent or not columns or any((self.places.ids(block.labels) < 0).any() for block in columns):
             return x
         source = self.weights.multiple_of(reader.value)
-        return self.pay(x, reader) if source is not None and not source[1] else x
+        return self.compensate(x, reader) if source is not None and not source[1] else x

@@ -11,7 +11,7 @@ Every method brings new units into one *state*, and each operator between writer
 At a reader the state says what its new columns must be: PAIR → opposite signs, COPY → shared out, ANY and MEAN → zero,
 ZERO → free. Where an operator lets units see each other (a norm, a softmax over them) most states stop: that is the refusal.
 
-A statistic over C units of which the new ones are zero is C/C′ of what it was. Such a *debt* (C/C′)^e is carried along and
+A statistic over C units of which the new ones are zero is C/C′ of what it was. Such a *exponent* (C/C′)^e is carried along and
 paid at the next parameter that multiplies (a norm's γ), with ε moved along: so a layer norm, an RMS norm written out with
 pow, mean and rsqrt, and weight standardisation are one case.
 """
@@ -43,13 +43,13 @@ from outgrow.analysis.effects import (
 from outgrow.analysis.repeated_blocks import Lookups
 from outgrow.analysis.unit_states import Carried, MoveEps, Refused, State, Verdict
 from outgrow.analysis.volumes import Anatomy, Volume
-from outgrow.exactness.carried_units import Carrier
-from outgrow.exactness.compensation import Payments
+from outgrow.exactness.carried_units import Findings
+from outgrow.exactness.compensation import Compensation
 from outgrow.exactness.stuck_at_zero import why_stuck
 from outgrow.exactness.through_norms import Norms
 from outgrow.exactness.through_products import Products
 from outgrow.exactness.unit_places import UnitPlaces
-from outgrow.exactness.weight_sources import Weights
+from outgrow.exactness.weight_sources import WeightSources
 from outgrow.trace.operators import refs_in
 
 
@@ -78,10 +78,10 @@ def _walked(anatomy: Anatomy, volume: Volume, state: State) -> tuple[Verdict, Lo
     walk = Walk(anatomy, volume, state)
     try:
         walk.run()
-        walk.carrier.verdict.stuck = why_stuck(walk.carrier) if state in (State.ZERO, State.MEAN) else ""
+        walk.findings.verdict.stuck = why_stuck(walk.findings) if state in (State.ZERO, State.MEAN) else ""
     except Refused as refused:
-        walk.carrier.verdict.refusal = str(refused)
-    return walk.carrier.verdict, walk.carrier.looked_up
+        walk.findings.verdict.refusal = str(refused)
+    return walk.findings.verdict, walk.findings.looked_up
 
 
 class Walk:
@@ -90,11 +90,11 @@ class Walk:
     def __init__(self, anatomy: Anatomy, volume: Volume, start: State) -> None:
         self.places = UnitPlaces(anatomy, volume)
         self.reading = anatomy.reading
-        self.carrier = Carrier(self.places, start)
-        self.weights = Weights(self.carrier)
-        self.payments = Payments(self.carrier, self.weights)
-        products = Products(self.carrier, self.weights, self.payments)
-        norms = Norms(self.carrier, self.payments)
+        self.findings = Findings(self.places, start)
+        self.weights = WeightSources(self.findings)
+        self.compensation = Compensation(self.findings, self.weights)
+        products = Products(self.findings, self.weights, self.compensation)
+        norms = Norms(self.findings, self.compensation)
         self.steps: Mapping[type[Effect], Callable[[Any], Carried]] = {
             Move: self.move,
             Map: self.map,
@@ -118,103 +118,103 @@ class Walk:
         while position < len(order):
             index = order[position]
             position += 1
-            self.carrier.op = op = self.reading.trace.ops[index]
+            self.findings.op = op = self.reading.trace.ops[index]
             effect = self.reading.effects[index]
             if isinstance(effect, Fused):
                 continue
             if isinstance(effect, Ignore):
                 taken = refs_in((op.args, op.kwargs))
-                self.carrier.settled(*(self.carrier.known.get(ref.value, Carried(None)) for ref in taken))
+                self.findings.require_unscaled(*(self.findings.known.get(ref.value, Carried(None)) for ref in taken))
                 continue
             result = self.steps[type(effect)](effect)
             for output in op.outputs:
                 carries = self.places.axes(self.reading.layouts[output])
                 if carries and result.state is None:
                     result = replace(result, state=State.CONST if self.reading.uniform[output] else State.ANY)
-                known = result.debt or result.mean is not None
+                known = result.exponent or result.mean is not None
                 if carries or known:
-                    self.carrier.known[output] = result if carries else replace(result, state=None)
+                    self.findings.known[output] = result if carries else replace(result, state=None)
                 if known and not carries:
-                    late = [user for user in self.carrier.users(output) if user not in todo]
+                    late = [user for user in self.findings.users(output) if user not in todo]
                     todo.update(late)
                     order[position:] = sorted({*order[position:], *late})
         for output in self.reading.trace.outputs:
-            if self.carrier.known.get(output, Carried(None)).debt:
+            if self.findings.known.get(output, Carried(None)).exponent:
                 raise Refused("the scale of a norm over it would reach the model's output")
         self._check_ties()
-        self.payments.check()
+        self.compensation.check()
         self.weights.check_uses()
 
     def _check_ties(self) -> None:
         """A tensor that both writes and reads gets one value for both."""
         written = {(slot.tensor, slot.axis) for slot in self.places.volume.slots if slot.role == "writes"}
-        for key, demand in self.carrier.verdict.readers.items():
+        for key, demand in self.findings.verdict.readers.items():
             if demand in ("sign", "share") and "scales" in self.places.volume.births.roles.get(key, ()):
                 raise Refused(f"{key[0]} both scales and reads it, and the two need different values")
             both = key in written and demand != "free"
-            if both and not (demand == "zero" and self.carrier.start in (State.ZERO, State.ANY)):
+            if both and not (demand == "zero" and self.findings.start in (State.ZERO, State.ANY)):
                 raise Refused(f"{key[0]} both writes and reads it (a tied parameter), and the two need different values")
-        readers, start = set(self.carrier.verdict.readers), self.carrier.start
+        readers, start = set(self.findings.verdict.readers), self.findings.start
         tied = written & readers
         waiting = tied == written if start is State.ANY else tied == readers
         if tied and waiting and start in (State.ZERO, State.ANY):
             reason = "both writes and reads it: were it zero on both sides, nothing would learn"
-            self.carrier.verdict.stuck = f"{min(tied)[0]} {reason}"
+            self.findings.verdict.stuck = f"{min(tied)[0]} {reason}"
 
     def move(self, effect: Move) -> Carried:
-        return self.carrier.blend(self.carrier.carried(value) for value in effect.inputs)
+        return self.findings.blend(self.findings.carried(value) for value in effect.inputs)
 
     def scale(self, effect: Scale) -> Carried:
-        return self.carrier.carried(effect.input)
+        return self.findings.carried(effect.input)
 
     def per_unit(self, effect: PerUnit) -> Carried:
-        x = self.carrier.carried(effect.input)
-        self.carrier.settled(x)
-        return Carried(State.ANY if x.state is State.MEAN else self.carrier.shifted(x.state, effect.shifts))
+        x = self.findings.carried(effect.input)
+        self.findings.require_unscaled(x)
+        return Carried(State.ANY if x.state is State.MEAN else self.findings.shifted(x.state, effect.shifts))
 
     def map(self, effect: Map) -> Carried:
-        x = self.carrier.blend(self.carrier.carried(value) for value in effect.inputs)
+        x = self.findings.blend(self.findings.carried(value) for value in effect.inputs)
         if not effect.homogeneous:
-            self.carrier.settled(x)
+            self.findings.require_unscaled(x)
         state = x.state
-        if state is State.MEAN or (state is State.ZERO and not (effect.zero and self.carrier.all_zero(effect))):
+        if state is State.MEAN or (state is State.ZERO and not (effect.zero and self.findings.all_zero(effect))):
             state = State.ANY
-        return Carried(state, x.debt, x.ratio)
+        return Carried(state, x.exponent, x.ratio)
 
     def shift(self, effect: Shift) -> Carried:
-        x = self.carrier.carried(effect.input)
-        if x.debt:
+        x = self.findings.carried(effect.input)
+        if x.exponent:
             if x.state is not None or x.ratio is None:
-                raise Refused(f"a constant is added to a scaled value in {self.carrier.op.module}")
-            op = self.carrier.op
-            self.carrier.verdict.eps.append(MoveEps(op.index, op.module, effect.constant, x.ratio, x.debt))
+                raise Refused(f"a constant is added to a scaled value in {self.findings.op.module}")
+            op = self.findings.op
+            self.findings.verdict.eps.append(MoveEps(op.index, op.module, effect.constant, x.ratio, x.exponent))
             return x
         return replace(x, state=State.ANY) if x.state is State.ZERO else x
 
     def power(self, effect: Power) -> Carried:
-        x, exponent = self.carrier.carried(effect.input), effect.exponent
+        x, exponent = self.findings.carried(effect.input), effect.exponent
         state = x.state
         if state is State.ZERO and exponent < 0:
-            raise Refused(f"new units that are zero would be divided by in {self.carrier.op.module}")
+            raise Refused(f"new units that are zero would be divided by in {self.findings.op.module}")
         if state is State.MEAN and exponent != 1:
             state = State.ANY
-        return Carried(state, x.debt * Fraction(exponent).limit_denominator(64), x.ratio)
+        return Carried(state, x.exponent * Fraction(exponent).limit_denominator(64), x.ratio)
 
     def sum(self, effect: Sum) -> Carried:
         sides = [side for side in effect.inputs if not self.reading.zeros[side.value]] or effect.inputs
-        items = [self.carrier.carried(side.value, side.layout) for side in sides]
+        items = [self.findings.carried(side.value, side.layout) for side in sides]
         carrying = [item for item in items if item.state is not None]
         if effect.minus and len(items) == 2 and items[0].state is State.MEAN and items[1].mean == effect.inputs[0].value:
             return Carried(State.ZERO)
-        result = self.carrier.blend(items)
+        result = self.findings.blend(items)
         if len(carrying) < len(items) and result.state is State.ZERO:
             return replace(result, state=State.ANY)
         return result
 
     def folded(self, effect: Folded) -> Carried:
-        x = self.carrier.carried(effect.input)
-        self.carrier.settled(x)
+        x = self.findings.carried(effect.input)
+        self.findings.require_unscaled(x)
         if x.state not in (None, State.PAIR):
-            raise Refused(f"the folded residual {self.carrier.op.module} goes on from pairs only (method='r2r')")
-        writes = any(self.places.axes(self.reading.layouts[output]) for output in self.carrier.op.outputs)
+            raise Refused(f"the folded residual {self.findings.op.module} goes on from pairs only (method='r2r')")
+        writes = any(self.places.axes(self.reading.layouts[output]) for output in self.findings.op.outputs)
         return Carried(State.ZERO if writes else None)

@@ -13,7 +13,7 @@ import torch
 
 from outgrow.analysis.effects import Contract, Effect, Map, Normalise, PerUnit, Power
 from outgrow.analysis.unit_states import State
-from outgrow.exactness.carried_units import Carrier
+from outgrow.exactness.carried_units import Findings
 from outgrow.trace.evaluate_operator import evaluated
 from outgrow.trace.operators import Op, refs_in
 
@@ -29,18 +29,18 @@ def slope_at_zero(op: Op) -> float:
     return float(slope)
 
 
-def why_stuck(carrier: Carrier) -> str:
+def why_stuck(findings: Findings) -> str:
     """Why zeros at the writers would stay zero, or leap; empty if they can learn. The walk began with zeros, and is done."""
     dead: dict[int, str] = {}  # values through which nothing reaches the writers
     read: list[str] = []  # for each reader, why nothing passes it
-    for index in carrier.places.anatomy.ops_of[carrier.places.volume.name]:
-        op, effect = carrier.reading.trace.ops[index], carrier.reading.effects[index]
-        values = [ref.value for ref in refs_in((op.args, op.kwargs)) if not carrier.reading.constant[ref.value]]
-        zeros = [value for value in values if value in carrier.known and carrier.known[value].state is State.ZERO]
+    for index in findings.places.anatomy.ops_of[findings.places.volume.name]:
+        op, effect = findings.reading.trace.ops[index], findings.reading.effects[index]
+        values = [ref.value for ref in refs_in((op.args, op.kwargs)) if not findings.reading.constant[ref.value]]
+        zeros = [value for value in values if value in findings.known and findings.known[value].state is State.ZERO]
         place = op.module or "the model"
         if isinstance(effect, Contract):
-            sides = [side for side in (effect.left, effect.right) if not carrier.reading.constant[side.value]]
-            if any(carrier.places.axes(side.layout) & effect.contracted for side in sides):
+            sides = [side for side in (effect.left, effect.right) if not findings.reading.constant[side.value]]
+            if any(findings.places.axes(side.layout) & effect.contracted for side in sides):
                 read += [dead.get(side.value, "") for side in sides]
                 continue
             if len(set(zeros)) == 2:

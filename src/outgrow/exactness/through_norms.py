@@ -1,6 +1,6 @@
 """What happens to new units where operators let units see each other: statistics over units, norms, a softmax.
 
-A statistic over C units of which the new ones are zero is C/C′ of what it was: such a *debt* is carried along (see
+A statistic over C units of which the new ones are zero is C/C′ of what it was: such a *exponent* is carried along (see
 `exactness/propagate_states.py`).
 """
 
@@ -11,64 +11,64 @@ from fractions import Fraction
 
 from outgrow.analysis.effects import Mix, Normalise, Reduce
 from outgrow.analysis.unit_states import Carried, MoveEps, Ratio, Refused, State
-from outgrow.exactness.carried_units import Carrier
-from outgrow.exactness.compensation import Payments
+from outgrow.exactness.carried_units import Findings
+from outgrow.exactness.compensation import Compensation
 
 
 class Norms:
     """The steps of a walk at statistics over units, and at norms made of them."""
 
-    def __init__(self, carrier: Carrier, payments: Payments) -> None:
-        self.carrier, self.places, self.reading, self.payments = carrier, carrier.places, carrier.reading, payments
+    def __init__(self, findings: Findings, compensation: Compensation) -> None:
+        self.findings, self.places, self.reading, self.compensation = findings, findings.places, findings.reading, compensation
 
     def reduce(self, effect: Reduce) -> Carried:
         layout = self.reading.layouts[effect.input]
-        x = self.carrier.carried(effect.input)
+        x = self.findings.carried(effect.input)
         if not self.places.axes(layout) & effect.axes:
             if effect.how == "other":
-                self.carrier.settled(x)
+                self.findings.require_unscaled(x)
             state = x.state
             if state is State.MEAN and effect.how not in ("sum", "mean"):
                 state = State.ANY
-            return Carried(state, x.debt, x.ratio, writers=x.writers)
+            return Carried(state, x.exponent, x.ratio, writers=x.writers)
         if x.state is State.CONST:
             return Carried(None)
         if x.state is State.MEAN and effect.how == "mean":
-            self.carrier.mean_of(x, layout, effect.axes)
+            self.findings.mean_of(x, layout, effect.axes)
             self.places.ratio(layout, effect.axes, whole=True)
             return Carried(None, mean=effect.input)
         if x.state is State.ZERO and effect.how in ("sum", "norm"):
-            return Carried(None, x.debt, x.ratio)
+            return Carried(None, x.exponent, x.ratio)
         if x.state is State.ZERO and effect.how == "mean":
-            return Carried(None, x.debt + 1, self.places.ratio(layout, effect.axes, whole=True))
+            return Carried(None, x.exponent + 1, self.places.ratio(layout, effect.axes, whole=True))
         if x.state is State.MEAN and effect.how in ("var", "std"):
-            self.carrier.mean_of(x, layout, effect.axes)
+            self.findings.mean_of(x, layout, effect.axes)
             power = Fraction(1) if effect.how == "var" else Fraction(1, 2)
             return Carried(None, power, self.places.ratio(layout, effect.axes, whole=True))
         if x.state is State.COPY and effect.how == "extreme":
-            return Carried(None, x.debt, x.ratio)
+            return Carried(None, x.exponent, x.ratio)
         if x.state is State.COPY and effect.how in ("mean", "var", "std"):
-            self.carrier.copied_whole(layout, effect.axes)
-            return Carried(None, x.debt, x.ratio)
-        op, kind = self.carrier.op, self.carrier.start.value
+            self.findings.copied_whole(layout, effect.axes)
+            return Carried(None, x.exponent, x.ratio)
+        op, kind = self.findings.op, self.findings.start.value
         raise Refused(f"{op.name} over its units ({op.module or 'the model'}) does not keep {kind} apart")
 
     def normalise(self, effect: Normalise) -> Carried:
-        x = self.carrier.carried(effect.input.value, effect.input.layout)
-        self.carrier.settled(x)
+        x = self.findings.carried(effect.input.value, effect.input.layout)
+        self.findings.require_unscaled(x)
         if not self.places.axes(effect.input.layout) & effect.axes:
             shifts = () if effect.beta is None else (effect.beta.value,)
-            return Carried(State.ANY if x.state is State.MEAN else self.carrier.shifted(x.state, shifts))
-        place = self.carrier.op.module or self.carrier.op.name
-        if self.reading.constant[effect.input.value] and self.payments.weights.reads_with(self.carrier.op.outputs[0]):
+            return Carried(State.ANY if x.state is State.MEAN else self.findings.shifted(x.state, shifts))
+        place = self.findings.op.module or self.findings.op.name
+        if self.reading.constant[effect.input.value] and self.compensation.weights.reads_with(self.findings.op.outputs[0]):
             return self.standardise(effect)
         if x.state is State.MEAN:
-            self.carrier.mean_of(x, effect.input.layout, effect.axes)
+            self.findings.mean_of(x, effect.input.layout, effect.axes)
             return self.normalised(effect, self.places.ratio(effect.input.layout, effect.axes, whole=True))
         if x.state is State.COPY:
-            self.carrier.copied_whole(effect.input.layout, effect.axes)
+            self.findings.copied_whole(effect.input.layout, effect.axes)
             return Carried(State.COPY)
-        raise Refused(f"the norm {place} takes its statistics over the units, which {self.carrier.start.value} would change")
+        raise Refused(f"the norm {place} takes its statistics over the units, which {self.findings.start.value} would change")
 
     def standardise(self, effect: Normalise) -> Carried:
         """Weight standardisation: a norm over a reader's columns.
@@ -76,33 +76,35 @@ class Norms:
         Pairs are read as mean ± A with A of the row's own variance, so mean and variance stay; columns for anything else
         are the mean itself, which becomes zero.
         """
-        source = self.payments.weights.multiple_of(effect.input.value)
+        source = self.compensation.weights.multiple_of(effect.input.value)
         if source is None or source[1] or effect.beta is not None:
             what = "a shift is added to it" if effect.beta is not None else "it is not stored as it is used there"
-            place = self.carrier.op.module or "the model"
+            place = self.findings.op.module or "the model"
             raise Refused(f"a weight that reads it is normalised over its columns in {place}, and {what}")
         columns = tuple(block for block in effect.input.layout if set(block.axes) & effect.axes)
         for key in self.places.slots_in(columns):
-            self.carrier.demand(key, "spread" if self.carrier.start is State.PAIR else "mean")
+            self.findings.demand(key, "spread" if self.findings.start is State.PAIR else "mean")
         ratio = self.places.ratio(effect.input.layout, effect.axes, whole=False)
-        if self.carrier.start is State.PAIR:
+        if self.findings.start is State.PAIR:
             return Carried(State.PAIR, standardised=True)
         return replace(self.normalised(effect, ratio), standardised=True)
 
     def normalised(self, effect: Normalise, ratio: Ratio) -> Carried:
         """New entries equal the mean, so they become zero; the variance is ratio times what it was."""
-        self.carrier.verdict.eps.append(MoveEps(self.carrier.op.index, self.carrier.op.module, effect.eps, ratio, Fraction(1)))
+        self.findings.verdict.eps.append(
+            MoveEps(self.findings.op.index, self.findings.op.module, effect.eps, ratio, Fraction(1))
+        )
         result = Carried(State.ZERO, Fraction(-1, 2), ratio)
-        return self.payments.pay(result, effect.gamma) if effect.gamma is not None else result
+        return self.compensation.compensate(result, effect.gamma) if effect.gamma is not None else result
 
     def mix(self, effect: Mix) -> Carried:
-        items = [self.carrier.carried(side.value, side.layout) for side in effect.inputs]
-        self.carrier.settled(*items)
+        items = [self.findings.carried(side.value, side.layout) for side in effect.inputs]
+        self.findings.require_unscaled(*items)
         if effect.shares and items[0].state is State.COPY and self.places.axes(effect.inputs[0].layout) & effect.axes:
-            self.carrier.copied_whole(effect.inputs[0].layout, effect.axes)
+            self.findings.copied_whole(effect.inputs[0].layout, effect.axes)
             return Carried(State.COPY, Fraction(1), self.places.ratio(effect.inputs[0].layout, effect.axes, whole=True))
         for side, item in zip(effect.inputs, items, strict=True):
             if self.places.axes(side.layout) & effect.axes and item.state is not State.CONST:
-                raise Refused(f"{effect.reason} ({self.carrier.op.module or 'the model'})")
-        state = self.carrier.blend(items).state
+                raise Refused(f"{effect.reason} ({self.findings.op.module or 'the model'})")
+        state = self.findings.blend(items).state
         return Carried(State.ANY if state in (State.MEAN, State.ZERO) else state)

@@ -6,23 +6,23 @@ from dataclasses import replace
 from fractions import Fraction
 
 from outgrow.analysis.effects import Contract, Operand
-from outgrow.analysis.roles import gauge_of, weight_of
+from outgrow.analysis.roles import measuring_side, weight_of
 from outgrow.analysis.unit_states import READER, Carried, Ratio, Refused, State, blended
-from outgrow.exactness.carried_units import Carrier
-from outgrow.exactness.compensation import Payments
-from outgrow.exactness.weight_sources import Weights
+from outgrow.exactness.carried_units import Findings
+from outgrow.exactness.compensation import Compensation
+from outgrow.exactness.weight_sources import WeightSources
 
 
 class Products:
     """The steps of a walk at products; demands on readers go into the verdict."""
 
-    def __init__(self, carrier: Carrier, weights: Weights, payments: Payments) -> None:
-        self.carrier, self.places, self.reading = carrier, carrier.places, carrier.reading
-        self.weights, self.payments = weights, payments
+    def __init__(self, findings: Findings, weights: WeightSources, compensation: Compensation) -> None:
+        self.findings, self.places, self.reading = findings, findings.places, findings.reading
+        self.weights, self.compensation = weights, compensation
 
     def contract(self, effect: Contract) -> Carried:
         left, right = effect.left, effect.right
-        a, b = self.carrier.carried(left.value, left.layout), self.carrier.carried(right.value, right.layout)
+        a, b = self.findings.carried(left.value, left.layout), self.findings.carried(right.value, right.layout)
         axes = self.places.axes(left.layout) | self.places.axes(right.layout)
         if axes & effect.contracted:
             self.read(effect, a, b)
@@ -30,12 +30,12 @@ class Products:
         else:
             result = self.multiply(effect, a, b)
         if effect.bias is not None:
-            bias = self.carrier.carried(effect.bias)
+            bias = self.findings.carried(effect.bias)
             if result.state is not None or bias.state is not None:
-                result = self.carrier.blend([result, bias])
-                result = replace(result, state=self.carrier.shifted(result.state, (effect.bias,)))
+                result = self.findings.blend([result, bias])
+                result = replace(result, state=self.findings.shifted(result.state, (effect.bias,)))
             else:
-                self.carrier.settled(result)
+                self.findings.require_unscaled(result)
         return result
 
     def read(self, effect: Contract, a: Carried, b: Carried) -> None:
@@ -44,29 +44,29 @@ class Products:
         if not any(constant):
             if (a.state is State.ZERO) != (b.state is State.ZERO):  # were both zero, neither would get a gradient
                 return
-            place = self.carrier.op.module or self.carrier.op.name
+            place = self.findings.op.module or self.findings.op.name
             raise Refused(f"two activations are multiplied and summed over it (as q·k is) in {place}")
-        gauge = gauge_of(self.reading, effect)
+        gauge = measuring_side(self.reading, effect)
         if gauge is not None:
             return self.weights.measured(*((effect.right, b) if gauge is effect.left else (effect.left, a)))
         reader = weight_of(self.reading, effect)
         assert reader is not None
         data, x = (effect.left, a) if reader is effect.right else (effect.right, b)
-        x = self.payments.pay_at_reader(x, reader, effect.contracted)
-        self.carrier.settled(x)
+        x = self.compensation.compensate_at_reader(x, reader, effect.contracted)
+        self.findings.require_unscaled(x)
         state = x.state or (State.CONST if self.reading.uniform[data.value] else State.ANY)
         demand = (
             READER[state]
             if state is not State.CONST
-            else {"share": "share", "sign": "sign"}.get(READER[self.carrier.start], "zero")
+            else {"share": "share", "sign": "sign"}.get(READER[self.findings.start], "zero")
         )
         names = self.weights.read(reader.value, demand)
-        done = self.carrier.known.get(reader.value)
+        done = self.findings.known.get(reader.value)
         if done is not None and done.standardised:
-            self.carrier.settled(done)
-            if self.carrier.start is State.PAIR and x.state not in (State.PAIR, State.ZERO, State.CONST):
+            self.findings.require_unscaled(done)
+            if self.findings.start is State.PAIR and x.state not in (State.PAIR, State.ZERO, State.CONST):
                 raise Refused(
-                    f"new units are no longer pairs where the standardised weight of {self.carrier.op.module} reads them"
+                    f"new units are no longer pairs where the standardised weight of {self.findings.op.module} reads them"
                 )
         columns = tuple(block for block in reader.layout if set(block.axes) & effect.contracted)
         keys = self.places.slots_in(columns)
@@ -74,7 +74,7 @@ class Products:
             mine = self.reading.layouts[self.places.anatomy.held[name]]
             keys |= {(name, block.axes[0]) for block in mine if self.places.axes((block,))}
         for key in keys:
-            self.carrier.demand(key, demand)
+            self.findings.demand(key, demand)
 
     def written(self, effect: Contract) -> Carried:
         """What a product that reads the volume writes to it, if it does (a layer from the stream to the stream)."""
@@ -87,45 +87,45 @@ class Products:
             return Carried(None)
         if not all(self.reading.constant[side.value] for side, _ in sources):
             return Carried(State.ANY)
-        made = [self.carrier.known[side.value] for side, _ in sources if side.value in self.carrier.known]
-        states = {self._row_state(item) for item in made} | {self.carrier.start}
+        made = [self.findings.known[side.value] for side, _ in sources if side.value in self.findings.known]
+        states = {self._row_state(item) for item in made} | {self.findings.start}
         return Carried(blended(states), writers=self.places.unscaled(tuple(block for _, layout in sources for block in layout)))
 
     def _row_state(self, weight: Carried) -> State | None:
         """Rows of a computed weight; standardised, all is kept but the mean, and what is known of it concerns its columns."""
         if weight.standardised:
-            return State.ANY if self.carrier.start is State.MEAN else self.carrier.start
+            return State.ANY if self.findings.start is State.MEAN else self.findings.start
         return weight.state
 
     def multiply(self, effect: Contract, a: Carried, b: Carried) -> Carried:
         """Products unit by unit, and products with something that carries no unit."""
         for mine, other, operand in ((a, b, effect.right), (b, a, effect.left)):
-            if mine.debt and self.payments.can_pay(operand) and not other.debt and not effect.contracted:
-                mine = self.payments.pay(mine, operand)
+            if mine.exponent and self.compensation.can_compensate(operand) and not other.exponent and not effect.contracted:
+                mine = self.compensation.compensate(mine, operand)
                 a, b = (mine, b) if operand is effect.right else (a, mine)
         sign = -1 if effect.divide else 1
-        debt = a.debt + sign * b.debt
+        exponent = a.exponent + sign * b.exponent
         ratio = a.ratio or b.ratio
         if State.CONST in (a.state, b.state) and not (effect.divide and a.state is State.CONST):
-            return replace(b if a.state is State.CONST else a, debt=debt, ratio=ratio)
+            return replace(b if a.state is State.CONST else a, exponent=exponent, ratio=ratio)
         if None in (a.state, b.state):
             state = a.state or b.state
             if effect.divide and a.state is None and state is State.ZERO:
-                raise Refused(f"new units that are zero would be divided by in {self.carrier.op.module}")
+                raise Refused(f"new units that are zero would be divided by in {self.findings.op.module}")
             standardised = a.standardised or b.standardised
-            return Carried(state, debt, ratio, writers=a.writers | b.writers, standardised=standardised)
+            return Carried(state, exponent, ratio, writers=a.writers | b.writers, standardised=standardised)
         constant = [self.reading.constant[side.value] for side in (effect.left, effect.right)]
         x, scale = (a, effect.right) if constant[1] else (b, effect.left)
         if x.state is State.MEAN and constant[0] != constant[1] and not effect.contracted:
-            return self.weigh(x, scale, debt, ratio)
+            return self.weigh(x, scale, exponent, ratio)
         if effect.divide and b.state is State.ZERO and not constant[1]:
-            raise Refused(f"new units that are zero would be divided by in {self.carrier.op.module}")
+            raise Refused(f"new units that are zero would be divided by in {self.findings.op.module}")
         if State.ZERO in (a.state, b.state):
-            return Carried(State.ZERO, debt, ratio)
+            return Carried(State.ZERO, exponent, ratio)
         state = blended({a.state, b.state})
-        return Carried(State.ANY if state is State.MEAN else state, debt, ratio)
+        return Carried(State.ANY if state is State.MEAN else state, exponent, ratio)
 
-    def weigh(self, x: Carried, scale: Operand, debt: Fraction, ratio: Ratio | None) -> Carried:
+    def weigh(self, x: Carried, scale: Operand, exponent: Fraction, ratio: Ratio | None) -> Carried:
         """LayerScale: rows must average to the mean after the scale, whose new entries are one."""
         names = self.places.origins(scale.layout)
         whole = sum(
@@ -134,6 +134,6 @@ class Products:
         )
         reads = any("reads" in self.places.volume.births.roles.get(key, ()) for key in self.places.slots_in(scale.layout))
         if len(names) != 1 or not whole or reads or not x.writers or any(passed for _, passed in x.writers):
-            raise Refused(f"its writers are scaled one by one in {self.carrier.op.module}")
+            raise Refused(f"its writers are scaled one by one in {self.findings.op.module}")
         scaled = frozenset((writer, next(iter(names))) for writer, _ in x.writers)
-        return Carried(State.MEAN, debt, ratio, writers=scaled)
+        return Carried(State.MEAN, exponent, ratio, writers=scaled)

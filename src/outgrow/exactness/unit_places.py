@@ -12,14 +12,14 @@ class UnitPlaces:
 
     def __init__(self, anatomy: Anatomy, volume: Volume) -> None:
         self.anatomy, self.volume, self.reading = anatomy, volume, anatomy.reading
-        self._sight = anatomy.sight(volume)
+        self._lookup = anatomy.unit_lookup(volume)
 
     def ids(self, labels: Labels) -> Labels:
-        return self._sight.ids(labels)
+        return self._lookup.ids(labels)
 
     def axes(self, layout: Layout) -> set[int]:
         """Axes along which the volume's units lie."""
-        return {block.axes[position] for block in layout for position in self._sight.along(block.labels)}
+        return {block.axes[position] for block in layout for position in self._lookup.along(block.labels)}
 
     def carries(self, value: int) -> bool:
         """Whether units lie along any axis of a value."""
@@ -33,7 +33,7 @@ class UnitPlaces:
         return frozenset((name, "") for name in self.origins(layout))
 
     def slots_in(self, layout: Layout) -> set[tuple[str, int]]:
-        return {key for block in layout for key in self._sight.born(block.labels)}
+        return {key for block in layout for key in self._lookup.born(block.labels)}
 
     def ratio(self, layout: Layout, axes: frozenset[int], whole: bool) -> Ratio:
         """How a count over `axes` changes with each new unit."""

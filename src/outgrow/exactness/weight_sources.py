@@ -12,21 +12,21 @@ from __future__ import annotations
 from outgrow.analysis.effects import Contract, Map, Move, Normalise, Operand, Scale, Shift, Sum
 from outgrow.analysis.roles import leader_of, weight_of
 from outgrow.analysis.unit_states import Carried, Refused, State
-from outgrow.exactness.carried_units import Carrier
+from outgrow.exactness.carried_units import Findings
 
 
-class Weights:
+class WeightSources:
     """Follows readers' weights back to the tensors that they are made of."""
 
-    def __init__(self, carrier: Carrier) -> None:
-        self.carrier, self.places, self.reading = carrier, carrier.places, carrier.reading
+    def __init__(self, findings: Findings) -> None:
+        self.findings, self.places, self.reading = findings, findings.places, findings.reading
         self.passed: set[int] = set()  # operators that make readers' weights of tensors
         self.read_at: set[tuple[str, int]] = set()  # tensors, and the operators where they read
 
     def read(self, weight: int, demand: str) -> set[str]:
         """Tensors whose columns read units at the present operator, as parts of a weight."""
         names = self.sources(weight, demand)
-        self.read_at |= {(name, self.carrier.op.index) for name in names}
+        self.read_at |= {(name, self.findings.op.index) for name in names}
         return names
 
     def sources(self, weight: int, demand: str) -> set[str]:
@@ -38,7 +38,7 @@ class Weights:
             name = self.reading.trace.values[value].name
             if name:
                 names.add(name)
-            elif (op := self.carrier.maker(value)) is not None:
+            elif (op := self.findings.maker(value)) is not None:
                 self.passed.add(op.index)
                 todo.extend(self._made_of(op.index, demand))
         return names
@@ -55,7 +55,7 @@ class Weights:
                 return [side.value for side in effect.inputs]
             case Contract() if not any(self.places.axes(s.layout) & effect.contracted for s in (effect.left, effect.right)):
                 return self._factors(effect, demand, op.module or "the model")
-            case Normalise() if self.carrier.known[op.outputs[0]].standardised:  # the columns are chosen to suit it
+            case Normalise() if self.findings.known[op.outputs[0]].standardised:  # the columns are chosen to suit it
                 return [effect.input.value]
             case Map(zero=True) if demand in ("free", "zero") and all(map(self.places.carries, effect.inputs)):
                 return list(effect.inputs)
@@ -68,7 +68,7 @@ class Weights:
         carrying = [side for side in sides if self.places.carries(side.value)]
         alike = {"sign": State.PAIR, "share": State.COPY}.get(demand)
         for other in carrying[1:]:
-            if alike is not None and self.carrier.carried(other.value, other.layout).state not in (alike, State.CONST):
+            if alike is not None and self.findings.carried(other.value, other.layout).state not in (alike, State.CONST):
                 raise Refused(f"a weight that reads it is a product whose second factor is no longer {alike.value} ({place})")
         if effect.divide and carrying[:1] == [effect.right]:
             raise Refused(f"a weight that reads it is divided by in {place}")
@@ -84,7 +84,7 @@ class Weights:
         todo = [value]
         while todo:
             value = todo.pop()
-            for index in self.carrier.users(value):
+            for index in self.findings.users(value):
                 effect = self.reading.effects[index]
                 if isinstance(effect, Contract) and value in (effect.left.value, effect.right.value):
                     weight = weight_of(self.reading, effect)
@@ -99,7 +99,7 @@ class Weights:
         """The tensor of which a value is a multiple, and the number that is added to it first (1 + w); if any."""
         offset = 0.0
         while not self.reading.trace.values[value].name:
-            op = self.carrier.maker(value)
+            op = self.findings.maker(value)
             match None if op is None else self.reading.effects[op.index]:
                 case Move(inputs=(source,)):
                     value = source
@@ -113,10 +113,10 @@ class Weights:
 
     def check_uses(self) -> None:
         """A tensor whose columns are chosen to suit its readers must be used for nothing else."""
-        for tensor in {tensor for tensor, _ in self.carrier.verdict.readers}:
+        for tensor in {tensor for tensor, _ in self.findings.verdict.readers}:
             todo = [self.places.anatomy.held[tensor]]
             while todo:
-                for index in self.carrier.users(todo.pop()):
+                for index in self.findings.users(todo.pop()):
                     op = self.reading.trace.ops[index]
                     if (tensor, index) in self.read_at or not all(self.reading.constant[output] for output in op.outputs):
                         continue
@@ -129,7 +129,7 @@ class Weights:
 
         The buffers follow the weight while the model trains, so that their own new entries can't hide those of the weight.
         """
-        place = self.carrier.op.module.partition(".parametrizations.")[0] or "the model"
+        place = self.findings.op.module.partition(".parametrizations.")[0] or "the model"
         keys = self.places.slots_in(weight.layout)
         if all("writes" in self.places.volume.births.roles.get(key, ()) for key in keys):
             if w.state is not State.ZERO:
@@ -138,11 +138,11 @@ class Weights:
                     "(NetMorph(zero='writers'))"
                 )
             return
-        if self.carrier.start is not State.ANY:
+        if self.findings.start is not State.ANY:
             raise Refused(
                 f"the spectral norm of {place} would change with the new columns of its weight, unless they are zero "
                 "(NetMorph()); with zero writers too, new units would never learn"
             )
         self.read(weight.value, "zero")
         for key in keys:
-            self.carrier.demand(key, "zero")
+            self.findings.demand(key, "zero")

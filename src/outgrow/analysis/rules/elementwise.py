@@ -57,7 +57,7 @@ def power(reading: Reading, op: Op) -> Outcome:
     base, exponent = op.args[:2]
     if isinstance(base, Ref) and isinstance(exponent, (int, float)):
         return Outcome((reading.layout(base),), Power(base.value, float(exponent)), reading.uniform[base.value])
-    return several(reading, op)
+    return pointwise(reading, op)
 
 
 def same(reading: Reading, op: Op) -> Outcome:
@@ -92,7 +92,7 @@ noise.always = True  # type: ignore[attr-defined]
 like.always = True  # type: ignore[attr-defined]
 
 
-def together(reading: Reading, op: Op, refs: list[Ref]) -> tuple[Layout, list[Operand]]:
+def broadcast(reading: Reading, op: Op, refs: list[Ref]) -> tuple[Layout, list[Operand]]:
     """Broadcast operands against each other: their labels meet."""
     shape = reading.trace.values[op.outputs[0]].shape
     rank = len(shape)
@@ -106,10 +106,10 @@ def together(reading: Reading, op: Op, refs: list[Ref]) -> tuple[Layout, list[Op
     return layout, [Operand(ref.value, spread) for ref, spread, _ in operands]
 
 
-def several(reading: Reading, op: Op) -> Outcome:
-    """A function of several tensors, number by number."""
+def pointwise(reading: Reading, op: Op) -> Outcome:
+    """A function of pointwise tensors, number by number."""
     refs = refs_in(op.args)
-    layout, _ = together(reading, op, refs)
+    layout, _ = broadcast(reading, op, refs)
     return Outcome((layout,), Map(tuple(ref.value for ref in refs), base_name(op) in ("maximum", "minimum", "where", "lerp")))
 
 
@@ -125,7 +125,7 @@ def add(reading: Reading, op: Op) -> Outcome:
         if base_name(op) == "rsub" and number:
             effect = Map((refs[0].value,), False)
         return Outcome((layout,), effect, reading.uniform[refs[0].value])
-    layout, operands = together(reading, op, refs)
+    layout, operands = broadcast(reading, op, refs)
     return Outcome((layout,), Sum(tuple(operands), minus and alpha == 1.0))
 
 
@@ -134,25 +134,25 @@ def multiply(reading: Reading, op: Op) -> Outcome:
     refs = refs_in(op.args)
     divide = base_name(op) == "div"
     if divide and op.kwargs.get("rounding_mode"):
-        return several(reading, op)
+        return pointwise(reading, op)
     if len(refs) == 1:
         value = refs[0].value
         effect: Effect = Scale(value) if isinstance(op.args[0], Ref) else Power(value, -1.0 if divide else 1.0)
         return Outcome((reading.layouts[value],), effect, reading.uniform[value])
-    layout, operands = together(reading, op, refs)
+    layout, operands = broadcast(reading, op, refs)
     return Outcome((layout,), Contract(operands[0], operands[1], frozenset(), divide))
 
 
 def copy(reading: Reading, op: Op) -> Outcome:
     """`target.copy_(source)`: the target's labels meet the source's."""
     target, source = refs_in(op.args)[:2]
-    layout, _ = together(reading, op, [target, source])
+    layout, _ = broadcast(reading, op, [target, source])
     return Outcome((layout,), Move((source.value,)))
 
 
 def prelu(reading: Reading, op: Op) -> Outcome:
     refs = refs_in(op.args)
-    layout, _ = together(reading, op, refs)
+    layout, _ = broadcast(reading, op, refs)
     return Outcome((layout,), PerUnit(refs[0].value, (refs[1].value,), ()))
 
 
@@ -175,7 +175,7 @@ def _of_zero(name: str, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ..
 
 RULES = {
     **{f"aten.{name}": unary for name in UNARY},
-    **{f"aten.{name}": several for name in BINARY},
+    **{f"aten.{name}": pointwise for name in BINARY},
     **{f"aten.{name}": same for name in SAME},
     **{f"aten.{name}": like for name in LIKE},
     **{f"aten.{name}": noise for name in NOISE},

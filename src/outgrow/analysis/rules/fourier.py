@@ -9,7 +9,7 @@ from __future__ import annotations
 from outgrow.analysis.effects import Map, Move
 from outgrow.analysis.interpret_trace import Outcome, Reading
 from outgrow.analysis.labels import reduce
-from outgrow.analysis.rules.elementwise import together
+from outgrow.analysis.rules.elementwise import broadcast
 from outgrow.trace.operators import Op, refs_in
 
 
@@ -35,7 +35,7 @@ def from_pairs(reading: Reading, op: Op) -> Outcome:
 def from_parts(reading: Reading, op: Op) -> Outcome:
     """Complex numbers from real and imaginary parts."""
     refs = refs_in(op.args)
-    layout, _ = together(reading, op, refs)
+    layout, _ = broadcast(reading, op, refs)
     return Outcome((layout,), Map(tuple(ref.value for ref in refs), zero=True, homogeneous=True))
 
 

@@ -15,7 +15,7 @@ from outgrow.analysis.rules.product import rename
 from outgrow.trace.operators import Op, Ref, refs_in
 from outgrow.trace.view_regions import Box
 
-Piece = tuple[Ref, Box, Layout]  # what was written, where, and what it carries, by the axes of the whole
+WrittenPart = tuple[Ref, Box, Layout]  # what was written, where, and what it carries, by the axes of the whole
 
 
 def write_through_view(reading: Reading, op: Op) -> Outcome:
@@ -40,7 +40,7 @@ def write_through_view(reading: Reading, op: Op) -> Outcome:
     return Outcome((joint,), _effect(reading, base, written))
 
 
-def _placed(reading: Reading, ref: Ref, box: Box) -> Piece:
+def _placed(reading: Reading, ref: Ref, box: Box) -> WrittenPart:
     """A piece with its axes counted as those of the whole."""
     place = {side.axis: axis for axis, side in enumerate(box) if side.axis is not None}
     return ref, box, rename(tuple(block for block in reading.layout(ref) if set(block.axes) <= set(place)), place)
@@ -50,7 +50,7 @@ def _inside(layout: Layout, partial: set[int]) -> Layout:
     return tuple(block for block in layout if not set(block.axes) & partial)
 
 
-def _pieced(reading: Reading, op: Op, base: Ref, pieces: Sequence[Piece], axis: int) -> Layout:
+def _pieced(reading: Reading, op: Op, base: Ref, pieces: Sequence[WrittenPart], axis: int) -> Layout:
     """Labels along an axis that pieces cover in part, where the whole has none: those of the pieces, beside fresh ones."""
     found = [(ref, box[axis], block_at(layout, axis)) for ref, box, layout in pieces]
     if not any(block is not None for _, _, block in found):

@@ -92,7 +92,7 @@ def split(reading: Reading, op: Op) -> Outcome:
 
 
 def glu(reading: Reading, op: Op) -> Outcome:
-    """a·σ(b) for the two halves a and b of an axis: they belong together, and zeros stay zero."""
+    """a·σ(b) for the two halves a and b of an axis: they belong broadcast, and zeros stay zero."""
     ref = op.args[0]
     axis = axis_of(op, 1, len(reading.shape(ref)), default=-1)
     half = reading.shape(ref)[axis] // 2
@@ -204,7 +204,7 @@ def index(reading: Reading, op: Op) -> Outcome:
     adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
     start = indexed[0] if adjacent else 0
     if any(not adjacent and block.axes for block in reading.layout(ref)):
-        reading.pin_all([ref], "it is looked up by index on several axes", op)
+        reading.pin_all([ref], "it is looked up by index on pointwise axes", op)
         return Outcome(((),), Move((ref.value,)))
 
     def where(axis: int) -> int:

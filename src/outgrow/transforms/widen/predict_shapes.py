@@ -26,7 +26,7 @@ class Prediction:
         key = id(labels)
         if key not in self._gains:
             gains = [0] * labels.ndim
-            for choice in (self._by_number[n] for n in self.anatomy.bearers.of(labels) if n in self._by_number):
+            for choice in (self._by_number[n] for n in self.anatomy.volumes_by_label.of(labels) if n in self._by_number):
                 ids = self.anatomy.units(choice.volume, labels)
                 last = ids == choice.volume.count - 1
                 for position in range(ids.ndim):

@@ -228,5 +228,5 @@ def _at(anatomy: Anatomy, choices: Sequence[Choice], index: int) -> list[str]:
     op = anatomy.reading.trace.ops[index]
     values = [*op.outputs, *(ref.value for ref in refs_in((op.args, op.kwargs)))]
     labels = [block.labels for value in values for block in anatomy.reading.layouts[value]]
-    here = {anatomy.volumes[number].name for array in labels for number in anatomy.bearers.of(array)}
+    here = {anatomy.volumes[number].name for array in labels for number in anatomy.volumes_by_label.of(array)}
     return [choice.volume.name for choice in choices if choice.volume.name in here]
