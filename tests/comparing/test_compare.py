@@ -225,13 +225,13 @@ def test_tests_of_operators_agree_with_what_the_rules_say(program: Program) -> N
     model, x = build(program).eval(), inputs(program, 3, 0)
     anatomy = dissect(model, x)
     for volume in (v for v in anatomy.volumes if not v.pinned and irregular(anatomy, v) is None):
-        way = unit_path(model, x, volume)
-        assert all(operator.tested for operator in way.operators)
+        path = unit_path(model, x, volume)
+        assert all(operator.tested for operator in path.operators)
         pairs, zeros = judge(anatomy, volume, State.PAIR), judge(anatomy, volume, State.ZERO)
-        mixing = [operator for operator in way.operators if not (operator.alike and operator.apart)]
+        mixing = [operator for operator in path.operators if not (operator.alike and operator.apart)]
         assert bool(pairs.refusal) == bool(mixing) or "tied" in pairs.refusal
         if not zeros.refusal and set(zeros.readers.values()) == {"free"}:
-            assert way.zero
+            assert path.zero
 
 
 def test_names() -> None:
