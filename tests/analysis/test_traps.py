@@ -270,7 +270,7 @@ class Listed(nn.Module):
 
 
 def test_layers_that_are_not_registered_are_named_as_the_reason() -> None:
-    with pytest.raises(MethodError, match=r"a: it meets a tensor that no module registers.*nn\.ModuleList"):
+    with pytest.raises(MethodError, match=r"a: it is combined with a tensor that no module registers.*nn\.ModuleList"):
         outgrow.widen(Listed().double(), X, factor=2)
 
 

@@ -75,7 +75,7 @@ def test_the_layer_behind_takes_up_the_scale(how: str, methods: tuple[str, ...])
     [
         ("softmax and what goes into it", "used elsewhere too"),
         ("beside others", "values of different scale meet"),
-        ("log softmax", "a log_softmax goes over its units"),
+        ("log softmax", "a log_softmax runs over its units"),
         ("cosine", "does not keep pairs apart"),
     ],
 )

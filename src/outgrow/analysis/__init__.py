@@ -1,1 +1,1 @@
-"""Which units belong together, and where they sit in parameters: labels, effects, roles, volumes."""
+"""Find which units belong together and where they lie in parameters: labels, effects, roles, volumes."""

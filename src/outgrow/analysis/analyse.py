@@ -1,4 +1,4 @@
-"""Trace a model and find its volumes: the first half of every growth, and all that `outgrow.volumes` does."""
+"""Trace a model and find its volumes: the first half of every growth, and the whole of `outgrow.volumes`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def dissect(model: nn.Module, example: Example, both_modes: bool = False) -> Ana
 
 
 def watch(model: nn.Module, example: Example, both_modes: bool = False) -> Trace:
-    """Watch the model run on the example, in eval mode and, if asked or if that leaves parameters unused, in train mode too.
+    """Trace the model on the example in eval mode; in train mode too if `both_modes`, or if eval mode leaves parameters unused.
 
-    Modules that do not run in either are watched in the place of others like them that do (see `model/idle_modules.py`).
+    A module that runs in neither mode is traced in the place of a similar one that runs (see `model/idle_modules.py`).
     """
     try:
         trace = _watched(model, example, both_modes, {})
@@ -42,29 +42,29 @@ def watch(model: nn.Module, example: Example, both_modes: bool = False) -> Trace
             f"the model does not run on the example: {type(error).__name__}: {error}. "
             "Pass example= a tensor, a tuple of positional arguments, or a dict of keyword arguments"
         ) from error
-    beside = idle_peers(model, trace.unused) if trace.unused else {}
-    if beside:
+    peers = idle_peers(model, trace.unused) if trace.unused else {}
+    if peers:
         try:
-            return _watched(model, example, both_modes, beside)
-        except Exception:  # they do not run on what the others are given
+            return _watched(model, example, both_modes, peers)
+        except Exception:  # they do not run on the inputs of the modules that they replace
             return trace
     return trace
 
 
-def _watched(model: nn.Module, example: Example, both_modes: bool, beside: IdlePeers) -> Trace:
-    trace = record(model, example, idle_peers=beside)
+def _watched(model: nn.Module, example: Example, both_modes: bool, peers: IdlePeers) -> Trace:
+    trace = record(model, example, idle_peers=peers)
     if both_modes or trace.unused:
         eval_only = len(trace.ops), len(trace.values), dict(trace.outputs)
         try:
             trace = record(model, example, training=True, trace=trace)
-        except Exception:  # batch norm on a single value, say; eval has told what there is to know
+        except Exception:  # for example, batch norm on a single value; the trace in eval mode is enough
             del trace.ops[eval_only[0] :], trace.values[eval_only[1] :]
             trace.outputs = eval_only[2]
     return trace
 
 
 def without_values(error: Exception) -> TraceError:
-    """A model on the meta device does not run there: most likely its code reads a value, which it does not have."""
+    """The error for a model on the meta device that does not run there: most likely its code reads a value."""
     found = f"it does not run there: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    way_out = "if its code reads values, load the weights first (model.to_empty(…), load_state_dict); else give another example"
+    way_out = "if its code reads values, load the weights first (model.to_empty(…), load_state_dict); else pass another example"
     return TraceError("the model is on the meta device, without values", [Problem("the model", found, way_out)])

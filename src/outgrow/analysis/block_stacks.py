@@ -1,18 +1,19 @@
-"""Stacks: runs of like blocks in a trace, one behind the other, compared operator by operator.
+"""Stacks: runs of equal blocks in a trace, one after the other, compared operator by operator.
 
-A *segment* of a trace begins with the first operator of a block (`layers.3`) and ends before the first one of the next block; a
-pattern of several kinds of blocks gives segments of several blocks. Two segments are alike if their operators are equal one by
-one, with equal arguments, on values that correspond: of equal shapes, with equal names within their blocks. In a *run* of
-segments that are alike each value is one of these:
+A *segment* of a trace begins with the first operator of a block (`layers.3`) and ends before the first one of the next block.
+If several kinds of blocks alternate, a segment holds one of each kind. Two segments are equal if their operators are equal one
+by one, with equal arguments, on corresponding values: of equal shapes, with equal names within their blocks. In a *run* of
+equal segments each value is one of these:
 
-    made        by an operator of the segment; used there and in the next segment, nowhere else
+    made        created by an operator of the segment; used there and in the next segment only
     own         a parameter, buffer or constant that is used in this segment only
     shared      the same value in every segment (position embeddings, masks)
-    carried     made by the segment before, at the same place in each (the residual stream)
-    given       another one for each segment, made before the run (the number of tokens that a layer has cached)
+    carried     made by the previous segment, at the same place in each (the residual stream)
+    given       a different value for each segment, made before the run (the number of tokens in a layer's cache)
 
-Nothing is assumed of blocks that were not compared: a block with another constant, another mask, a shared parameter or one more
-operator (a hook's, say) ends the run. The last block of a container is never part of one: its segment has no end.
+Nothing is assumed about blocks that were not compared: a block with another constant, another mask, a shared parameter or one
+more operator (from a hook, for example) ends the run. The last block of a container is never part of a run: its segment has no
+end.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from outgrow.analysis.repeated_blocks import NUMBERED
 from outgrow.trace.operators import Op, Ref, Trace
 
 PERIODS = (1, 2, 3, 4, 5, 6)  # kinds of blocks in a pattern
-SHORTEST = 3  # segments in a run: the first, the one that stands for all others, and one that it stands for
+SHORTEST = 3  # segments in a run: the first, the second, which represents all others, and one more
 
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """Operators from `start` to before `end`, which run the modules `paths` and what is between them and the next."""
+    """Operators from `start` to before `end`: those of the modules `paths` and of the code between them and the next module."""
 
     paths: tuple[str, ...]
     start: int
@@ -43,19 +44,19 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Segments that are alike; `values[s][j]` is the value number j of segment s, in the order of appearance."""
+    """Equal segments; `values[s][j]` is value number j of segment s, in the order of appearance."""
 
     segments: list[Segment]
     values: list[list[int]]
-    shared: list[int]  # places j of values that are the same everywhere
-    carried: list[tuple[int, int]]  # places of values that the segment before has made, and their places there
+    shared: list[int]  # places j of values that are the same in all segments
+    carried: list[tuple[int, int]]  # places of values that the previous segment made, and their places there
     kept: list[int]  # places of values that belong to the segment: made there, or its own
     given: list[int]  # places of values that were made before the run
 
 
 @dataclass(frozen=True, eq=False)
 class Uses:
-    """By which operator each value was made, and by which it is used first and last; −1 where there is none."""
+    """The operators that make each value, use it first and use it last; −1 where there is none."""
 
     made: list[int]
     first: list[int]
@@ -77,7 +78,7 @@ class Uses:
 
 
 def find_runs(trace: Trace, uses: Uses) -> list[Run]:
-    """Runs of like segments that do not overlap; those of outer containers come first."""
+    """Runs of equal segments that do not overlap, those of outer containers first."""
     found: list[Run] = []
     for blocks in _containers(trace):
         if any(run.segments[0].start <= blocks[0].start < run.segments[-1].end for run in found):
@@ -94,7 +95,7 @@ def find_runs(trace: Trace, uses: Uses) -> list[Run]:
 
 
 def _spared(runs: Sequence[Run]) -> int:
-    """How many blocks need not be looked at."""
+    """How many blocks need not be analysed."""
     return sum((len(run.segments) - 2) * len(run.segments[0].paths) for run in runs)
 
 
@@ -117,7 +118,7 @@ def _containers(trace: Trace) -> Iterator[list[Segment]]:
 
 
 def _runs(trace: Trace, uses: Uses, blocks: list[Segment], period: int) -> Iterator[Run]:
-    """Runs of segments of some blocks each."""
+    """Runs of segments of `period` blocks each."""
     begin = 0
     while begin + SHORTEST * period <= len(blocks):
         segments = [_joined(blocks[at : at + period]) for at in range(begin, len(blocks) - period + 1, period)]
@@ -132,7 +133,7 @@ def _joined(blocks: Sequence[Segment]) -> Segment:
 
 
 def _run_from(trace: Trace, uses: Uses, segments: Sequence[Segment]) -> Run | None:
-    """The run that the first segments form; none if it is too short."""
+    """The run that the first segments form; None if it is too short."""
     run: Run | None = None
     for before, here in pairwise(segments):
         pairs = Comparison(trace, before, here).values()
@@ -159,7 +160,7 @@ def _run_from(trace: Trace, uses: Uses, segments: Sequence[Segment]) -> Run | No
 
 
 def _begun(trace: Trace, uses: Uses, before: Segment, here: Segment, pairs: dict[int, int]) -> Run | None:
-    """Two segments that are alike, with what their values are; none if one of their values is something else."""
+    """A run of two equal segments, with the kinds of their values; None if a value is of no known kind."""
     shared, carried, kept, given = [], [], [], []
     places = {value: place for place, value in enumerate(pairs)}
     for place, (first, second) in enumerate(pairs.items()):
@@ -189,7 +190,7 @@ def _own(trace: Trace, uses: Uses, value: int, segment: Segment) -> bool:
 
 
 def _linked(run: Run, known: dict[int, int], pairs: dict[int, int]) -> bool:
-    """Whether a further segment takes from the one before what that one took from its own predecessor."""
+    """Whether a further segment takes from the previous one what that one took from its own predecessor."""
     values = run.values[-1]
     return all(pairs[values[place]] == known[values[place]] for place, _ in run.carried) and all(
         pairs[values[place]] == values[place] for place in run.shared
@@ -197,7 +198,7 @@ def _linked(run: Run, known: dict[int, int], pairs: dict[int, int]) -> bool:
 
 
 def _closed(uses: Uses, run: Run, end: Segment) -> bool:
-    """Whether what belongs to the last but one segment (the last so far, when one is added) is used as it may be."""
+    """Whether values of the last complete segment are used only there and in the next one."""
     at = len(run.segments) - (2 if run.segments[-1] is end else 1)
     segment, values = run.segments[at], run.values[at]
     for place in run.kept:
@@ -211,7 +212,7 @@ def _closed(uses: Uses, run: Run, end: Segment) -> bool:
 
 
 def _left_only_as_carried(uses: Uses, run: Run) -> bool:
-    """Whether what the last segment makes is used behind it only where the next segment would use it."""
+    """Whether values of the last segment are used after it only where the next segment would use them."""
     segment, values = run.segments[-1], run.values[-1]
     passed_on = {place for _, place in run.carried}
     for place in run.kept:
@@ -224,7 +225,7 @@ def _left_only_as_carried(uses: Uses, run: Run) -> bool:
 
 
 class Comparison:
-    """Compares two segments, and notes which values correspond."""
+    """Compares two segments, and records which values correspond."""
 
     def __init__(self, trace: Trace, first: Segment, second: Segment) -> None:
         self.trace, self.first, self.second = trace, first, second
@@ -233,7 +234,7 @@ class Comparison:
         self.names: dict[str, str] = {}
 
     def values(self) -> dict[int, int] | None:
-        """For each value of the first segment, in order of appearance, that of the second; none if they are not alike."""
+        """For each value of the first segment, in order of appearance, that of the second; None if the segments differ."""
         first, second = self.first, self.second
         ops = self.trace.ops
         if first.end - first.start != second.end - second.start:
@@ -252,7 +253,7 @@ class Comparison:
         )
 
     def _name(self, name: str) -> str:
-        """What a module or tensor of the first segment is called in the second."""
+        """The name in the second segment of a module or tensor of the first."""
         if name not in self.names:
             found = name
             for one, other in zip(self.first.paths, self.second.paths, strict=True):

@@ -1,8 +1,8 @@
-"""From labels to units: which labels must be added together?
+"""From labels to units: which labels must grow together?
 
-Equal labels are one *class*. Most classes are a unit by themselves. Those on a grid (heads × head-dim, groups × channels) can
-only be added in whole slices, along the one axis or the other: each axis gives one *cluster* of units, and the clusters of one
-grid are alternatives.
+Equal labels are one *class*. Most classes are a unit by themselves. Classes on a grid (heads × head-dim, groups × channels)
+can only be added in whole slices along one of its axes: each axis gives one *cluster* of units, and the clusters of a grid are
+alternatives.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ class Cluster:
     classes: Labels
     units: Labels
     family: int
-    torn: bool = False  # it would have to grow along two axes of one grid
+    torn: bool = False  # True if it would have to grow along two axes of one grid
 
 
 @dataclass(eq=False)
 class Grid:
-    """A grid of classes, and which classes stand for its slices along an axis."""
+    """A grid of classes, and the classes that are bound to its slices along an axis."""
 
     classes: Labels
     bound: list[tuple[Labels, int]]
 
     def parts(self) -> list[Labels]:
-        """Its classes, and each set of names bound to it together with one of them."""
+        """Its classes, and each set of bound classes together with one of the grid's own."""
         return [self.classes, *(np.append(names, self.classes.flat[0]) for names, _ in self.bound)]
 
 
 def find_clusters(ties: Ties, root: Labels) -> list[Cluster]:
-    """All clusters: one of the plain classes, then one a direction of every connected set of grids."""
+    """All clusters: one of the plain classes, then one per direction of every connected set of grids."""
     grids, plain = _grids(ties, root)
     together = [_with_first(part) for grid in grids for part in grid.parts()]
     component = connected(len(root), together)
@@ -68,7 +68,7 @@ def _with_first(items: Labels) -> tuple[Labels, Labels]:
 
 
 def _grids(ties: Ties, root: Labels) -> tuple[list[Grid], list[tuple[Labels, Labels]]]:
-    """Grids that still have two axes once classes are merged; bindings to the others are plain pairs."""
+    """Grids that still have two axes after classes are merged, and the bindings to other grids as plain pairs."""
     grids: dict[tuple[tuple[int, ...], bytes], Grid] = {}
     plain: list[tuple[Labels, Labels]] = []
 
@@ -95,19 +95,19 @@ def _grids(ties: Ties, root: Labels) -> tuple[list[Grid], list[tuple[Labels, Lab
 
 
 def _plain_cluster(root: Labels, plain: list[tuple[Labels, Labels]], gridded: NDArray[np.bool_]) -> Cluster:
-    """Classes on no grid; what is bound one to one is one unit."""
+    """The cluster of classes on no grid; classes that are bound one to one are one unit."""
     pairs = []
     for left, right in plain:
         free = ~gridded[left] & ~gridded[right]
         pairs.append((left[free], right[free]))
     units = connected(len(root), pairs)
-    classes = np.flatnonzero(root == np.arange(len(root)))  # a class is called by its smallest label
+    classes = np.flatnonzero(root == np.arange(len(root)))  # a class is named by its smallest label
     classes = classes[~gridded[classes]]
     return Cluster(classes, units[classes], 0)
 
 
 def _directions(grids: list[Grid], family: int) -> Iterator[Cluster]:
-    """Slice the grids in every possible way; ways that an earlier one has included are not tried again."""
+    """The clusters from slicing the grids along every axis; axes that an earlier cluster has used are skipped."""
     everything = np.unique(np.concatenate([part.ravel() for grid in grids for part in grid.parts()]))
     local = [
         Grid(
@@ -133,7 +133,7 @@ def _directions(grids: list[Grid], family: int) -> Iterator[Cluster]:
 
 
 class _Reach:
-    """For each class, the grids that it stands on or is bound to."""
+    """For each class, the grids that contain it or that it is bound to."""
 
     def __init__(self, grids: list[Grid], count: int) -> None:
         parts = [np.concatenate([grid.classes.ravel(), *(names for names, _ in grid.bound)]) for grid in grids]
@@ -154,7 +154,7 @@ def _grow_from(grids: list[Grid], reach: _Reach, seed: int, axis: int) -> tuple[
     """Slice the seed grid along `axis`, then every grid that this reaches, until nothing more is touched.
 
     Returns the units of the classes that are touched, these classes, and along which axis each grid was sliced. Grids are
-    taken in rounds, in order; one that is reached from a later one waits for the next round.
+    visited in rounds, in order; a grid that is reached from a later one is visited in the next round.
     """
     touched = np.zeros(reach.count, dtype=bool)
     pairs: list[tuple[Labels, Labels]] = []
@@ -193,7 +193,7 @@ def _grow_from(grids: list[Grid], reach: _Reach, seed: int, axis: int) -> tuple[
 
 
 def _tied(pairs: list[tuple[Labels, Labels]], classes: Labels) -> Labels:
-    """For each of some classes, all of which occur in the pairs, the smallest that a chain of pairs leads to."""
+    """For each of some classes, all of which occur in the pairs, the smallest class that a chain of pairs connects it with."""
     there = np.unique(np.concatenate([side.ravel() for pair in pairs for side in pair]))
     local = [(np.searchsorted(there, left), np.searchsorted(there, right)) for left, right in pairs]
     return np.asarray(there[connected(len(there), local)[np.searchsorted(there, classes)]])

@@ -1,7 +1,7 @@
-"""Dot products that are written as a product and a sum: (x * w).sum(-1) = Σ over u of w[u]·x[u], as a layer reads x.
+"""Dot products written as a product and a sum: (x * w).sum(-1) = Σ over u of w[u]·x[u], as a layer reads x.
 
-Taken apart, w would scale the units, and the sum over scaled units could keep nothing. Taken together, w is a reader, and its
-new entries can cancel. Graph attention (GAT) computes its scores that way.
+As two operators, w would scale the units, and the sum over scaled units would allow no growth. As one operator, w is a reader,
+and its new entries can cancel. Graph attention (GAT) computes its scores like this.
 """
 
 from __future__ import annotations

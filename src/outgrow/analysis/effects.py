@@ -1,7 +1,7 @@
-"""What an operator does to the units that flow through it: the few kinds that `exactness/propagate_states.py` reasons about.
+"""What an operator does to units: the few kinds of effects that `exactness/propagate_states.py` reasons about.
 
 Rules translate each ATen operator into one of these; methods never see an operator. An operand is a value together with its
-layout over the operator's own axes (a grouped convolution looks at channels as groups × channels, for instance).
+layout over the operator's own axes (for a grouped convolution, channels are groups × channels).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Operand:
 
 @dataclass(frozen=True)
 class Move:
-    """Indices change places; numbers stay (view, cat, slice), or are averaged over axes that carry no unit."""
+    """Indices change places and values stay (view, cat, slice), or values are averaged over axes that carry no unit."""
 
     inputs: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Map:
-    """The same function on every number. `zero`: f(0) = 0; `homogeneous`: f(s·x) = s·f(x) for s > 0."""
+    """The same function on every value. `zero`: f(0) = 0; `homogeneous`: f(s·x) = s·f(x) for s > 0."""
 
     inputs: tuple[int, ...]
     zero: bool
@@ -37,7 +37,7 @@ class Map:
 
 @dataclass(frozen=True)
 class Shift:
-    """x + c for a number c: may be the ε of a norm that is written out."""
+    """x + c for a constant c, which may be the ε of a norm written with elementary operators."""
 
     input: int
     constant: float
@@ -53,7 +53,7 @@ class Power:
 
 @dataclass(frozen=True)
 class Scale:
-    """c·x for a number c."""
+    """c·x for a constant c."""
 
     input: int
 
@@ -99,7 +99,7 @@ class Normalise:
 
 @dataclass(frozen=True)
 class PerUnit:
-    """Something that treats each unit by its own parameters: batch norm, PReLU."""
+    """A function of each unit alone, with parameters per unit: batch norm, PReLU."""
 
     input: int
     scales: tuple[int, ...]
@@ -108,36 +108,36 @@ class PerUnit:
 
 @dataclass(frozen=True)
 class Mix:
-    """Anything else that lets units along `axes` see each other."""
+    """Any other operator through which units along `axes` influence each other."""
 
     inputs: tuple[Operand, ...]
     axes: frozenset[int]
     reason: str
-    shares: bool = False  # of k copies of all units each gets 1/k of what the unit had (softmax)
+    shares: bool = False  # if all units are copied k times, each copy gets 1/k of the unit's value (softmax)
 
 
 @dataclass(frozen=True)
 class Folded:
-    """r(x̄) = x + x_L − x_R: new pairs of what it reads cancel, and new units of what it writes are zero."""
+    """r(x̄) = x + x_L − x_R: new pairs in its input cancel, and new units in its output are zero."""
 
     input: int
 
 
 @dataclass(frozen=True)
 class Ignore:
-    """Makes numbers from sizes alone, or touches no unit."""
+    """Computes values from sizes alone, or touches no unit."""
 
 
 @dataclass(frozen=True)
 class Fused:
-    """Part of an operator that comes later, whose effect holds for both (see `analysis/dot_products.py`)."""
+    """Part of a later operator, whose effect covers both (see `analysis/dot_products.py`)."""
 
 
 Effect = Move | Map | Shift | Power | Scale | Sum | Contract | Reduce | Normalise | PerUnit | Mix | Folded | Ignore | Fused
 
 
 def operands_of(effect: Effect) -> tuple[Operand, ...]:
-    """Operands that an effect sees under a layout of its own."""
+    """The operands of an effect that come with a layout of their own."""
     match effect:
         case Sum() | Mix():
             return effect.inputs

@@ -1,8 +1,8 @@
-"""Axes along which a tensor repeats itself, because it was expanded there.
+"""Axes along which the entries of a tensor repeat, because it was expanded there.
 
-`count.view(-1, 1).expand_as(x)` has the size of `x` along its last axis, but no value of its own for each index. Such an axis
-carries no units, and it meets units without fixing their number: in the grown model the same code expands it further. Index
-tensors of `gather` and `scatter` are made that way.
+`count.view(-1, 1).expand_as(x)` has the size of `x` along its last axis, but no separate value for each index. Such an
+axis carries no units, and it can be combined with units without fixing their number: in the grown model the same code expands
+it further. Index tensors of `gather` and `scatter` are often expanded like this.
 """
 
 from __future__ import annotations

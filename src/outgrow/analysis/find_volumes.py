@@ -1,7 +1,7 @@
-"""Find the volumes of a model that was read.
+"""Find the volumes in an interpreted trace.
 
-Units whose slots are alike (the same axes of the same tensors, equally often) form a volume. A new unit's positions go, at each
-slot, behind the last unit of every run: so concatenations, flattened axes, fused qkv and grouped layouts stay right.
+Units with the same slots (the same axes of the same tensors, equally often) form a volume. At each slot, a new unit's positions
+follow the last unit of every run: so concatenations, flattened axes, fused qkv and grouped layouts stay correct.
 """
 
 from __future__ import annotations
@@ -22,13 +22,19 @@ from outgrow.analysis.volumes import Anatomy, AxisLabels, Volume
 NO_MULTIPLICITIES: Mapping[str, int] = {}
 SPLITTING = {"aten.slice", "aten.split", "aten.split_with_sizes", "aten.unsafe_split", "aten.select", "aten.unbind"}
 
-INDEXED = ("it is looked up", "the code picks out one of its indices", "the code takes its indices apart", "experts are chosen")
+INDEXED = (
+    "it is looked up",
+    "the code selects one of its indices",
+    "the code splits it into single indices",
+    "experts are chosen",
+)
 
 
 def find_volumes(reading: Reading, multiplicities: Mapping[str, int] = NO_MULTIPLICITIES) -> Anatomy:
     """Resolve the labels of a reading and group its units into volumes.
 
-    `multiplicities`: how many tensors one stands for that is read in the place of several (see `analysis/lengthen_stacks.py`).
+    `multiplicities`: the number of tensors that a tensor represents, if one block stands for several (see
+    `analysis/lengthen_stacks.py`).
     """
     root = reading.ties.classes()
     finder = _Finder(reading, root, multiplicities)
@@ -50,9 +56,9 @@ def find_volumes(reading: Reading, multiplicities: Mapping[str, int] = NO_MULTIP
 
 
 def _headed(anatomy: Anatomy) -> set[int]:
-    """Families whose units meet in a product of activations: heads and their features, which are counted one by one.
+    """Families with units in a product of two activations: heads and their features, whose size is the number of units.
 
-    All other grids are groups of channels, which are counted in channels.
+    All other grids are groups of channels, whose size is the number of channels.
     """
     reading = anatomy.reading
     found: set[int] = set()
@@ -67,7 +73,7 @@ def _headed(anatomy: Anatomy) -> set[int]:
 
 
 def _pinned(reading: Reading, root: Labels) -> tuple[Labels, Labels, list[str]]:
-    """Classes that can't grow, those with the foremost reason first, for each the number of its reason, and the reasons."""
+    """Classes that can't grow (the most important reasons first), the index of each one's reason, and the reasons."""
     classes = [root[labels] for labels, _, _ in reading.ties.fixed]
     texts = [f"{reason} ({module})" if module else reason for _, reason, module in reading.ties.fixed]
     used = _used(reading, root)
@@ -112,7 +118,7 @@ class _Finder:
         vectors = {v.name for v in reading.trace.values if v.name and sum(size > 1 for size in v.shape) == 1}
         self.births = AxisLabels(origins, owner, find_roles(reading), vectors)
         self.classes = root[: len(owner)]
-        self.unit_of = np.full(len(root), -1, dtype=np.int64)  # by class, for the cluster in hand
+        self.unit_of = np.full(len(root), -1, dtype=np.int64)  # by class, for the current cluster
         self.births_of = _Index(self.classes)
         self.pinned, reasons, texts = _pinned(reading, root)
         self.pins_of = _Index(self.pinned)
@@ -167,7 +173,7 @@ class _Finder:
         return result
 
     def _alike(self, classes: Labels, count: int, units: Labels, owner: Labels) -> list[tuple[Labels, str]]:
-        """Two or more units with the same slots, taken apart and pinned in the same way; and why, if they are pinned."""
+        """Groups of two or more units with the same slots that are split and pinned alike, each with the reason if pinned."""
         bearers, owners, times = _counted(units, owner)
         there, slots = _kinds(bearers, owners * (len(units) + 1) + times)
         marks, reasons = (np.full(count, -1, dtype=np.int64) for _ in range(2))  # by unit
@@ -175,7 +181,7 @@ class _Finder:
         marked, parts, _ = _counted(self.unit_of[self.part_classes[apart]], self.part[apart])
         marked, kinds = _kinds(marked, self.part_output[parts])
         marks[marked] = kinds
-        here = self.pins_of.find(classes)[::-1]  # the foremost reason is the last to be written
+        here = self.pins_of.find(classes)[::-1]  # written last: the most important reason
         reasons[self.unit_of[self.pinned[here]]] = self.reasons[here]
         which = numbered([slots, marks[there], reasons[there]])
         groups = [there[members] for members in _sorted_into(which, int(which.max()) + 1)] if len(there) else []
@@ -188,12 +194,12 @@ class _Finder:
         return int(self.uses[self.births.owner[volume.labels]].min())
 
     def lead(self, volume: Volume) -> int:
-        """Which axis it is called after: the first that writes it, else the first that scales it, else the first."""
+        """The axis that names a volume: the first that writes it, else the first that scales it, else the first."""
         owners = self.births.owner[volume.labels]
         return int(owners[np.argmin(self.leading[owners])])
 
     def cycles(self, volume: Volume) -> float:
-        """Runs of units for each position that the volume holds: heads have fewer than the features of a head."""
+        """Runs of units per position of the volume: heads have fewer than the features of a head."""
         last = np.zeros(len(self.root), dtype=np.int8)
         last[volume.classes[volume.units == volume.count - 1]] = 1
         count = positions = 0
@@ -214,7 +220,7 @@ class _Index:
         self.sorted = classes[self.order]
 
     def find(self, classes: Labels) -> Labels:
-        """The places, ascending, that hold one of some classes (which differ)."""
+        """The ascending positions of some distinct classes in the array."""
         first, end = (np.searchsorted(self.sorted, classes, side=side) for side in ("left", "right"))
         counts = end - first
         index = np.repeat(end - np.cumsum(counts), counts) + np.arange(counts.sum())
@@ -237,12 +243,12 @@ def _counted(units: Labels, places: Labels) -> tuple[Labels, Labels, Labels]:
 
 
 def _kinds(units: Labels, values: Labels) -> tuple[Labels, Labels]:
-    """The units (which ascend), and for each a number: units with equal values, row by row, have equal numbers."""
+    """The units (ascending), and for each a number: units with equal rows of values have equal numbers."""
     if not len(units):
         return units, units
     starts = np.flatnonzero(np.diff(units, prepend=-1))
     lengths = np.diff(starts, append=len(units))
-    back = np.arange(len(units)) - np.repeat(lengths, lengths)  # the row of the unit before, if it has as many
+    back = np.arange(len(units)) - np.repeat(lengths, lengths)  # the row of the previous unit, if it is as long
     same = np.logical_and.reduceat(values == values[back], starts)
     same &= lengths == np.roll(lengths, 1)
     same[0] = False
@@ -260,10 +266,10 @@ def _rank(roles: set[str]) -> int:
 
 
 def _name(volumes: list[Volume], leads: list[tuple[str, int]]) -> None:
-    """A volume is called after the module of its leading tensor; further ones of that name are numbered.
+    """Name volumes after the module of their leading tensor; further volumes of the same name are numbered.
 
-    Which of them has the plain name depends on what they are, not on whether they can grow: first what a module writes, then
-    what it scales, then what it reads, and last those that are looked up by index, as the words of an embedding are.
+    Which one has the plain name depends on its role, not on whether it can grow: first the volume that a module writes, then
+    one that it scales, then one that it reads, and last volumes that are looked up by index, as the words of an embedding.
     """
     taken: dict[str, int] = defaultdict(int)
     pairs = zip(volumes, leads, strict=True)

@@ -1,7 +1,7 @@
-"""Read a trace with the rules: which labels every tensor carries, and what every operator does to units.
+"""Interpret a trace by the rules: which labels every tensor carries, and what every operator does to units.
 
-The reading goes through the operators once, in order. An operator without a rule is never guessed at: whatever it touches
-is pinned, with that as the reason, and everything else still grows.
+The operators are visited once, in order. Nothing is guessed about an operator without a rule: labels that it touches are
+pinned, with that as the reason, and everything else can still grow.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from outgrow.trace.operators import refs_in as refs_in
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rule says of an operator: its results' layouts, and its effect on units."""
+    """The result of a rule for one operator: the layouts of the operator's results, and its effect on units."""
 
     layouts: tuple[Layout, ...]
     effect: Effect
-    uniform: bool = False  # all numbers of the results are equal, so their sizes mean nothing
-    zeros: bool = False  # and all are zero
+    uniform: bool = False  # all values of the results are equal, so their sizes tie nothing
+    zeros: bool = False  # all values of the results are zero
 
 
 Meeting = tuple[Ref, Layout, Mapping[int, int]]
@@ -41,14 +41,14 @@ class Reading:
         self.ties = Ties()
         self.layouts: list[Layout] = [()] * len(trace.values)
         self.constant = [value.kind in ("parameter", "buffer", "constant") for value in trace.values]  # depends on no input
-        self.foreign = [value.kind == "constant" and value.floating for value in trace.values]  # made of what is not registered
+        self.foreign = [value.kind == "constant" and value.floating for value in trace.values]  # from unregistered tensors
         self.uniform = [False] * len(trace.values)
         self.zeros = [False] * len(trace.values)  # uniform, and known to be zero
-        self.summed = [False] * len(trace.values)  # made of labelled tensors: a statistic goes on when its labels are gone
+        self.summed = [False] * len(trace.values)  # computed from labelled tensors, even if a statistic removed the labels
         self.repeated: dict[
             int, frozenset[int]
-        ] = {}  # value → axes along which it repeats itself (see `analysis/expanded_axes.py`)
-        self.lost: dict[int, str] = {}  # value → the operator before it through which units were not followed
+        ] = {}  # value → axes along which its entries repeat (see `analysis/expanded_axes.py`)
+        self.lost: dict[int, str] = {}  # value → an earlier operator through which units can't be followed
         self.effects: list[Effect] = []
         kernels = _kernels(trace)
         for value in trace.values:
@@ -59,7 +59,7 @@ class Reading:
                 )
 
     def facts(self, value: int) -> Hashable:
-        """All that is known of a value beside its labels: what `analysis/repeated_blocks.py` compares."""
+        """Everything known about a value except for its labels, as `analysis/repeated_blocks.py` compares it."""
         known = self.constant[value], self.foreign[value], self.uniform[value], self.zeros[value]
         return *known, self.repeated.get(value), self.lost.get(value)
 
@@ -72,7 +72,7 @@ class Reading:
         return self.trace.values[ref.value].shape
 
     def fixed(self, ref: Ref) -> bool:
-        """Whether a value depends on no input; a single number that the code makes up does not either."""
+        """Whether a value depends on no input; this includes a single value that the code creates."""
         return self.constant[ref.value] or (self.uniform[ref.value] and math.prod(self.shape(ref)) == 1)
 
     def layout(self, ref: Ref) -> Layout:
@@ -93,7 +93,7 @@ class Reading:
                     pin(self.ties, block, axis, reason, op.module)
 
     def pin_all(self, refs: Sequence[Ref], reason: str, op: Op) -> None:
-        """Nothing that the operator touches can grow, and its results carry no labels."""
+        """Forbid growth of everything that an operator touches; its results carry no labels."""
         name = op.name.replace("outgrow.write_through_view", "a write through a view").replace("outgrow.", "a ")
         self.lost.update(dict.fromkeys(op.outputs, name))
         for ref in refs:
@@ -101,21 +101,21 @@ class Reading:
                 self.ties.fix(block.labels, reason, op.module)
 
     def meet(self, op: Op, operands: Sequence[Meeting], shape: Sequence[int]) -> Layout:
-        """Where operands meet index by index; each gives its reference, its layout and the sizes of the axes it covers."""
+        """Layout of an elementwise combination; each operand is its reference, its layout and the sizes of its axes."""
         return meet(self.ties, self.free_to_meet(op, operands), shape)
 
     def _foreign(self, ref: Ref) -> str:
         if self.foreign[ref.value]:
-            return "it meets a tensor that no module registers (as layers in a plain list are: use nn.ModuleList)"
+            return "it is combined with a tensor that no module registers (layers in a plain list? use nn.ModuleList)"
         if self.constant[ref.value]:
-            return "its size is that of a fixed table"
+            return "its size is that of a fixed table (a buffer or constant)"
         if ref.value in self.lost:
-            return f"it meets a result of {self.lost[ref.value]}, and units are not followed through that operator"
+            return f"it is combined with a result of {self.lost[ref.value]}, and units can't be followed through that operator"
         derived = self.trace.values[ref.value].kind != "input"
         return "its size is set by the model's input" + (", or by a number in its code" if derived else "")
 
     def inherit(self, op: Op, output: int, outcome: Outcome) -> None:
-        """Facts that a result takes over from the operands, whatever the operator."""
+        """Copy facts from the operands to a result that hold for every operator."""
         source = next((self.lost[ref.value] for ref in op.refs if ref.value in self.lost), None)
         if source is not None:
             self.lost.setdefault(output, source)
@@ -126,9 +126,9 @@ class Reading:
         self.zeros[output] = outcome.zeros or kept
 
     def free_to_meet(self, op: Op, operands: Sequence[Meeting]) -> list[Layout]:
-        """The operands' layouts, without the axes on which one of them has a size that is not the model's own.
+        """The operands' layouts, without the axes on which one of them has a size that does not come from parameters.
 
-        Labels that meet such a size can never grow: they are pinned, and carried no further.
+        Labels on these axes can never grow: they are pinned, and dropped from the layouts.
         """
         bare: set[int] = set()
         why = ""
@@ -148,7 +148,7 @@ class Reading:
 
 
 def _kernels(trace: Trace) -> set[int]:
-    """Weights of convolutions, perhaps standardised or scaled on the way: their axes from the third on hold no units."""
+    """Weights of convolutions, also standardised or scaled ones: their axes from the third on hold no units."""
     maker = {output: op for op in trace.ops for output in op.outputs}
     found: set[int] = set()
     seen: set[int] = set()
@@ -175,7 +175,7 @@ def _no_rule(op: Op) -> str:
 
 
 def read(trace: Trace, rules: Mapping[str, Rule]) -> Reading:
-    """Apply the rule of every operator, in order, then pin what reaches the model's outputs."""
+    """Apply the rule of every operator, in order, then pin the labels of the model's outputs."""
     reading = Reading(trace)
     for op in trace.ops:
         refs = op.refs

@@ -1,12 +1,12 @@
 """Labels: which unit does each index of each tensor axis belong to?
 
-Every index of every parameter axis starts with a label of its own. A *layout* tells the labels of a tensor: a tuple of
+Every index of every parameter axis starts with a label of its own. A *layout* holds the labels of a tensor: a tuple of
 *blocks*, each an integer array over one or more of the tensor's axes (heads × head-dim after a `view` is one block over two
-axes). An axis in no block has a size that growth never changes. Operators move labels about (`permute`, `reshape`, `take` …)
-and say which must belong together (`Ties.equal`).
+axes). An axis in no block has a size that growth never changes. Operators move labels (`permute`, `reshape`, `take` …)
+and declare which belong together (`Ties.equal`).
 
-A block over several axes is a *grid*: its labels can only be added in whole slices along one of its axes. Where a grid meets a
-label on one of its axes alone, that label is *bound* to the grid's slices.
+A block over several axes is a *grid*: its labels can only be added in whole slices along one of its axes. Where a grid is
+combined with labels on only one of its axes, these labels are *bound* to the grid's slices.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Layout = tuple[Block, ...]
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a label was born: index `position` of `axis` of a parameter or buffer."""
+    """Where labels come from: `size` labels from number `start` on belong to the indices of `axis` of a parameter or buffer."""
 
     tensor: str
     axis: int
@@ -43,7 +43,7 @@ class Origin:
 
 
 class Ties:
-    """Collects what the operators say of labels while a trace is read."""
+    """Collects the relations between labels that operators declare while a trace is interpreted."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -86,7 +86,7 @@ class Ties:
 
 
 def connected(count: int, pairs: Sequence[tuple[Labels, Labels]]) -> Labels:
-    """For each of `count` numbers, the smallest that a chain of pairs leads to."""
+    """For each index below `count`, the smallest index that a chain of pairs connects it with."""
     root = np.arange(count, dtype=np.int64)
     if not pairs:
         return root
@@ -112,7 +112,7 @@ def block_at(layout: Layout, axis: int) -> Block | None:
 
 
 def make_block(axes: Sequence[int], labels: Labels) -> Layout:
-    """A block without the axes along which its labels do not vary; nothing if none is left.
+    """A block without the axes along which its labels do not vary; an empty layout if no axis is left.
 
     Axes of size one carry no label: they broadcast.
     """
@@ -163,7 +163,7 @@ def take(layout: Layout, axis: int, index: slice | int | Sequence[int] | Labels)
 
 
 def reduce(ties: Ties, layout: Layout, axes: Iterable[int], keepdim: bool) -> Layout:
-    """Layout after a reduction; slices of a grid that lost an axis are bound to what they stood for."""
+    """Layout after a reduction; where a grid loses an axis, new labels are bound to its slices."""
     gone = set(axes)
     result: list[Block] = []
     for block in layout:
@@ -193,7 +193,7 @@ def outline(ties: Ties, block: Block, rest: tuple[int, ...]) -> Labels:
 
 
 def pin(ties: Ties, block: Block, axis: int, reason: str, module: str) -> None:
-    """Nothing can be added along this axis: its size, or what its indices mean, is not ours to change."""
+    """Forbid growth along an axis: its size or the meaning of its indices can't be changed."""
     if len(block.axes) == 1:
         ties.fix(block.labels, reason, module)
     else:
@@ -221,7 +221,7 @@ def reshape(ties: Ties, layout: Layout, old: Sequence[int], new: Sequence[int]) 
 
 
 def join(ties: Ties, blocks: Sequence[Block], shape: Sequence[int]) -> Layout:
-    """Blocks that came to share an axis become one grid of new labels, to whose axes the old ones are bound."""
+    """Merge blocks that share an axis into one grid of new labels, and bind the old labels to its axes."""
     result: list[Block] = []
     for block in blocks:
         clash = [other for other in result if set(other.axes) & set(block.axes)]
@@ -253,7 +253,7 @@ def join(ties: Ties, blocks: Sequence[Block], shape: Sequence[int]) -> Layout:
 
 
 def numbered(columns: Sequence[Labels]) -> Labels:
-    """Number the different rows of some columns."""
+    """For each row of some columns, the number of its value: equal rows have equal numbers."""
     number = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         values, inverse = np.unique(column, return_inverse=True)
@@ -287,7 +287,7 @@ def _factor_groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[in
 
 
 def meet(ties: Ties, layouts: Sequence[Layout], shape: Sequence[int]) -> Layout:
-    """Layout where operands with aligned axes meet index by index: what lies on the same axes belongs together."""
+    """Layout of the elementwise combination of operands with aligned axes: labels at the same index belong together."""
     tie_all(ties, layouts)
     blocks = sorted((block for layout in layouts for block in layout), key=lambda block: -len(block.axes))
     result: list[Block] = []
@@ -298,7 +298,7 @@ def meet(ties: Ties, layouts: Sequence[Layout], shape: Sequence[int]) -> Layout:
 
 
 def tie_all(ties: Ties, layouts: Sequence[Layout]) -> None:
-    """Tie every two blocks of different operands that share an axis; of those on the same axes, each to the first."""
+    """Tie all blocks of different operands that share an axis; blocks on the same axes are tied to the first of them."""
     kinds: dict[tuple[int, ...], Block] = {}
     for block in (block for layout in layouts for block in layout):
         first = kinds.setdefault(block.axes, block)
@@ -312,7 +312,7 @@ def tie_all(ties: Ties, layouts: Sequence[Layout]) -> None:
 
 
 def tie(ties: Ties, block: Block, host: Block) -> None:
-    """Two blocks of operands that meet: equal on the same axes, bound on common ones."""
+    """Tie two blocks: equal labels if they have the same axes, otherwise bound along the axes that they share."""
     if host.axes == block.axes:
         ties.equal(host.labels, block.labels)
         return

@@ -1,17 +1,17 @@
-"""The volumes of a model with long stacks, from those that were found with short ones.
+"""Derive the volumes of a model with long stacks from those of its short trace.
 
-In the short trace (see `analysis/shorten_stacks.py`) one segment M stands for others, its copies. A copy of M behind M changes
-nothing of what was found, and what is found in the copy is what was found in M under other names, if M *stands for itself*:
+In the short trace (see `analysis/shorten_stacks.py`) one segment M represents others, its copies. A copy of M after M changes
+no result, and the results in the copy are those in M under other names, if M *represents itself*:
 
-    1. What is known of the values carried into M is known of those carried out of it: the same shapes and facts, labels in the
-       same pattern, and of the same classes. Values made for each segment beforehand have the same facts, and no labels. So the
-       copy is read as M was, and ties nothing that M has not tied.
-    2. A walk along the path of a volume that reaches beyond M has the same state before and behind it, or has ended before.
-    3. A walk along the path of a volume inside M looks at nothing but M and what all segments share.
-    4. Volumes inside M are those inside the segment before it, under other names; likewise the slots in M of volumes that
-       reach beyond it. No volume that reaches beyond M is first used, or named, there.
+    1. The values carried into M and out of it have the same shapes and facts, and labels in the same pattern and of the same
+       classes. Values made for each segment before the run have the same facts, and no labels. So the copy is interpreted as M
+       was, and ties nothing that M has not tied.
+    2. A walk along the path of a volume that reaches beyond M has the same state before and after M, or has ended before.
+    3. A walk along the path of a volume inside M reads only M and values that all segments share.
+    4. Volumes inside M are those inside the previous segment, under other names; likewise the slots in M of volumes that reach
+       beyond it. No volume that reaches beyond M is first used, or named, there.
 
-All of that is checked. Where it does not hold, there is no answer, and the whole trace is read instead.
+All of that is checked. Where it does not hold, there is no result, and the full trace is interpreted instead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from outgrow.analysis.volumes import Anatomy, AxisLabels, Slot, Volume
 
 
 class Renaming:
-    """What is called after some modules, called after others."""
+    """Replaces paths of some modules by those of others, in names and texts."""
 
     def __init__(self, old: Sequence[str], new: Sequence[str]) -> None:
         self.paths = dict(zip(old, new, strict=True))
@@ -41,17 +41,17 @@ class Renaming:
 
 
 def _mentioning(paths: Iterable[str]) -> re.Pattern[str]:
-    """Finds names of modules, of what is inside them, and of their tensors."""
+    """A pattern that finds these modules, their submodules and their tensors by name."""
     longest_first = sorted(paths, key=len, reverse=True)
     return re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
 
 
 @dataclass(frozen=True, eq=False)
 class RenamedAxisLabels(AxisLabels):
-    """Births whose tensors stand for others, by name."""
+    """Axis labels whose tensors represent others, by name."""
 
     stand_for: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    order: Mapping[str, int] = field(default_factory=dict)  # of all tensors of the model
+    order: Mapping[str, int] = field(default_factory=dict)  # position of each tensor of the model
 
     def slots(self, labels: Labels) -> tuple[Slot, ...]:
         found = [
@@ -63,7 +63,7 @@ class RenamedAxisLabels(AxisLabels):
 
 
 def stationary(short: Short, anatomy: Anatomy) -> bool:
-    """Whether all that is known of what is carried into the segments that stand for others is known of what is carried out."""
+    """Condition 1, for all segments that represent others: values carried in and out are equally described."""
     return all(_stationary(stack, anatomy) for stack in short.stacks)
 
 
@@ -88,9 +88,9 @@ def _stationary(stack: Stack, anatomy: Anatomy) -> bool:
 
 
 def lengthened(short: Short, anatomy: Anatomy) -> list[Volume] | None:
-    """All volumes of the whole model; none if a segment does not stand for its copies.
+    """All volumes of the full model; None if a segment does not represent its copies.
 
-    The segments are stationary, and all volumes have been judged.
+    The segments must be stationary, and all volumes judged.
     """
     parts = [_StackVolumes(stack, anatomy) for stack in short.stacks]
     if not all(part.stands_for_itself() for part in parts):
@@ -111,7 +111,7 @@ def lengthened(short: Short, anatomy: Anatomy) -> list[Volume] | None:
 
 
 def multiplicities(short: Short) -> dict[str, int]:
-    """For each tensor of a segment that stands for others, how many there are of it."""
+    """For each tensor of a segment that represents others, the number of tensors that it represents."""
     values = short.trace.values
     return {
         values[value].name: 1 + len(stack.copies)
@@ -126,7 +126,7 @@ def _renamed_labels(births: AxisLabels, stand_for: Mapping[str, Sequence[str]], 
 
 
 class _StackVolumes:
-    """A stack, and the volumes that lie in the segment that stands for its copies, there only or beyond it too."""
+    """A stack, and the volumes in the segment that represents its copies: inside it, or also reaching beyond it."""
 
     def __init__(self, stack: Stack, anatomy: Anatomy) -> None:
         self.stack, self.anatomy = stack, anatomy
@@ -143,7 +143,7 @@ class _StackVolumes:
         return self._like_the_first() and self._unseen_from_inside() and self._same_states()
 
     def _like_the_first(self) -> bool:
-        """Whether volumes lie in the segment as they lie in the one before it, and those beyond it have nothing to do there."""
+        """Condition 4: the volumes of the segment correspond to those of the previous one."""
         renamed = Renaming(self.stack.model.paths, self.stack.first.paths)
         if [_described(volume, renamed) for volume in self.inner] != [_described(volume) for volume in self.firsts]:
             return False
@@ -159,7 +159,7 @@ class _StackVolumes:
         return True
 
     def _unseen_from_inside(self) -> bool:
-        """Whether verdicts on volumes inside the segment were found by looking at it, and at what all segments share."""
+        """Condition 3: verdicts on volumes inside the segment depend only on it and on values that all segments share."""
         stack = self.stack
         own = stack.belonging[0] | stack.belonging[1]
         makers, users = (own | set(stack.shared)) - set(stack.before), own - set(stack.before) - set(stack.after)
@@ -177,7 +177,7 @@ class _StackVolumes:
         )
 
     def _same_states(self) -> bool:
-        """Whether walks beyond the segment were in the same state before and behind it, or ended before."""
+        """Condition 2: walks beyond the segment have the same state before and after it, or end before it."""
         for verdict, looked_up in (found for volume in self.beyond for found in self._verdicts(volume)):
             for before, after in zip(self.stack.before, self.stack.after, strict=True):
                 one, other = looked_up.states.get(before), looked_up.states.get(after)
@@ -208,7 +208,7 @@ class _StackVolumes:
 
 
 def _described(volume: Volume, renamed: Renaming | None = None) -> list[object]:
-    """All that is reported of a volume."""
+    """Everything that is reported about a volume."""
     rename = renamed or str
     slots = [replace(slot, tensor=rename(slot.tensor)) for slot in volume.slots]
     texts = [rename(text) for text in (volume.name, volume.pinned, volume.reason)]
@@ -216,14 +216,14 @@ def _described(volume: Volume, renamed: Renaming | None = None) -> list[object]:
 
 
 def _summary(carried: Carried) -> tuple[object, ...]:
-    """What decides how a walk goes on from a value; a mean of a single value is told apart from everything."""
+    """What decides how a walk continues from a value; a mean of one particular value equals nothing else."""
     passed = {bool(scale) for _, scale in carried.writers}
     mean = object() if carried.mean is not None else None
     return carried.state, carried.exponent, carried.ratio, carried.standardised, passed, mean
 
 
 def _pattern(arrays: Sequence[Labels]) -> Labels:
-    """For each entry, which of the different labels it is, in the order of their appearance."""
+    """For each entry, the number of its label in the order of first appearance."""
     entries = np.concatenate([np.zeros(0, dtype=np.int64), *(array.ravel() for array in arrays)])
     _, first, inverse = np.unique(entries, return_index=True, return_inverse=True)
     rank = np.empty_like(first)

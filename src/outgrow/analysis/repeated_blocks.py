@@ -1,12 +1,12 @@
-"""BlockKinds of blocks: what was found out about a volume in one block holds in every block that is like it.
+"""Kinds of blocks: results for a volume in one block hold in every equal block.
 
 Networks repeat their blocks, and so do the surroundings of the volumes inside them. Two blocks (`layers.3`, `layers.7`) are
-alike if the operators that ran in them are the same, one by one, up to the names of their values: equal operators, arguments
-and effects, values of equal shapes in equal roles, parameters of equal names within their block, and labels that coincide
-wherever those of the other do. All of that is compared, exactly; blocks that differ anywhere are of different kinds.
+equal if the operators that ran in them are the same, one by one, except for the names of their values: equal operators,
+arguments and effects, values of equal shapes in equal roles, parameters of equal names within their block, and labels that
+coincide wherever those of the other do. All of that is compared exactly; blocks that differ anywhere are of different kinds.
 
-A walk that stays inside one block (every operator it steps on, every maker and user of a value that it looks up) finds the same
-things, under other names, in a block that is like it. So it is made once per kind, and its verdict is renamed.
+A walk that stays inside one block (every operator it visits, every maker and user of a value that it looks up) gives the same
+result, under other names, in an equal block. So it is done once per kind, and its verdict is renamed.
 """
 
 from __future__ import annotations
@@ -62,24 +62,24 @@ VALUES: dict[type, tuple[str, ...]] = {  # fields of an effect that hold values;
     Ignore: (),
     Fused: (),
 }
-NUMBERED = re.compile(r".*[A-Za-z_].*\d")  # paths that end in a number; one that is nothing else could be a number in a text
+NUMBERED = re.compile(r".*[A-Za-z_].*\d")  # paths that end in a number; a bare number could occur in a text by chance
 
 
 class NotComparable(Exception):
-    """Something in a block that can't be compared."""
+    """Raised for a block that can't be compared."""
 
 
 @dataclass(frozen=True, eq=False)
 class TracedBlock:
-    """The operators that ran in a module, and what they work on, by numbers in the order of their appearance."""
+    """The operators that ran in a module, and their values, numbered in the order of appearance."""
 
     path: str
     ops: list[int]
     values: dict[int, int]  # value → its number
-    open: set[int]  # values that operators elsewhere make or take
-    structure: Hashable  # all that can be compared, but for labels
+    open: set[int]  # values that operators outside the block make or take
+    structure: Hashable  # everything that is compared, except for labels
     names: set[int]  # values that are parameters or buffers
-    labels: Labels  # all labels, each once, in the order of their appearance
+    labels: Labels  # all labels, each once, in the order of appearance
     pattern: Labels  # for each entry of all label arrays, which of `labels` it is
 
     def alike(self, other: TracedBlock) -> bool:
@@ -88,14 +88,14 @@ class TracedBlock:
 
 @dataclass(frozen=True, eq=False)
 class SimilarVolume:
-    """A volume in an earlier block of the same kind, and what is called otherwise there."""
+    """A volume in an earlier block of the same kind, with the two blocks between which names are translated."""
 
     volume: Volume
     model: TracedBlock
     block: TracedBlock
 
     def named(self, text: str) -> str:
-        """A text in which everything in the model block is called as it is here."""
+        """A text about the model block with the names of this block."""
         pattern = rf"(?<![\w.]){re.escape(self.model.path)}(?!\w)"
         return re.sub(pattern, lambda _: self.block.path, text)
 
@@ -115,7 +115,7 @@ class SimilarVolume:
         return self.block.ops[self.model.ops.index(index)]
 
     def holds(self, looked_up: Lookups) -> bool:
-        """Whether a walk has stayed inside the model block, so that it would go the same way here."""
+        """Whether a walk stayed inside the model block, so that its result holds here."""
         closed = self.model.values.keys() - self.model.open
         made = {value for value in looked_up.makers if value not in closed}
         return looked_up.users <= closed and made <= self.model.names
@@ -123,7 +123,7 @@ class SimilarVolume:
 
 @dataclass(frozen=True)
 class Lookups:
-    """Values whose makers, and whose users, a walk has looked up, and what it has found out of values."""
+    """Values whose makers and whose users a walk has looked up, and the states that it has found."""
 
     makers: set[int] = field(default_factory=set)
     users: set[int] = field(default_factory=set)
@@ -142,7 +142,7 @@ class BlockKinds:
         self._known: dict[str, dict[Hashable, list[Volume]]] = {}
 
     def like(self, volume: Volume) -> SimilarVolume | None:
-        """A volume in the first block of the kind that the volume's own block is of; none if that is its own."""
+        """The corresponding volume in the first block of the same kind; None if the volume is in that block itself."""
         if volume.name not in self._likes:
             self._likes[volume.name] = self._find(volume)
         return self._likes[volume.name]
@@ -160,7 +160,7 @@ class BlockKinds:
 
     @cached_property
     def _homes(self) -> dict[str, list[str]]:
-        """For each volume, the paths of modules, with a number at their end, in which all operators ran that touch it."""
+        """For each volume, the numbered modules (paths that end in a number) that ran all operators that touch it."""
         return {volume.name: self._paths(volume) for volume in self.anatomy.volumes}
 
     def _volumes_in(self, path: str) -> dict[Hashable, list[Volume]]:
@@ -191,7 +191,7 @@ class BlockKinds:
 
     @cached_property
     def _ops_in(self) -> dict[str, list[int]]:
-        """For each path with a number at its end, the operators that ran there."""
+        """For each numbered module, the operators that ran there."""
         prefixes: dict[str, list[str]] = {}
         result: dict[str, list[int]] = defaultdict(list)
         for op in self.anatomy.reading.trace.ops:
@@ -222,7 +222,7 @@ class BlockKinds:
         return self._model_of[path]
 
     def _slots(self, volume: Volume, path: str) -> Hashable:
-        """Where a volume lies, as seen from a block."""
+        """The slots of a volume, with names relative to a block."""
         places = tuple(
             (slot.tensor.removeprefix(f"{path}."), slot.tensor.startswith(f"{path}."), slot.axis, slot.role, slot.shift)
             for slot in volume.slots
@@ -230,7 +230,7 @@ class BlockKinds:
         return volume.count, places
 
     def _same_units(self, first: Volume, model: TracedBlock, volume: Volume, block: TracedBlock) -> bool:
-        """Whether labels of two blocks that correspond belong to corresponding units, and were born or made alike."""
+        """Whether corresponding labels of two blocks belong to corresponding units, and both or none come from parameters."""
         units = self.anatomy.units(first, model.labels)
         births = len(first.births.owner)
         born = [labels < births for labels in (model.labels, block.labels)]
@@ -238,7 +238,7 @@ class BlockKinds:
 
 
 class BlockDescriber:
-    """Writes down a block in terms that do not depend on where it stands."""
+    """Describes a block in terms that do not depend on its position in the model."""
 
     def __init__(self, anatomy: Anatomy, path: str, ops: list[int]) -> None:
         self.anatomy, self.reading, self.path, self.ops = anatomy, anatomy.reading, path, ops
@@ -277,13 +277,13 @@ class BlockDescriber:
         return TracedBlock(self.path, self.ops, self.values, self.open, structure, names, labels[order], pattern)
 
     def name(self, name: str) -> Hashable:
-        """A path of a module or tensor: within the block, or as it is."""
+        """The path of a module or tensor: relative to the block if it lies inside, otherwise unchanged."""
         if name == self.path or name.startswith(f"{self.path}."):
             return True, name[len(self.path) :]
         return False, name
 
     def value(self, value: int) -> int:
-        """The number of a value; what is known of it is written down when it appears first."""
+        """The number of a value; what is known about it is recorded at its first appearance."""
         if value not in self.values:
             self.values[value] = len(self.values)
             item, reading = self.reading.trace.values[value], self.reading
@@ -321,7 +321,7 @@ class BlockDescriber:
             return "value", self.value(item.value)
         if isinstance(item, (tuple, list)):
             return tuple(map(self.argument, item))
-        return type(item), item  # 1 and 1.0 are equal, and may mean different things
+        return type(item), item  # 1 and 1.0 are equal, but may mean different things
 
     def effect(self, effect: Effect) -> Hashable:
         kind = type(effect)
@@ -334,7 +334,7 @@ class BlockDescriber:
                 held = None if held is None else tuple(map(self.value, held)) if isinstance(held, tuple) else self.value(held)
             parts.append(self.part(held))
         if isinstance(effect, Contract):
-            for found in (measuring_side, weight_of):  # by what the sides are made of, be it outside the block
+            for found in (measuring_side, weight_of):  # depends on how the sides are computed, also outside the block
                 side = found(self.reading, effect)
                 parts.append(None if side is None else side is effect.left)
         return kind, *parts

@@ -1,11 +1,11 @@
 """What each parameter axis does to the units it belongs to: writes them, scales them, or reads them.
 
-In Σₖ w[o, k]·x[k] the axis o writes and k reads; a factor or variance that is there once a unit scales; what is added writes.
-A tied tensor may both write and read.
+In Σₖ w[o, k]·x[k] the axis o writes and k reads; a factor or variance per unit scales; summands write. A tied tensor may both
+write and read.
 
 A product of two constants (learned queries and a weight, the two factors of an adapter) has a reader too: the side that is
-closer to a stored tensor. The other side is an activation that happens to depend on no input. What the product does is decided
-where it is used: its rows and its bias do what the result does.
+closer to a stored tensor. The other side is an activation that happens to depend on no input. The role of the product is
+decided where it is used: its rows and its bias have the role of the result.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def find_roles(reading: Reading) -> dict[tuple[str, int], set[str]]:
         id(block.labels): (value.name, block.axes[0]) for value in named for block in reading.layouts[value.index]
     }
 
-    sums: list[tuple[Layout, ...]] = []  # of constants: all do what the first on their axes does
+    sums: list[tuple[Layout, ...]] = []  # sums of constants: all summands have the role of the first one on their axes
 
     def born(labels: Labels) -> list[tuple[str, int]]:
-        if id(labels) in whole:  # an axis as it was born: nothing to look up
+        if id(labels) in whole:  # a whole parameter axis: no search needed
             return [whole[id(labels)]]
         found = np.searchsorted(starts, labels.ravel(), side="right") - 1
         here = np.unique(found[labels.ravel() < ends[found]]).tolist()
@@ -65,7 +65,7 @@ def find_roles(reading: Reading) -> dict[tuple[str, int], set[str]]:
             case Move():
                 moved_by_data = not all(reading.constant[output] for output in op.outputs)
                 for value in effect.inputs:
-                    if reading.constant[value] and moved_by_data:  # looked up, or laid beside data
+                    if reading.constant[value] and moved_by_data:  # looked up by data, or concatenated with data
                         note_value(value, WRITES)
             case Contract():
                 constant = all(reading.constant[output] for output in op.outputs)
@@ -101,9 +101,9 @@ def find_roles(reading: Reading) -> dict[tuple[str, int], set[str]]:
 
 
 def measuring_side(reading: Reading, effect: Contract) -> Operand | None:
-    """The side of a product that measures the other, if one does: buffers that are multiplied with a weight.
+    """The side of a product that measures the other side: buffers that are multiplied with a weight. None if there is none.
 
-    A spectral norm does so: σ = uᵀ·W·v, with u and v kept as buffers.
+    Example: a spectral norm σ = uᵀ·W·v, with u and v in buffers.
     """
     if not effect.contracted or not all(reading.constant[side.value] for side in (effect.left, effect.right)):
         return None
@@ -112,7 +112,7 @@ def measuring_side(reading: Reading, effect: Contract) -> Operand | None:
 
 
 def _made_of_buffers(reading: Reading, value: int) -> bool:
-    """Whether nothing but buffers has gone into a value."""
+    """Whether a value is computed from buffers alone."""
     todo, found = [value], False
     while todo:
         source = reading.trace.values[todo.pop()]
@@ -125,9 +125,9 @@ def _made_of_buffers(reading: Reading, value: int) -> bool:
 
 
 def weight_of(reading: Reading, effect: Contract) -> Operand | None:
-    """The side of a product that is a weight, if one is.
+    """The side of a product that is a weight; None if there is none.
 
-    Of two constants that are summed over, the side closer to a stored tensor; else the second, or the one that is not larger.
+    Of two constants that are summed over: the side closer to a stored tensor. Otherwise the second, unless it is larger.
     """
     gauge = measuring_side(reading, effect)
     if gauge is not None:
@@ -143,7 +143,7 @@ def weight_of(reading: Reading, effect: Contract) -> Operand | None:
 
 
 def _distance(reading: Reading, value: int) -> int:
-    """How far a constant is from what is stored: 0 for a tensor as it is (moved, scaled), 1 for linear functions, else 2."""
+    """How far a constant is from stored tensors: 0 for a stored tensor (moved, scaled), 1 for linear functions, 2 otherwise."""
     steps = {Move: 0, Scale: 0, Sum: 1, Contract: 1}
     todo, seen, most = [value], set[int](), 0
     while todo:
@@ -158,7 +158,7 @@ def _distance(reading: Reading, value: int) -> int:
 
 
 def leader_of(effect: Contract) -> Operand:
-    """Of two constants that are multiplied entry by entry, the one whose labels the product carries."""
+    """The factor whose labels an elementwise product of two constants carries."""
     widest = [max((len(block.axes) for block in side.layout), default=0) for side in (effect.left, effect.right)]
     return effect.left if widest[0] >= widest[1] else effect.right
 
@@ -169,7 +169,7 @@ def _factor(effect: Contract) -> Operand:
 
 
 def _bias_layout(reading: Reading, op: Op, bias: int) -> Layout:
-    """The layout of a bias over the axes of the result that it is added to."""
+    """The layout of a bias over the axes of the result to which it is added."""
     ranks = [len(reading.trace.values[value].shape) for value in (op.outputs[0], bias)]
     first = 1 if op.name == "aten.convolution" else ranks[0] - ranks[1]
     return renumber(reading.layouts[bias], lambda axis: axis + first)

@@ -1,7 +1,7 @@
-"""A trace with short stacks: of each run of like segments the first two stay, and the second stands for all others.
+"""A trace with short stacks: of each run of equal segments the first two stay, and the second represents all others.
 
-What came behind the last segment takes from the second what it took from the last. The result is the trace of a model with
-fewer blocks, and is read as any other. Whether what is found there holds for all blocks is decided later (see
+Operators after the run take from the second segment what they took from the last. The result is the trace of a model with fewer
+blocks, and is interpreted like any other. Whether its results hold for all blocks is checked later (see
 `analysis/lengthen_stacks.py`).
 """
 
@@ -17,21 +17,21 @@ from outgrow.trace.operators import Op, Ref, Trace
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """A run in the short trace: its two segments, what they work on, and the modules of the segments that are left out."""
+    """A run in the short trace: its two segments, their values, and the modules of the segments that were removed."""
 
     first: Segment
-    model: Segment  # stands for the copies
+    model: Segment  # represents the copies
     copies: list[tuple[str, ...]]
     shared: list[int]
     belonging: tuple[set[int], set[int]]  # values of the first segment, and of the second
     before: list[int]  # values that the second segment takes from the first
-    after: list[int]  # and what stands for them behind it
+    after: list[int]  # the corresponding values after the second segment
     given: list[list[int]]  # values that were made before the run, for each segment of it
 
 
 @dataclass(frozen=True, eq=False)
 class Short:
-    """A short trace, its stacks, and the names of all tensors of the whole one, in order."""
+    """A short trace, its stacks, and the names of all tensors of the full trace, in order."""
 
     trace: Trace
     stacks: list[Stack]
@@ -39,7 +39,7 @@ class Short:
 
 
 def shortened(trace: Trace) -> Short | None:
-    """The trace without the blocks that others stand for; none if there are none, or if more than operators is to be seen."""
+    """The trace without blocks that others represent; None if there are none, or if the trace holds more than operators."""
     if len(trace.passes) != 1 or trace.idle_peers or trace.gradients:
         return None
     uses = Uses.of(trace)
@@ -62,7 +62,7 @@ class _Shortener:
     def short(self) -> Short:
         trace, at = self.trace, 0
         ops: list[Op] = []
-        moved: dict[int, int] = {}  # where the segments that stay begin
+        moved: dict[int, int] = {}  # new starts of the segments that stay
         for run in sorted(self.runs, key=lambda run: run.segments[0].start):
             moved.update({segment.start: len(ops) + segment.start - at for segment in run.segments[:2]})
             self._add(ops, at, run.segments[1].end)
@@ -85,7 +85,7 @@ class _Shortener:
             ops.append(Op(len(ops), op.name, self._named(op.args), self._named(op.kwargs), outputs, op.module))
 
     def _named(self, item: Any) -> Any:
-        """An argument with its values under their new numbers."""
+        """An argument with its values renumbered."""
         rebuilt: dict[type, Callable[[], Any]] = {
             Ref: lambda: Ref(self.number[item.value]),
             tuple: lambda: tuple(map(self._named, item)),

@@ -1,4 +1,4 @@
-"""Where the units of a volume stand along the axes of its slots."""
+"""Positions of a volume's units along the axes of its slots."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from outgrow.errors import Problem
 
 
 class Irregular(Exception):
-    """The units of a volume do not stand in plain runs at a slot."""
+    """Raised if the units of a volume do not form plain runs at a slot."""
 
 
 def unit_runs(ids: Labels, size: int) -> Labels:
-    """Positions of units as an array (run, unit, offset): runs of units in order, each unit a few neighbouring positions."""
+    """Positions of units as an array (run, unit, offset): runs of ordered units, each unit on a few adjacent positions."""
     mine = np.flatnonzero(ids >= 0)
     order = mine[np.argsort(ids[mine], kind="stable")]
     if len(order) % size:
@@ -33,16 +33,16 @@ def unit_runs(ids: Labels, size: int) -> Labels:
 
 
 def slot_ids(anatomy: Anatomy, volume: Volume, slot: Slot) -> Labels:
-    """Unit numbers along the axis of a slot, as the model was when it was read."""
+    """Unit numbers along the axis of a slot, as of the time of the analysis."""
     origin = anatomy.origin[slot.tensor, slot.axis]
     return anatomy.units(volume, np.arange(origin.start, origin.start + origin.size))
 
 
 def irregular(anatomy: Anatomy, volume: Volume) -> Problem | None:
-    """Tell whether a volume's units stand in runs at all its slots."""
+    """The problem, if a volume's units do not form runs at one of its slots; None otherwise."""
     for slot in volume.slots:
         try:
             unit_runs(slot_ids(anatomy, volume, slot), volume.count)
         except Irregular:
-            return Problem(slot.tensor, f"the units of {volume.name} stand in no regular order along axis {slot.axis}")
+            return Problem(slot.tensor, f"the units of {volume.name} are in no regular order along axis {slot.axis}")
     return None

@@ -1,4 +1,4 @@
-"""States of new units, what they demand of readers, and what else a walk along their path finds out."""
+"""States of new units, the demands that follow for readers, and the other results of a walk along their path."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from fractions import Fraction
 
 
 class State(Enum):
-    """What new units are where they are written: this decides through which operators a method is exact.
+    """The values of new units where they are written: they decide through which operators a method is exact.
 
-    PAIR: units come in twins with equal values; twins are read with opposite signs. COPY: each equals an existing unit, with
-    which it shares what reads it. ANY: nothing is known; what reads them must be zero. ZERO: all are zero. MEAN: each equals
-    the mean of the existing units. CONST is found on the way, and is not for methods.
+    PAIR: units come in twins with equal values; twins are read with opposite signs. COPY: each equals an existing unit, and
+    the two share the unit's columns in readers. ANY: arbitrary values; columns that read them must be zero. ZERO: all are
+    zero. MEAN: each equals the mean of the existing units. CONST arises inside the network, and is not for methods.
     """
 
     PAIR = "pairs"
     COPY = "copies"
-    ANY = "anything"
+    ANY = "arbitrary values"
     ZERO = "zeros"
     MEAN = "the mean"
-    CONST = "a constant"  # all units alike, old and new
+    CONST = "a constant"  # all units are equal, old and new
 
 
 READER = {
@@ -36,7 +36,7 @@ STRICTNESS = ("free", "sign", "share", "zero", "spread", "mean")
 
 @dataclass(frozen=True)
 class Ratio:
-    """Old over new number of entries that a statistic goes over, when each new unit adds `per_unit`."""
+    """Old over new number of entries in a statistic, if each new unit adds `per_unit` entries."""
 
     old: int
     per_unit: int
@@ -47,7 +47,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Rescale:
-    """Multiply all existing numbers of a tensor by ratio ** exponent, with `offset` added to them meanwhile."""
+    """Multiply all existing values of a tensor, plus `offset`, by ratio ** exponent: v ← (v + offset)·factor − offset."""
 
     tensor: str
     ratio: Ratio
@@ -68,32 +68,32 @@ class MoveEps:
 
 @dataclass
 class Verdict:
-    """What a state demands of the slots of a volume, or why it is refused.
+    """What a state demands of the slots of a volume, or the reason why it is refused.
 
-    readers: for (tensor, axis) of each reader, what its new columns must be: "sign" (opposite for twins), "share" (the parts
+    readers: for (tensor, axis) of each reader, the new columns it must have: "sign" (opposite for twins), "share" (the parts
     of a unit and its copies add up to one), "zero", "free", "mean" (of the row), or "spread" (mean plus or minus).
     """
 
     state: State
     refusal: str = ""
-    stuck: str = ""  # why units that begin at zero would never learn, or leap from there, though they are exact
+    stuck: str = ""  # why units that start at zero, though exact, would never learn or would jump at the first step
     readers: dict[tuple[str, int], str] = field(default_factory=dict)
     rescales: list[Rescale] = field(default_factory=list)
     eps: list[MoveEps] = field(default_factory=list)
-    weights: dict[str, str] = field(default_factory=dict)  # writer → the scale that its rows pass before they are averaged
+    weights: dict[str, str] = field(default_factory=dict)  # writer → the tensor that scales its rows before they are averaged
     multiples: bool = False  # only whole copies of all units
 
 
 @dataclass(frozen=True)
 class Carried:
-    """What is known of a value: the state of its new units, its debt, and who wrote it."""
+    """What is known about a value: the state of its new units, the factor ratio ** exponent on its old values, its writers."""
 
     state: State | None  # None: it carries none of the volume's units
     exponent: Fraction = Fraction(0)
     ratio: Ratio | None = None
-    mean: int | None = None  # the value whose mean over the volume's units it is
-    writers: frozenset[tuple[str, str]] = frozenset()  # tensors, each with the scale that its rows have passed ("": none)
-    standardised: bool = False  # a reader's weight whose new columns are zero whatever they read
+    mean: int | None = None  # another value, if this one is its mean over the volume's units
+    writers: frozenset[tuple[str, str]] = frozenset()  # tensors, each with the tensor that has scaled its rows ("": none)
+    standardised: bool = False  # a standardised weight of a reader: its columns are chosen to suit the standardisation
 
 
 class Refused(Exception):
@@ -101,7 +101,7 @@ class Refused(Exception):
 
 
 def blended(states: set[State | None]) -> State | None:
-    """The state of several values that are added or laid side by side."""
+    """The state of a sum or concatenation of values in these states."""
     known = states - {None}
     if len(known) <= 1:
         return next(iter(known), None)

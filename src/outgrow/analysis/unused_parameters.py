@@ -1,9 +1,9 @@
-"""Volumes that may also lie in parameters which no operator has used: they can't grow.
+"""Forbid growth of volumes that may also lie in unused parameters.
 
-A stream that a module reads which the example does not run would grow without it, and the model would fail on other data.
-Nothing shows what such a module is connected with, so the sizes decide: an axis as long as one of the volume's own, in a
-parameter that is part of the module that the volume stays within. A volume stays within the innermost module that holds all its
-slots, unless that module puts it out: then its surroundings see it too, and what they hold counts.
+If the example does not run a module that reads a volume, the volume would grow without that module, and the model would fail on
+other data. The trace does not show the connections of such a module, so sizes decide: an unused parameter inside the volume's
+module may belong to the volume if one of its axes is as long as one of the volume's. The volume's module is the innermost one
+that holds all its slots and does not return the volume's units.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from outgrow.analysis.volumes import Anatomy, Volume
 
 
 def pin_doubtful(anatomy: Anatomy) -> None:
-    """Mark volumes that unused parameters may belong to as ones that can't grow."""
+    """Pin volumes to which unused parameters may belong."""
     trace = anatomy.reading.trace
     unused = trace.unused
     if not unused:
@@ -29,14 +29,14 @@ def pin_doubtful(anatomy: Anatomy) -> None:
             inside = not home or name.startswith(f"{home}.")
             if inside and not lengths.isdisjoint(shapes[name]):
                 volume.pinned = (
-                    f"{name}, which the example does not run, may belong to it (an axis has the same size): give an example "
+                    f"{name}, which the example does not run, may belong to it (an axis has the same size): pass an example "
                     "that runs it too"
                 )
                 break
 
 
 def _home(anatomy: Anatomy, volume: Volume) -> str:
-    """The innermost module beyond which nothing of a volume is seen; empty for the model itself."""
+    """The innermost module outside which a volume's units do not occur; empty for the model itself."""
     paths = [slot.tensor.split(".")[:-1] for slot in volume.slots]
     parts: list[str] = []
     for steps in zip(*paths, strict=False):
@@ -49,7 +49,7 @@ def _home(anatomy: Anatomy, volume: Volume) -> str:
 
 
 def _puts_out(anatomy: Anatomy, volume: Volume, path: str) -> bool:
-    """Whether a module returns a tensor along the volume; if it returns none that is known, it may."""
+    """Whether a module returns a tensor with the volume's units; True if its return value is not known."""
     value = anatomy.reading.trace.returned.get(path)
     if value is None:
         return True

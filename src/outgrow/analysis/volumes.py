@@ -31,21 +31,21 @@ class Slot:
     axis: int
     role: str  # "writes", "scales" or "reads"
     positions: tuple[int, ...] = field(repr=False)
-    shift: bool = field(default=False, repr=False)  # a scale that is added: batch norm's bias and mean
-    vector: bool = field(default=False, repr=False)  # one number a unit
+    shift: bool = field(default=False, repr=False)  # an additive scale: batch norm's bias and mean
+    vector: bool = field(default=False, repr=False)  # one value per unit
 
 
 @dataclass(frozen=True, eq=False)
 class AxisLabels:
-    """The labels of all parameter axes, which are the first there are: who owns each, and what that axis does."""
+    """The labels of all parameter axes, which come first: the axis that each belongs to, and the roles of that axis."""
 
     origins: list[Origin]
     owner: Labels  # for each label, the number of its origin
     roles: dict[tuple[str, int], set[str]]
-    vectors: set[str]  # tensors with one number a unit
+    vectors: set[str]  # tensors with one value per unit
 
     def slots(self, labels: Labels) -> tuple[Slot, ...]:
-        """Labels, which ascend, by the axis on which they lie."""
+        """The slots of ascending labels, one or more per parameter axis."""
         owners = self.owner[labels]
         bounds = np.flatnonzero(np.diff(owners, prepend=-1, append=-1))
         result: list[Slot] = []
@@ -62,13 +62,12 @@ class AxisLabels:
 class Volume:
     """Units that keep one size together.
 
-    `methods` and `reason` are filled in by `exactness/propagate_states.py`: which methods are exact here, and why others are
-    not.
+    `methods` and `reason` follow from `exactness/propagate_states.py`: the methods that are exact here, and why others are not.
     """
 
     name: str
     count: int  # how many units it has
-    labels: Labels = field(repr=False)  # where it lies on parameters and buffers
+    labels: Labels = field(repr=False)  # its labels on axes of parameters and buffers
     births: AxisLabels = field(repr=False)
     classes: Labels = field(repr=False)
     units: Labels = field(repr=False)  # unit number of each class
@@ -76,11 +75,11 @@ class Volume:
     pinned: str = ""
     methods: tuple[str, ...] = ()
     reason: str = ""
-    grain: int = 1  # how much a unit counts: a group of channels counts as many as it has, a head as one
+    grain: int = 1  # what one unit adds to the size: the number of its channels for a group of channels, 1 for a head
 
     @property
     def size(self) -> int:
-        """Its size as people count it: channels, features, heads."""
+        """Its size in channels, features or heads."""
         return self.count * self.grain
 
     def __repr__(self) -> str:
@@ -93,12 +92,12 @@ class Volume:
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
-        """Every place in a parameter or buffer that belongs to it."""
+        """Every place in a parameter or buffer that belongs to the volume."""
         return self.births.slots(self.labels)
 
     @cached_property
     def writers(self) -> tuple[str, ...]:
-        """Paths of the modules that write it, those with weight matrices first."""
+        """Paths of the modules that write the volume, those with weight matrices first."""
         return modules_of(slot for slot in self.slots if slot.role == WRITES)
 
     @cached_property
@@ -112,16 +111,16 @@ def modules_of(slots: Iterable[Slot]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Anatomy:
-    """A model read once: its trace, labels resolved to classes, and all volumes."""
+    """The analysis of a model: its interpreted trace, labels resolved to classes, and all volumes."""
 
     reading: Reading
     root: Labels
     volumes: tuple[Volume, ...]
-    verdicts: dict[tuple[str, str], Any] = field(default_factory=dict)  # what `exactness/propagate_states.py` has found so far
+    verdicts: dict[tuple[str, str], Any] = field(default_factory=dict)  # results of `exactness/propagate_states.py` so far
     _lookups: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def unit_lookup(self, volume: Volume) -> UnitLookup:
-        """What is seen of a volume; of the last one that was looked at, it is kept."""
+        """Lookups for a volume; those of the last volume are cached."""
         if self._lookups.get("name") != volume.name:
             self._lookups.update(name=volume.name, unit_lookup=UnitLookup(self, volume))
         unit_lookup: UnitLookup = self._lookups["unit_lookup"]
@@ -149,7 +148,7 @@ class Anatomy:
 
     @cached_property
     def held(self) -> dict[str, int]:
-        """For each parameter and buffer, the value that it is."""
+        """For each parameter and buffer, its value in the trace."""
         return {value.name: value.index for value in self.reading.trace.values if value.name}
 
     @cached_property
@@ -167,7 +166,7 @@ class Anatomy:
         return starts, starts + np.array([origin.size for origin in origins], dtype=np.int64)
 
     def born(self, labels: Labels) -> list[tuple[str, int]]:
-        """(tensor, axis) of the parameters on which labels were born; none for labels made along the way."""
+        """(tensor, axis) of the parameters that labels come from; nothing for labels created by operators."""
         starts, ends = self._births
         found = np.searchsorted(starts, labels, side="right") - 1
         return [
@@ -177,7 +176,7 @@ class Anatomy:
 
     @cached_property
     def family_of(self) -> Labels:
-        """For each class, a number shared by the volumes it may belong to; −1 for none."""
+        """For each class, the family of the volumes that it may belong to; −1 for none."""
         family = np.full(len(self.root), -1, dtype=np.int64)
         for volume in self.volumes:
             family[volume.classes] = volume.family
@@ -207,7 +206,7 @@ class Anatomy:
 
 
 class UnitLookup:
-    """Where the units of one volume stand in arrays of labels. Arrays are kept, so that no other gets the same id."""
+    """Where the units of one volume lie in arrays of labels. Arrays are kept alive, so that their ids stay unique."""
 
     def __init__(self, anatomy: Anatomy, volume: Volume) -> None:
         self.anatomy, self.volume = anatomy, volume
@@ -216,7 +215,7 @@ class UnitLookup:
         self._born: dict[int, list[tuple[str, int]]] = {}
 
     def ids(self, labels: Labels) -> Labels:
-        """Unit numbers; −1 where there is none."""
+        """Unit numbers of an array of labels; −1 where the volume has none."""
         key = id(labels)
         if key not in self._ids:
             self._ids[key] = labels, self.anatomy.units(self.volume, labels)
@@ -232,7 +231,7 @@ class UnitLookup:
         return self._along[key]
 
     def born(self, labels: Labels) -> list[tuple[str, int]]:
-        """(tensor, axis) of the parameters on which labels of the volume's units were born."""
+        """(tensor, axis) of the parameters that labels of the volume's units come from."""
         key = id(labels)
         if key not in self._born:
             self._born[key] = self.anatomy.born(labels[self.ids(labels) >= 0])
@@ -240,7 +239,7 @@ class UnitLookup:
 
 
 class VolumesByLabel:
-    """Which volumes have units among some labels; a class on a grid belongs to one volume for each direction."""
+    """Which volumes have units among some labels; a class on a grid belongs to one volume per direction."""
 
     def __init__(self, anatomy: Anatomy) -> None:
         self.root = anatomy.root
@@ -249,7 +248,7 @@ class VolumesByLabel:
         order = np.argsort(classes, kind="stable")
         self.owners = owners[order]
         self.first = np.searchsorted(classes[order], np.arange(len(self.root) + 1))
-        self._known: dict[int, tuple[Labels, tuple[int, ...]]] = {}  # arrays are kept, so that no other gets the same id
+        self._known: dict[int, tuple[Labels, tuple[int, ...]]] = {}  # arrays are kept alive, so that their ids stay unique
 
     def of(self, labels: Labels) -> tuple[int, ...]:
         key = id(labels)

@@ -245,7 +245,7 @@ CASES = [
     Case("dropout", lambda: image(nn.Sequential(nn.Dropout2d(0.3), nn.Dropout(0.2)))),
     Case("softmax over the units", lambda: sequence(nn.Softmax(-1)), refused="softmax"),
     Case("ranked units", lambda: sequence(Over(lambda x: x.sort(-1).values)), refused="ranks"),
-    Case("rolled units", lambda: sequence(Over(lambda x: x.roll(1, -1))), refused="moved about"),
+    Case("rolled units", lambda: sequence(Over(lambda x: x.roll(1, -1))), refused="reorders its units"),
     Case("the model's output", lambda: sequence(nn.ReLU()), "head", refused="output"),
     *(Case(f"activation {name}", lambda name=name: image(b.ACTIVATIONS[name]())) for name in b.ACTIVATIONS),
 ]

@@ -63,4 +63,4 @@ def test_observers_that_are_on_are_refused_with_the_way_out() -> None:
 
 def test_scales_per_channel_do_not_grow() -> None:
     model = build(quantization.get_default_qat_qconfig("fbgemm"), observing=False)
-    assert "whole number per channel" in reasons(model, X)["0"]
+    assert "integer zero point per channel" in reasons(model, X)["0"]

@@ -1,4 +1,4 @@
-"""One rule an operator; all of them meet in this table."""
+"""The table of all rules, one per operator."""
 
 from __future__ import annotations
 

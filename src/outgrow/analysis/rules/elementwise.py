@@ -1,6 +1,6 @@
-"""Operators that treat every number alike: activations, sums, products, casts.
+"""Elementwise operators: activations, sums, products, casts.
 
-An activation keeps equal units equal (the paper's MCD). Whether it keeps zero at zero is found by asking it, not by its name.
+An activation keeps equal units equal (the paper's MCD). Whether it maps zero to zero is found by evaluating it at zero.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NOISE = "rand_like randn_like randint_like normal uniform exponential random".sp
 FACTORY = "zeros ones full new_zeros new_ones new_full new_empty empty scalar_tensor new_empty_strided empty_strided".split()
 
 
-TENSOR = object()  # stands for any tensor
+TENSOR = object()  # placeholder for any tensor
 
 
 def unary(reading: Reading, op: Op) -> Outcome:
@@ -61,18 +61,18 @@ def power(reading: Reading, op: Op) -> Outcome:
 
 
 def same(reading: Reading, op: Op) -> Outcome:
-    """A copy of the tensor, perhaps in another type; dropout counts as one, its randomness being switched off in checks."""
+    """A copy of the tensor, possibly in another type; dropout counts as a copy, since checks switch its randomness off."""
     value = op.args[0].value
     return Outcome((reading.layouts[value],) * len(op.outputs), Move((value,)), reading.uniform[value])
 
 
 def like(reading: Reading, op: Op) -> Outcome:
-    """A new tensor in the size of another: all its numbers are equal (or random alike)."""
+    """A new tensor of the size of another, with equal values."""
     return Outcome((reading.layout(op.args[0]),), Map((), True), uniform=True, zeros=_made_of_zeros(op))
 
 
 def noise(reading: Reading, op: Op) -> Outcome:
-    """A new random number for every number of a tensor: nothing is known of what it is at a unit."""
+    """A new random value for every entry of a tensor: nothing is known about its value at a unit."""
     return Outcome((reading.layout(op.args[0]),), Map((), False))
 
 
@@ -93,7 +93,7 @@ like.always = True  # type: ignore[attr-defined]
 
 
 def broadcast(reading: Reading, op: Op, refs: list[Ref]) -> tuple[Layout, list[Operand]]:
-    """Broadcast operands against each other: their labels meet."""
+    """Broadcast operands against each other, and tie their labels."""
     shape = reading.trace.values[op.outputs[0]].shape
     rank = len(shape)
     operands = []
@@ -107,7 +107,7 @@ def broadcast(reading: Reading, op: Op, refs: list[Ref]) -> tuple[Layout, list[O
 
 
 def pointwise(reading: Reading, op: Op) -> Outcome:
-    """A function of pointwise tensors, number by number."""
+    """A function of several tensors, entry by entry."""
     refs = refs_in(op.args)
     layout, _ = broadcast(reading, op, refs)
     return Outcome((layout,), Map(tuple(ref.value for ref in refs), base_name(op) in ("maximum", "minimum", "where", "lerp")))
@@ -144,7 +144,7 @@ def multiply(reading: Reading, op: Op) -> Outcome:
 
 
 def copy(reading: Reading, op: Op) -> Outcome:
-    """`target.copy_(source)`: the target's labels meet the source's."""
+    """`target.copy_(source)`: the target's labels are tied to the source's."""
     target, source = refs_in(op.args)[:2]
     layout, _ = broadcast(reading, op, [target, source])
     return Outcome((layout,), Move((source.value,)))
@@ -157,7 +157,7 @@ def prelu(reading: Reading, op: Op) -> Outcome:
 
 
 def _zero_at_zero(op: Op) -> bool:
-    """Ask the operator itself what it makes of zero."""
+    """Whether an operator maps zero to zero, found by evaluating it."""
     try:
         return (
             _of_zero(op.name, tuple(TENSOR if isinstance(arg, Ref) else arg for arg in op.args), tuple(op.kwargs.items())) == 0

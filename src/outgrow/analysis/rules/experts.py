@@ -1,9 +1,9 @@
-"""Mixtures of experts as one grouped product: rows are sorted by expert, and each meets the weight of its own.
+"""Mixtures of experts as one grouped product: rows are sorted by expert, and each is multiplied by its expert's weight.
 
     y[s, o] = Σ over i of x[s, i]·w[e(s), i, o]
 
-Every expert reads and writes the same units, so that a unit is one row or column of all experts. The experts themselves are
-chosen by data: their number stays.
+Every expert reads and writes the same units, so a unit is one row or column of all experts. The experts themselves are chosen
+by data: their number can't grow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def grouped_mm(reading: Reading, op: Op) -> Outcome:
     x, weight = op.args[:2]
     shapes = reading.shape(x), reading.shape(weight)
     if (len(shapes[0]), len(shapes[1])) != (2, 3):
-        reading.pin_all([x, weight], f"{op.name} groups its axes in a way that is not followed", op)
+        reading.pin_all([x, weight], f"{op.name} groups its axes in a way that has no rule", op)
         return Outcome(((),), Ignore())
     layout = reading.layout(weight)
     reading.pin(layout, [0], "experts are chosen by data", op)

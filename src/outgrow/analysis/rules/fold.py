@@ -9,7 +9,7 @@ from outgrow.trace.operators import FOLD, Op
 
 
 def fold(reading: Reading, op: Op) -> Outcome:
-    """(x̄, axis): the axis gets labels of its own, the others keep theirs."""
+    """(x̄, axis): the axis gets new labels, the others keep theirs."""
     ref, axis = op.args
     layout = reading.layout(ref)
     host = block_at(layout, axis)
@@ -18,7 +18,7 @@ def fold(reading: Reading, op: Op) -> Outcome:
     rest = tuple(block for block in layout if block is not host)
     size = reading.trace.values[op.outputs[0]].shape[axis]
     if len(host.axes) > 1:
-        reading.ties.fix(host.labels, "a folded residual goes over pointwise of its axes", op.module)
+        reading.ties.fix(host.labels, "a folded residual spans several of its axes", op.module)
         return Outcome((rest,), Folded(ref.value))
     fresh = (Block((axis,), reading.ties.fresh((size,))),) if size > 1 else ()
     return Outcome(((*rest, *fresh),), Folded(ref.value))

@@ -1,7 +1,7 @@
 """Fourier transforms over space, and complex numbers.
 
-A transform is linear, and treats all units alike if it goes over places only. A complex unit is one unit: its real and
-imaginary parts, where the code takes them apart, lie on an axis of two that carries none.
+A transform is linear, and treats all units alike if it runs over spatial axes only. A complex unit is one unit: where the code
+separates real and imaginary parts, they lie on an axis of size two that carries no unit.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from outgrow.trace.operators import Op, refs_in
 
 
 def transform(reading: Reading, op: Op) -> Outcome:
-    """(x, axes, …): to frequencies or back, over the axes that are named."""
+    """(x, axes, …): to frequencies or back, over these axes."""
     ref = op.args[0]
     rank = len(reading.shape(ref))
-    return _without(reading, op, [axis % rank for axis in op.args[1]], "a Fourier transform goes over it")
+    return _without(reading, op, [axis % rank for axis in op.args[1]], "a Fourier transform runs over it")
 
 
 def to_pairs(reading: Reading, op: Op) -> Outcome:
@@ -29,7 +29,7 @@ def to_pairs(reading: Reading, op: Op) -> Outcome:
 def from_pairs(reading: Reading, op: Op) -> Outcome:
     """Pairs of real numbers, on the last axis, as complex ones."""
     last = len(reading.shape(op.args[0])) - 1
-    return _without(reading, op, [last], "its indices are taken as real and imaginary parts")
+    return _without(reading, op, [last], "its indices are real and imaginary parts")
 
 
 def from_parts(reading: Reading, op: Op) -> Outcome:

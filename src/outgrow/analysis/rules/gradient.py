@@ -1,4 +1,4 @@
-"""`torch.autograd.grad` as one operator: the gradient of a function that stays is a gradient that stays."""
+"""`torch.autograd.grad` as one operator: if a function does not change, its gradient does not change."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from outgrow.trace.operators import Op
 def gradient(reading: Reading, op: Op) -> Outcome:
     """(outputs, inputs): exact if neither carries units. New units would add to a gradient that is summed over them."""
     outputs, inputs = op.args
-    reading.pin_all(outputs, "a gradient is taken of it, summed over its units", op)
-    reading.pin_all(inputs, "a gradient is taken with respect to its units", op)
+    reading.pin_all(outputs, "torch.autograd.grad differentiates its sum over units", op)
+    reading.pin_all(inputs, "torch.autograd.grad differentiates with respect to its units", op)
     for output in op.outputs:
         if not any(reading.layout(ref) for ref in (*outputs, *inputs)):
             reading.lost.pop(output, None)

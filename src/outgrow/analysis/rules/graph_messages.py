@@ -1,12 +1,12 @@
-"""Messages along the edges of a graph: rows are chosen by an index, and added, averaged or maximised by one.
+"""Messages along the edges of a graph: an index selects rows, and rows with the same index are added, averaged or maximised.
 
     gather    y[e, u] = x[i[e], u]
     scatter   y[n, u] = Σ over e with i[e] = n of x[e, u]     (or their mean, maximum, minimum, product)
 
-Every unit u goes the same way, so that all of this is one operator per unit: sums and means are linear, extremes are
-homogeneous. This holds only if the index is the same for every unit. `index_add` and its kin take one index per row.
-`gather` and `scatter` take one per entry; there the index must have been expanded over the units (see
-`analysis/expanded_axes.py`). The axis of the rows themselves is not a volume: its length is that of the data.
+Every unit u is treated alike: sums and means are linear, extremes are homogeneous. This holds only if the index is the same for
+every unit. `index_add` and similar operators take one index per row. `gather` and `scatter` take one per entry; there the index
+must have been expanded over the units (see `analysis/expanded_axes.py`). The axis of the rows is not a volume: its length is
+that of the data.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from outgrow.trace.operators import Op, Ref
 
 LINEAR = {"sum", "add", "mean"}
 EXTREME = {"amax", "amin"}
-BY_ROW = "its rows are chosen by index"
-BY_ENTRY = "indices choose among its units, entry by entry"
+BY_ROW = "its rows are selected by index"
+BY_ENTRY = "an index selects among its units, entry by entry"
 
 
 def gather(reading: Reading, op: Op) -> Outcome:
@@ -54,7 +54,7 @@ def index_add(reading: Reading, op: Op) -> Outcome:
 
 
 def index_put(reading: Reading, op: Op) -> Outcome:
-    """(base, indices, values, accumulate): rows by index; units lie on the axes behind those that are indexed."""
+    """(base, indices, values, accumulate): rows by index; units lie on the axes after the indexed ones."""
     base, indices, source = op.args[:3]
     rank = len(reading.shape(base))
     covered = 0
@@ -78,7 +78,7 @@ def index_put(reading: Reading, op: Op) -> Outcome:
 
 
 def _rows(reading: Reading, op: Op, ref: Ref, axis: int, index: Ref | None) -> Layout:
-    """What an operand carries beside the axis of its rows; what an index treats entry by entry can't grow."""
+    """An operand's layout without the axis of its rows; axes along which the index varies are pinned."""
     layout = reading.layout(ref)
     reading.pin(layout, [axis], BY_ROW, op)
     apart = [axis]
@@ -100,7 +100,7 @@ def _how(op: Op, position: int) -> str:
 
 
 def _combine(reading: Reading, op: Op, base: Ref, source: Ref, axis: int, how: str) -> Outcome:
-    """Base and source meet on all axes but that of the rows."""
+    """Tie base and source along all axes except for that of the rows."""
     layouts = [reduce(reading.ties, reading.layout(ref), [axis], keepdim=True) for ref in (base, source)]
     operands = []
     for ref, layout in zip((base, source), layouts, strict=True):
@@ -113,7 +113,7 @@ def _combine(reading: Reading, op: Op, base: Ref, source: Ref, axis: int, how: s
 
 
 def _effect(reading: Reading, base: Ref, source: Ref, layouts: Sequence[Layout], how: str) -> Effect:
-    """Zeros as the base add nothing to a sum, and take the place of rows that nothing is sent to."""
+    """The effect: a base of zeros adds nothing to a sum, and rows without a message stay zero."""
     clean = reading.zeros[base.value]
     if how in LINEAR | {"copy"}:
         if clean:

@@ -12,7 +12,7 @@ from outgrow.trace.operators import Op, Ref
 
 
 def batch_norm(reading: Reading, op: Op) -> Outcome:
-    """(x, weight, bias, running mean, running variance, training, …): one value a channel each."""
+    """(x, weight, bias, running mean, running variance, training, …): one value per channel each."""
     x, *vectors = op.args[:5]
     shape = reading.shape(x)
     present = [ref if isinstance(ref, Ref) else None for ref in vectors]
@@ -60,7 +60,7 @@ def layer_norm(reading: Reading, op: Op) -> Outcome:
 
 
 def group_norm(reading: Reading, op: Op) -> Outcome:
-    """(x, weight, bias, N, C, HxW, groups, eps): statistics over the channels of a group and all places."""
+    """(x, weight, bias, N, C, HxW, groups, eps): statistics over the channels of a group and all positions."""
     x, weight, bias, _, channels, _, groups, eps = op.args[:8]
     shape = reading.shape(x)
     operands = [(x, reading.layout(x), {1: channels})]

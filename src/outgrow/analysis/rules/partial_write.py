@@ -1,7 +1,7 @@
-"""Tensors that are written piece by piece: `out[:, :, :modes] = y`, padded sequences, canvases.
+"""Tensors that are written part by part: `out[:, :, :modes] = y`, padded sequences, canvases.
 
-What is written meets the whole along every axis that it covers from end to end. Along an axis that it covers in part, the
-whole has labels of its own there, which the write has tied already, or it gets them from the pieces.
+The labels of a part are tied to those of the base along every axis that the part covers completely. Along a partly covered
+axis, the base keeps its own labels, which the write has tied already, or gets labels from the parts.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from outgrow.analysis.rules.product import rename
 from outgrow.trace.operators import Op, Ref, refs_in
 from outgrow.trace.view_regions import Box
 
-WrittenPart = tuple[Ref, Box, Layout]  # what was written, where, and what it carries, by the axes of the whole
+WrittenPart = tuple[Ref, Box, Layout]  # written value, region, layout over the axes of the base
 
 
 def write_through_view(reading: Reading, op: Op) -> Outcome:
-    """(base, pieces, boxes): pieces of the base were overwritten, in this order, through views of it."""
+    """(base, parts, boxes): parts of the base were overwritten, in this order, through views of it."""
     base, written, boxes = op.args
     pieces = [_placed(reading, ref, box) for ref, box in zip(written, boxes, strict=True) if box is not None]
     if len(pieces) < len(boxes):
-        reading.pin_all(refs_in(op.args), "part of it is written in place through a view that is no plain slice", op)
+        reading.pin_all(refs_in(op.args), "part of it is written in place through a view that is not a plain slice", op)
         return Outcome(((),), Move(tuple(ref.value for ref in refs_in(op.args))))
     shape = reading.shape(base)
     partial = {axis for _, box, _ in pieces for axis, side in enumerate(box) if not side.whole}
@@ -41,7 +41,7 @@ def write_through_view(reading: Reading, op: Op) -> Outcome:
 
 
 def _placed(reading: Reading, ref: Ref, box: Box) -> WrittenPart:
-    """A piece with its axes counted as those of the whole."""
+    """A part with its axes numbered as those of the base."""
     place = {side.axis: axis for axis, side in enumerate(box) if side.axis is not None}
     return ref, box, rename(tuple(block for block in reading.layout(ref) if set(block.axes) <= set(place)), place)
 
@@ -51,12 +51,12 @@ def _inside(layout: Layout, partial: set[int]) -> Layout:
 
 
 def _pieced(reading: Reading, op: Op, base: Ref, pieces: Sequence[WrittenPart], axis: int) -> Layout:
-    """Labels along an axis that pieces cover in part, where the whole has none: those of the pieces, beside fresh ones."""
+    """Labels along a partly covered axis on which the base has none: those of the parts, and new ones elsewhere."""
     found = [(ref, box[axis], block_at(layout, axis)) for ref, box, layout in pieces]
     if not any(block is not None for _, _, block in found):
         return ()
     if not reading.uniform[base.value] or any(block is not None and len(block.axes) > 1 for _, _, block in found):
-        reading.pin_all([ref for ref, _, _ in pieces], "it is written beside values of another structure", op)
+        reading.pin_all([ref for ref, _, _ in pieces], "it is written into a tensor next to values with other axes", op)
         return ()
     labels: Labels = reading.ties.fresh((reading.shape(base)[axis],))
     for ref, side, block in found:
@@ -64,12 +64,12 @@ def _pieced(reading: Reading, op: Op, base: Ref, pieces: Sequence[WrittenPart], 
         if block is not None:
             labels[here] = block.labels
         elif side.count > 1 and not reading.uniform[ref.value]:
-            reading.ties.fix(labels[here], "it is not written by parameters", op.module)
+            reading.ties.fix(labels[here], "no parameter produces its values", op.module)
     return (Block((axis,), labels),)
 
 
 def _effect(reading: Reading, base: Ref, written: Sequence[Ref]) -> Effect:
-    """Around the pieces the whole stays what it was: zeros, another constant, or values of its own."""
+    """The effect: outside the parts the base keeps its values, which are zeros, another constant, or arbitrary."""
     values = tuple(ref.value for ref in written)
     if reading.zeros[base.value]:
         return Move(values)

@@ -1,7 +1,7 @@
 """Contractions: matrix products, convolutions, attention's q·k and scores·v.
 
-All are one thing: two tensors meet index by index on the axes they share, and a sum goes over some of those. Axes are named
-by integers common to both operands; a grouped convolution, for instance, is x[b, g, i] · w[g, o, i] summed over i.
+All are one operation: two tensors are multiplied along the axes that they share, and summed over some of these. Axes are named
+by integers common to both operands; a grouped convolution, for example, is x[b, g, i] · w[g, o, i] summed over i.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def contract(
     right: tuple[Ref, Layout, Sequence[int], Sequence[int]],
     out: Sequence[int],
 ) -> tuple[Layout, Contract]:
-    """Each side: reference, layout, its axes' common names, its sizes. `out` names the result's axes in order."""
+    """Layout and effect of a contraction. Each side: reference, layout, common names of its axes, sizes; `out`: result."""
     sides = []
     size_of: dict[int, int] = {}
     for ref, layout, names, sizes in (left, right):
@@ -79,7 +79,7 @@ def mm(reading: Reading, op: Op) -> Outcome:
 def add_bias(
     reading: Reading, op: Op, bias: Ref, layout: Layout, beside: Ref, effect: Contract, axis: int | None = None
 ) -> tuple[Layout, Contract]:
-    """A bias is written to the same units as the product it is added to; its last axis is `axis` of the result."""
+    """Add a bias, which writes the same units as the product; its last axis is `axis` of the result."""
     shape = reading.trace.values[op.outputs[0]].shape
     shift = len(shape) - len(reading.shape(bias)) if axis is None else axis
     spread = renumber(reading.layout(bias), lambda a: a + shift)
@@ -99,10 +99,10 @@ def convolution(reading: Reading, op: Op) -> Outcome:
     x_shape, w_shape = reading.shape(x), reading.shape(weight)
     out_shape = reading.trace.values[op.outputs[0]].shape
     batch, channels, *space = x_shape
-    kernel = list(range(10, 10 + len(space)))  # axes of the kernel and of the image meet nothing
+    kernel = list(range(10, 10 + len(space)))  # axes of the kernel and of the image are not shared
     places = list(range(20, 20 + len(space)))
-    reading.pin(reading.layout(x), list(range(2, len(x_shape))), "it is convolved over", op)
-    reading.pin(reading.layout(weight), list(range(2, len(w_shape))), "it is the size of a kernel", op)
+    reading.pin(reading.layout(x), list(range(2, len(x_shape))), "a convolution slides over it", op)
+    reading.pin(reading.layout(weight), list(range(2, len(w_shape))), "it is the size of a convolution kernel", op)
     x_layout = reduce(reading.ties, reading.layout(x), range(2, len(x_shape)), keepdim=True)
     w_layout = reduce(reading.ties, reading.layout(weight), range(2, len(w_shape)), keepdim=True)
     x_wide = (batch, groups, channels // groups, *space)

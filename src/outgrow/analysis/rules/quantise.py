@@ -1,8 +1,8 @@
 """Fake quantisation: q(x) = s·(clamp(round(x/s) + z) − z), value by value.
 
-With a fixed scale s this is a function of single values with q(0) = 0. It is not linear, so that a weight which reads through
-it can be zero or free, but can neither cancel nor be shared out. An observer that is switched on sets s by the range of all
-values, which new ones would widen; one scale per channel comes with a whole number z per channel, which does not grow.
+With a fixed scale s this is an elementwise function with q(0) = 0. It is not linear, so the new columns of a quantised reader
+can be zero or free, but can neither cancel nor be shared out. An active observer sets s by the range of all values, which new
+values would widen; one scale per channel comes with an integer z per channel, which does not grow.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from outgrow.trace.operators import FAKE_QUANTISE, OBSERVING, Op
 
 
 def per_tensor(reading: Reading, op: Op) -> Outcome:
-    """(x, scale, zero point, …): one scale for all; also returns a mask of what was not clamped."""
+    """(x, scale, zero point, …): one scale for all; also returns a mask of the values that were not clamped."""
     value = op.args[0].value
     return Outcome((reading.layouts[value],) * len(op.outputs), Map((value,), zero=True))
 
@@ -39,7 +39,7 @@ def observed(reading: Reading, op: Op) -> Outcome:
 
 def _by_channel(reading: Reading, op: Op, axis: int) -> Outcome:
     layout = reading.layout(op.args[0])
-    reading.pin(layout, [axis % len(reading.shape(op.args[0]))], "it is quantised by a whole number per channel", op)
+    reading.pin(layout, [axis % len(reading.shape(op.args[0]))], "it is quantised with an integer zero point per channel", op)
     return per_tensor(reading, op)
 
 

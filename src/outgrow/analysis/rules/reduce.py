@@ -1,4 +1,4 @@
-"""Statistics over axes, pooling and resampling over the image, and operators that let indices of an axis see each other."""
+"""Statistics over axes, pooling and resampling over the image, and operators that mix the indices of an axis."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def statistic(reading: Reading, op: Op) -> Outcome:
 
 
 def _correction(op: Op) -> float:
-    """What var and std take off the number of entries: `var(x, dim, unbiased)` or `var(x, dim, *, correction)`."""
+    """What var and std subtract from the number of entries: `var(x, dim, unbiased)` or `var(x, dim, *, correction)`."""
     given = op.args[2] if len(op.args) > 2 else op.kwargs.get("correction")
     return 1.0 if given is None else float(given)
 
 
 def pool(reading: Reading, op: Op) -> Outcome:
-    """Neighbouring places are averaged, maximised or interpolated, every channel alike."""
+    """Neighbouring positions are averaged, maximised or interpolated, for each channel alike."""
     name = op.name.removeprefix("aten.")
     ref = op.args[0]
     rank = len(reading.shape(ref))
     digits = [int(char) for char in name if char.isdigit()]
     space = range(rank - digits[0], rank)
-    reading.pin(reading.layout(ref), list(space), f"{op.name} works over it", op)
+    reading.pin(reading.layout(ref), list(space), f"{op.name} pools or resamples along it", op)
     kept = reduce(reading.ties, reading.layout(ref), space, keepdim=True)
     effect = Map((ref.value,), True, True) if name in POOL_MAX else Move((ref.value,))
     return Outcome((kept,) * len(op.outputs), effect)
@@ -64,12 +64,12 @@ def softmax(reading: Reading, op: Op) -> Outcome:
     ref, axis = op.args[0], op.args[1] % max(len(reading.shape(op.args[0])), 1)
     what = op.name.removeprefix("aten.").strip("_").replace("safe_", "")
     shares = what == "softmax"
-    effect = Mix((reading.operand(ref),), frozenset([axis]), f"a {what} goes over its units", shares)
+    effect = Mix((reading.operand(ref),), frozenset([axis]), f"a {what} runs over its units", shares)
     return Outcome((reading.layout(ref),) * len(op.outputs), effect)
 
 
 def ranked(reading: Reading, op: Op) -> Outcome:
-    """topk, sort: which index comes where depends on the data."""
+    """topk, sort: the order of the indices depends on the data."""
     ref = op.args[0]
     rank = len(reading.shape(ref))
     position = 2 if op.name == "aten.topk" else 1

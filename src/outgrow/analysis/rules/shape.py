@@ -1,4 +1,4 @@
-"""Operators that move indices about: views, transposes, slices, concatenation, padding, gathers."""
+"""Operators that move indices: views, transposes, slices, concatenation, padding, gathers."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def select(reading: Reading, op: Op) -> Outcome:
     ref = op.args[0]
     shape = reading.shape(ref)
     axis, index = op.args[1] % len(shape), op.args[2]
-    reading.pin(reading.layout(ref), [axis], "the code picks out one of its indices", op)
+    reading.pin(reading.layout(ref), [axis], "the code selects one of its indices", op)
     return moved(reading, ref, take(reading.layout(ref), axis, index % shape[axis]))
 
 
 def unbind(reading: Reading, op: Op) -> Outcome:
     ref = op.args[0]
     axis = axis_of(op, 1, len(reading.shape(ref)))
-    reading.pin(reading.layout(ref), [axis], "the code takes its indices apart", op)
+    reading.pin(reading.layout(ref), [axis], "the code splits it into single indices", op)
     return moved(reading, ref, *(take(reading.layout(ref), axis, i) for i in range(len(op.outputs))))
 
 
@@ -92,7 +92,7 @@ def split(reading: Reading, op: Op) -> Outcome:
 
 
 def glu(reading: Reading, op: Op) -> Outcome:
-    """a·σ(b) for the two halves a and b of an axis: they belong broadcast, and zeros stay zero."""
+    """a·σ(b) for the two halves a and b of an axis: their labels are tied, and zeros stay zero."""
     ref = op.args[0]
     axis = axis_of(op, 1, len(reading.shape(ref)), default=-1)
     half = reading.shape(ref)[axis] // 2
@@ -117,7 +117,7 @@ def stack(reading: Reading, op: Op) -> Outcome:
         parts = [next((block for block in layout if block.axes == axes), None) for layout in layouts]
         if any(part is None for part in parts):
             for layout in layouts:
-                reading.pin(layout, axes, "it is stacked beside a tensor of a fixed size", op)
+                reading.pin(layout, axes, "it is stacked with a tensor of fixed size", op)
             continue
         labels = np.stack([part.labels for part in parts if part is not None])
         for block in make_block((new, *axes), labels):
@@ -127,7 +127,7 @@ def stack(reading: Reading, op: Op) -> Outcome:
 
 
 def concatenate(reading: Reading, op: Op, refs: Sequence[Ref], layouts: Sequence[Layout], axis: int) -> Outcome:
-    """Along `axis` the labels follow each other; on all other axes they meet."""
+    """Along `axis` the labels are concatenated; on all other axes they are tied."""
     shape = out_shape(reading, op)
     effect = Move(tuple(ref.value for ref in refs))
     hosts = [block_at(layout, axis) for layout in layouts]
@@ -148,9 +148,9 @@ def concatenate(reading: Reading, op: Op, refs: Sequence[Ref], layouts: Sequence
             continue
         fresh = reading.ties.fresh(size)
         if host is not None or len(axes) > 1:
-            reading.pin_all(refs, "it is concatenated beside a tensor of another structure", op)
+            reading.pin_all(refs, "it is concatenated with a tensor of other axes", op)
         elif not reading.uniform[ref.value]:
-            reading.ties.fix(fresh, "it is not written by parameters", op.module)
+            reading.ties.fix(fresh, "no parameter produces its values", op.module)
         pieces.append(fresh)
     joined = make_block(axes, np.concatenate(pieces, axis=axes.index(axis)))
     return Outcome(((*rest, *joined),), effect)
@@ -186,12 +186,12 @@ def repeat(reading: Reading, op: Op) -> Outcome:
 
 
 def shuffle_axis(reading: Reading, op: Op) -> Outcome:
-    """roll and flip: they may act on axes that carry no unit."""
+    """roll and flip: allowed only along axes that carry no unit."""
     ref = op.args[0]
     named = op.args[-1] if base_name(op) == "flip" else (op.args[2] if len(op.args) > 2 else ())
     rank = len(reading.shape(ref))
     axes = [axis % rank for axis in named] or list(range(rank))
-    reading.pin(reading.layout(ref), axes, f"its units are moved about by {op.name}", op)
+    reading.pin(reading.layout(ref), axes, f"{op.name} reorders its units", op)
     return moved(reading, ref, reading.layout(ref))
 
 
@@ -204,7 +204,7 @@ def index(reading: Reading, op: Op) -> Outcome:
     adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
     start = indexed[0] if adjacent else 0
     if any(not adjacent and block.axes for block in reading.layout(ref)):
-        reading.pin_all([ref], "it is looked up by index on pointwise axes", op)
+        reading.pin_all([ref], "it is looked up by index on several axes", op)
         return Outcome(((),), Move((ref.value,)))
 
     def where(axis: int) -> int:
@@ -218,7 +218,7 @@ def index(reading: Reading, op: Op) -> Outcome:
 
 
 def lookup(reading: Reading, op: Op) -> Outcome:
-    """`embedding(weight, indices)`: rows are chosen by data, columns are features."""
+    """`embedding(weight, indices)`: data selects rows, columns are features."""
     weight, indices = refs_in(op.args)[:2]
     reading.pin(reading.layout(weight), [0], "it is looked up by the model's input", op)
     rank = len(reading.shape(indices))
@@ -261,7 +261,7 @@ def col2im(reading: Reading, op: Op) -> Outcome:
     kernel = old[-2] // shape[-3]
     wide = (*old[:-2], shape[-3], kernel, old[-1])
     layout = reshape(reading.ties, reading.layout(ref), old, wide)
-    reading.pin(layout, [len(wide) - 2, len(wide) - 1], "windows are folded over it", op)
+    reading.pin(layout, [len(wide) - 2, len(wide) - 1], "overlapping windows are added along it", op)
     return moved(reading, ref, reduce(reading.ties, layout, [len(wide) - 2, len(wide) - 1], keepdim=True))
 
 
@@ -274,7 +274,7 @@ def pixel_shuffle(reading: Reading, op: Op) -> Outcome:
     layout = reshape(reading.ties, reading.layout(ref), reading.shape(ref), wide)
     layout = permute(layout, [*range(n), n, n + 3, n + 1, n + 4, n + 2])
     tall = (*lead, channels // (r * r), h, r, w, r)
-    reading.pin(layout, [n + 2, n + 4], "its indices become places of the image", op)
+    reading.pin(layout, [n + 2, n + 4], "its indices become pixels of the image", op)
     return moved(reading, ref, reshape(reading.ties, layout, tall, out_shape(reading, op)))
 
 
@@ -300,7 +300,7 @@ def channel_shuffle(reading: Reading, op: Op) -> Outcome:
 
 
 def as_strided(reading: Reading, op: Op) -> Outcome:
-    """Pooling to one place rewrites the strides of axes of size one; anything else is not looked through."""
+    """Pooling to one position rewrites the strides of axes of size one; all other uses are refused."""
     ref, size, stride = op.args[:3]
     contiguous = [int(np.prod(size[axis + 1 :])) for axis in range(len(size))]
     if tuple(size) == reading.shape(ref) and all(

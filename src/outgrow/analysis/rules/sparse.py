@@ -1,7 +1,7 @@
 """Products with a sparse matrix: A·x over the nodes of a graph.
 
-A sparse matrix is a plain one as far as units are concerned. Its own axes are nodes, whose number is that of the data; a
-parameter inside it is refused where the matrix is made, since that operator has no rule.
+For units, a sparse matrix is like a dense one. Its axes are nodes, whose number is that of the data; a parameter inside it is
+refused where the matrix is made, since that operator has no rule.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from outgrow.trace.operators import Op, refs_in
 
 
 def sparse_addmm(reading: Reading, op: Op) -> Outcome:
-    """(base, sparse, dense): base + sparse·dense. `torch.sparse.mm` gives zeros as the base."""
+    """(base, sparse, dense): base + sparse·dense. `torch.sparse.mm` passes zeros as the base."""
     base, *factors = refs_in(op.args)
     return mm(reading, replace(op, args=tuple(factors)) if reading.zeros[base.value] else op)
 

@@ -1,7 +1,7 @@
 """Rules from outside the package: `outgrow.rule`.
 
-A rule of this package moves labels (`reading.Rule`). A user's rule is simpler: a reference function in plain PyTorch, by whose
-operators the user's operator is read (see `model/reference_operators.py`).
+A rule of this package moves labels (`interpret_trace.Rule`). A user's rule is simpler: a reference function in plain PyTorch,
+whose operators are analysed in place of the user's operator (see `model/reference_operators.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def rule(*operators: str, like: Callable[..., Any] | None = None, replace: bool 
     For operators of your own (made by `torch.library`, or by an extension in C++), and for operators of PyTorch for which
     outgrow has no rule. The description is a function in plain PyTorch that takes the operator's arguments and computes the
     same: tensors come by position, settings behind the last tensor by name. It runs in the operator's place only while the
-    model is watched. Write `like=` if there is such a function already; otherwise decorate one.
+    model is traced. Write `like=` if there is such a function already; otherwise decorate one.
 
     The operator itself still runs in training and in the check of outputs, which refuses a growth if the description is wrong.
 
@@ -101,7 +101,7 @@ def _checked(operator: str, replace: bool) -> str:
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     if all(getattr(packet, overload).has_kernel_for_dispatch_key(key) for overload in packet.overloads()):
         raise RuleError(
-            f"operator {operator} needs no rule: it is made of other operators, and those are what outgrow sees. "
+            f"operator {operator} needs no rule: it consists of other operators, and outgrow traces these. "
             "outgrow.volumes(model, example) names the one that has no rule"
         )
     return name
