@@ -101,7 +101,7 @@ def _checked(operator: str, replace: bool) -> str:
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     if all(getattr(packet, overload).has_kernel_for_dispatch_key(key) for overload in packet.overloads()):
         raise RuleError(
-            f"operator {operator} needs no rule: it consists of other operators, and outgrow traces these. "
+            f"operator {operator} needs no rule: it is made of other operators, and outgrow traces these. "
             "outgrow.volumes(model, example) names the one that has no rule"
         )
     return name
