@@ -1,4 +1,4 @@
-"""A plan comes back from JSON exactly: values, types, and the sign of zero."""
+"""A plan is read from JSON exactly: values, types, and the sign of zero."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ plans = st.builds(
 
 @settings(max_examples=300, deadline=None)
 @given(plans)
-def test_a_plan_comes_back_from_json_exactly(plan: Plan) -> None:
+def test_a_plan_is_read_from_json_exactly(plan: Plan) -> None:
     back = Plan.from_json(json.loads(json.dumps(plan.to_json())))
     assert back == plan
-    assert repr(back) == repr(plan)  # tells 1 from 1.0 and from True, 0.0 from −0.0, tuples from lists
+    assert repr(back) == repr(plan)  # distinguishes 1, 1.0 and True; 0.0 and −0.0; tuples and lists
 
 
 def test_the_json_of_a_range_is_short() -> None:
@@ -73,7 +73,7 @@ def test_the_json_of_a_range_is_short() -> None:
     assert len(json.dumps(Plan((), (edit,)).to_json())) < 300
 
 
-def test_a_setting_that_json_can_not_hold_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_setting_that_json_can_not_represent_is_refused_at_once(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     vars(model)["_outgrow_history"] = (Plan((), (), (Setting("", "bias", None, torch.zeros(2)),)),)
     with pytest.raises(CheckpointError, match="Tensor can't be written as JSON"):

@@ -1,4 +1,4 @@
-"""Arguments that are missing, exchanged or of another kind: an error in a sentence that shows the call, and nothing done."""
+"""Missing, swapped or mistyped arguments: one error message that shows a correct call, and no side effects."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def endless() -> list[Any]:
     return result
 
 
-def test_mistakes_are_told_in_a_sentence_and_nothing_is_done(tmp_path: Path) -> None:
+def test_mistakes_raise_a_readable_error_and_have_no_effect(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     before, files = photograph(scene.model), {path: path.read_bytes() for path in tmp_path.iterdir()}
     for name, (mistake, reason) in (FILES | CALLS).items():
@@ -128,7 +128,7 @@ def test_mistakes_are_told_in_a_sentence_and_nothing_is_done(tmp_path: Path) -> 
     scene.run.load(scene.run_path)
 
 
-def test_a_wrong_call_is_a_type_error_too_and_what_fails_within_stays_as_it_is() -> None:
+def test_a_wrong_call_is_a_type_error_too_and_errors_inside_the_call_are_unchanged() -> None:
     @usage("f(3)")
     def f(number: int, *, option: int = 0) -> int:
         return number + len("x" * number) + unknown(number) if option else number

@@ -11,9 +11,7 @@ from outgrow.methods.all_methods import candidates
 from outgrow.methods.base import Method
 from outgrow.wrong_arguments import usage
 
-MOST_NEW_UNITS = (
-    2**20
-)  # units that a volume can gain at once: a slip of the finger, rather than memory, is what a larger number meets
+MOST_NEW_UNITS = 2**20  # per volume and growth: a larger number is taken for a typing error
 DEEPEN_METHODS = ("auto", "r2r", "r2r-paper", "residual", "net2net", "netmorph", "copy", "random")
 BRANCH_METHODS = ("auto", "r2r", "netmorph", "copy", "random")
 

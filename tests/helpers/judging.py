@@ -18,7 +18,7 @@ from torch import Tensor, nn
 RELATIVE, MULTIPLE = 1e-11, 10.0
 
 
-def sober(model: nn.Module) -> nn.Module:
+def without_dropout(model: nn.Module) -> nn.Module:
     """A copy without dropout."""
     twin = copy.deepcopy(model)
     for module in twin.modules():
@@ -31,8 +31,8 @@ def sober(model: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def outputs(model: nn.Module, x: Any, training: bool) -> Tensor:
-    """What a sober copy computes; the model's running statistics stay as they are."""
-    twin = sober(model).train(training)
+    """Outputs of a copy without dropout; the model's running statistics are unchanged."""
+    twin = without_dropout(model).train(training)
     return twin(*x) if isinstance(x, tuple) else twin(x)
 
 
@@ -50,17 +50,17 @@ def jiggled(model: nn.Module, seed: int) -> nn.Module:
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """Largest difference, relative to the largest number of `one`."""
+    """Largest difference, relative to the largest value of `one`."""
     assert one.shape == other.shape
-    assert bool(torch.isfinite(one).all()), "the old model's outputs are no numbers: choose another example"
-    assert bool(torch.isfinite(other).all()), "the grown model's outputs are no numbers"
+    assert bool(torch.isfinite(one).all()), "the old model's outputs are not finite: choose another example"
+    assert bool(torch.isfinite(other).all()), "the grown model's outputs are not finite"
     return float((one - other).abs().max() / one.abs().max().clamp_min(1e-300))
 
 
 def assert_same_function(
     old: nn.Module, new: nn.Module, examples: Sequence[Any], modes: Sequence[bool] = (False, True)
 ) -> None:
-    """`modes`: in which to compare, False being eval and True train mode."""
+    """Check that outputs agree. `modes`: False for eval mode, True for train mode."""
     for x in examples:
         for training in modes:
             want = outputs(old, x, training)
@@ -68,7 +68,7 @@ def assert_same_function(
             if off <= RELATIVE:
                 continue
             moved = max(distance(want, outputs(jiggled(old, seed), x, training)) for seed in range(3))
-            if off > MULTIPLE * moved:  # what cancels leaves rounding behind: the grown network has a sensitivity of its own
+            if off > MULTIPLE * moved:  # cancelling terms leave rounding errors: use the grown network's own sensitivity
                 now = outputs(new, x, training)
                 moved = max(distance(now, outputs(jiggled(new, seed), x, training)) for seed in range(3))
             mode = "train" if training else "eval"
@@ -84,7 +84,7 @@ def assert_learns(model: nn.Module, x: Any) -> None:
     for name, parameter in twin.named_parameters():
         assert parameter.grad is not None, f"no gradient reaches {name}"
         assert parameter.grad.shape == parameter.shape
-        assert bool(torch.isfinite(parameter.grad).all()), f"the gradient of {name} is no number"
+        assert bool(torch.isfinite(parameter.grad).all()), f"the gradient of {name} is not finite"
 
 
 def state_of(model: nn.Module) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def state_of(model: nn.Module) -> dict[str, Any]:
     for name, tensor in model.state_dict(keep_vars=True).items():
         state[f"tensor {name}"] = (id(tensor), tuple(tensor.shape), tensor.detach().numpy().tobytes())
     for path, module in model.named_modules():
-        hooks = [(id(hook), getattr(hook, "done", None)) for hook in module._forward_hooks.values()]  # gates of fades are some
+        hooks = [(id(hook), getattr(hook, "done", None)) for hook in module._forward_hooks.values()]  # among them gates
         state[f"module {path}"] = (id(module), type(module), module.training, hooks)
         for name, value in vars(module).items():
             if not name.startswith("_"):
@@ -107,7 +107,7 @@ def random_states() -> tuple[Any, ...]:
 
 
 def names_and_kinds(model: nn.Module) -> tuple[Any, ...]:
-    """What growth by widening never changes: the state's names, the modules' classes, modes and order."""
+    """Properties that widening never changes: the state's names, the modules' classes, modes and order."""
     return tuple(model.state_dict()), tuple((path, type(module), module.training) for path, module in model.named_modules())
 
 
@@ -129,7 +129,7 @@ def shake(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def newborn(plan: Any, name: str, shape: torch.Size) -> Tensor:
-    """Which entries of a tensor a plan has added."""
+    """A mask of the entries of a tensor that a plan has added."""
     mask = torch.zeros(shape, dtype=torch.bool)
     ages: dict[int, list[bool]] = {}  # by axis, for each position whether it is new
     for edit in plan.edits:
@@ -153,7 +153,7 @@ def gradient_shares(model: nn.Module, plan: Any, batches: Sequence[Tensor]) -> t
         (output * torch.linspace(-1.0, 1.0, output.numel()).view_as(output)).mean().backward()
         for name, parameter in twin.named_parameters():
             if parameter.grad is not None:
-                assert bool(torch.isfinite(parameter.grad).all()), f"the gradient of {name} is no number"
+                assert bool(torch.isfinite(parameter.grad).all()), f"the gradient of {name} is not finite"
                 seen[name] |= parameter.grad != 0
         nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
         optimizer.step()

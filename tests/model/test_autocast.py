@@ -1,4 +1,4 @@
-"""Growths inside an autocast region: judged in the model's own precision, and training goes on from the grown weights."""
+"""Growths inside an autocast region: checked in the model's own precision, and training continues with the grown weights."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def in_half(model: nn.Module) -> Tensor:
 
 
 @pytest.mark.parametrize("name", GROWTHS)
-def test_training_goes_on_within_the_region(name: str) -> None:
-    """The truth is the same loop, where the region ends before the growth and another one begins after it."""
+def test_training_continues_within_the_region(name: str) -> None:
+    """Reference: the same loop, with one region that ends before the growth and another that begins after it."""
     results = []
     for split in (False, True):
         make, grow = GROWTHS[name]
@@ -75,7 +75,7 @@ def test_training_goes_on_within_the_region(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GROWTHS)
-def test_outputs_are_kept(name: str) -> None:
+def test_outputs_are_preserved(name: str) -> None:
     make, grow = GROWTHS[name]
     model = make()
     before, exact = in_half(model), model(X)
@@ -86,9 +86,9 @@ def test_outputs_are_kept(name: str) -> None:
     torch.testing.assert_close(after.float(), before.float(), rtol=0.05, atol=0.05)
 
 
-def test_looking_at_a_model_within_the_region_leaves_its_gradients_alone() -> None:
+def test_analysing_a_model_within_the_region_does_not_change_its_gradients() -> None:
     class Reading(nn.Module):
-        """Looks at a value, so that it is traced on real tensors."""
+        """Reads a value, so that it is traced on real tensors."""
 
         def __init__(self) -> None:
             super().__init__()

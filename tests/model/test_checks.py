@@ -1,4 +1,4 @@
-"""What a growth is given: odd models that work, and everything else refused with a readable GrowthError."""
+"""Arguments of a growth: unusual models that work, and everything else refused with a readable GrowthError."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_an_example_that_the_model_does_not_run_on(example: Any, words: str) -> 
     ],
     ids=str,
 )
-def test_sizes_that_are_none(sizes: dict[str, Any]) -> None:
+def test_invalid_sizes_are_refused(sizes: dict[str, Any]) -> None:
     model = mlp()
     before = state_of(model)
     with pytest.raises(SizeError, match=r"factor=|to=|by=|size"):
@@ -74,20 +74,20 @@ def test_names_that_select_nothing(where: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["zzz", None, outgrow.R2R, ["r2r"]])
-def test_methods_that_are_none(method: Any) -> None:
+def test_invalid_methods_are_refused(method: Any) -> None:
     with pytest.raises(MethodError, match="there is no method"):
         outgrow.widen(mlp(), X, "0", to=12, method=method)
 
 
 @pytest.mark.parametrize("init", ["nonsense", 3, None])
 @pytest.mark.parametrize("kind", [outgrow.R2R, outgrow.MeanFill, outgrow.Net2Net, outgrow.NetMorph, outgrow.RandomPad])
-def test_ways_to_draw_that_are_none(kind: Callable[..., Any], init: Any) -> None:
+def test_invalid_inits_are_refused(kind: Callable[..., Any], init: Any) -> None:
     with pytest.raises(MethodError, match="'std', 'he', 'xavier', 'copy'"):
         kind(init=init)
 
 
 @pytest.mark.parametrize("wrong", [{"scale": math.nan}, {"scale": "1"}, {"noise": -1.0}, {"noise": math.inf}, {"noise": None}])
-def test_scales_and_noises_that_are_no_numbers(wrong: dict[str, Any]) -> None:
+def test_scales_and_noises_that_are_not_numbers_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(MethodError, match="write a finite number"):
         outgrow.R2R(**wrong)
 
@@ -101,7 +101,7 @@ def test_an_init_that_returns_something_else(result: Any) -> None:
     assert state_of(model) == before
 
 
-def test_an_init_that_raises_is_heard_and_undone() -> None:
+def test_an_error_raised_by_an_init_is_passed_on_and_the_growth_undone() -> None:
     model = mlp()
     before = state_of(model)
     with pytest.raises(ZeroDivisionError):
@@ -124,7 +124,9 @@ def test_an_init_that_raises_is_heard_and_undone() -> None:
     ],
     ids=str,
 )
-def test_companions_of_another_kind(options: dict[str, Any], kind: type[GrowthError], words: str) -> None:
+def test_optimizers_and_averages_of_the_wrong_type_are_refused(
+    options: dict[str, Any], kind: type[GrowthError], words: str
+) -> None:
     model = mlp()
     before = state_of(model)
     with pytest.raises(kind, match=words):
@@ -132,14 +134,14 @@ def test_companions_of_another_kind(options: dict[str, Any], kind: type[GrowthEr
     assert state_of(model) == before
 
 
-def test_the_model_is_no_average_of_itself() -> None:
+def test_the_model_itself_is_refused_as_its_average() -> None:
     model = mlp()
     with pytest.raises(GrowthError, match="shares tensors"):
         outgrow.widen(model, X, "0", to=12, average=model)
 
 
 @pytest.mark.parametrize("transforms", [(), ("0",), (None,), (outgrow.Widen,)])
-def test_transforms_that_are_none(transforms: tuple[Any, ...]) -> None:
+def test_invalid_transforms_are_refused(transforms: tuple[Any, ...]) -> None:
     with pytest.raises(GrowthError, match=r"outgrow.Widen\('\*', factor=1.5\)"):
         outgrow.grow(mlp(), X, *transforms)
 
@@ -171,13 +173,13 @@ def test_scripted_models_are_refused(compile_: Callable[[nn.Module], nn.Module],
         outgrow.widen(nn.Sequential(model, nn.ReLU()) if inside else model, X, "*", factor=1.5)
 
 
-def test_an_example_whose_outputs_are_no_numbers_checks_nothing() -> None:
+def test_an_example_without_finite_outputs_is_refused() -> None:
     model = mlp()
     before = state_of(model)
     with pytest.raises(GrowthError, match="not finite in eval mode"):
         outgrow.widen(model, X * torch.nan, "0", to=12)
     assert state_of(model) == before
-    outgrow.widen(model, torch.cat([X, X * torch.nan]), "0", to=12)  # where some are numbers, these are compared
+    outgrow.widen(model, torch.cat([X, X * torch.nan]), "0", to=12)  # the finite outputs are compared
 
 
 class Talkative(nn.Module):
@@ -219,7 +221,7 @@ def compiled_inside() -> nn.Module:
 )
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
-def test_odd_models_grow(make: Callable[[], nn.Module]) -> None:
+def test_unusual_models_grow(make: Callable[[], nn.Module]) -> None:
     model = make()
     x = X.to(next(model.parameters()).dtype)
     flags = [parameter.requires_grad for parameter in model.parameters()]

@@ -1,4 +1,4 @@
-"""Compiled models grow: by the names of the module within, and what runs afterwards is compiled again."""
+"""Compiled models grow under the names of the module inside, and are compiled again afterwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 class Counting:
-    """A backend that runs graphs as they are, and counts them."""
+    """A backend that runs graphs unchanged and counts them."""
 
     def __init__(self) -> None:
         self.graphs = 0
@@ -31,7 +31,7 @@ class Counting:
 
 
 class Network(nn.Module):
-    """No nn.Sequential: `Module.compile` leaves that as it is."""
+    """Not an nn.Sequential, on which `Module.compile` has no effect."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def test_a_compiled_part_of_a_model() -> None:
     assert backend.graphs == 2
 
 
-def test_training_goes_on_as_without_compilation() -> None:
+def test_training_continues_as_without_compilation() -> None:
     model = network()
     twin = copy.deepcopy(model)
     pairs = [(model, torch.compile(model, backend="aot_eager")), (twin, twin)]
@@ -107,7 +107,7 @@ def test_training_goes_on_as_without_compilation() -> None:
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
-def test_what_is_compiled_is_forgotten_only_if_there_is_something(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dynamo_is_reset_only_if_something_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     resets: list[int] = []
     real = torch._dynamo.reset
     monkeypatch.setattr(torch._dynamo, "reset", lambda: (resets.append(1), real()))
@@ -116,7 +116,7 @@ def test_what_is_compiled_is_forgotten_only_if_there_is_something(monkeypatch: p
     model = network()
 
     @torch.compile(backend="eager")
-    def step(x: Tensor) -> Tensor:  # closes over the model: nothing else knows of it
+    def step(x: Tensor) -> Tensor:  # the closure is the only reference to the model
         return model(x).sum()
 
     before = step(X)

@@ -1,4 +1,4 @@
-"""Hooks on a block that is copied: the user's stay where they were put, the model's own go along."""
+"""Hooks of a copied block: the user's are not copied, the model's own are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.helpers.small_runs import DEEPEN, X, loss_of, mlp
 
 
 class Recorder:
-    """What a user hangs onto a block: large, and not to be copied."""
+    """A hook of a user with large contents, which must not be copied."""
 
     def __init__(self) -> None:
         self.seen: list[Tensor] = []
@@ -26,7 +26,7 @@ class Recorder:
         self.seen.append(output)
 
 
-def test_a_recorder_records_its_own_block_alone_and_comes_off() -> None:
+def test_a_recorder_records_only_its_own_block_and_can_be_removed() -> None:
     model, recorder, inside, backward = mlp(), Recorder(), list[Any](), list[Any]()
     block = model.blocks[0]
     handles = [
@@ -50,7 +50,7 @@ def test_a_recorder_records_its_own_block_alone_and_comes_off() -> None:
     assert not any(getattr(module, name) for module in model.modules() for name in names)
 
 
-def test_hooks_that_are_torchs_own_go_along() -> None:
+def test_hooks_of_torch_are_copied() -> None:
     """Spectral norm and pruning compute the weight before each pass: a block without that would not learn."""
     for dress in (lambda layer: nn.utils.spectral_norm(layer), lambda layer: prune.l1_unstructured(layer, "weight", 0.5)):
         model = mlp()
@@ -63,12 +63,12 @@ def test_hooks_that_are_torchs_own_go_along() -> None:
         with torch.no_grad():
             new.weight_orig.neg_()
         model(X)
-        assert (new.weight * before[1]).sum() < 0  # made anew from what has changed
+        assert (new.weight * before[1]).sum() < 0  # computed again from the changed parameters
         assert (model.blocks[0].up.weight * before[0]).sum() > 0
 
 
 class Counting(nn.Module):
-    """Counts by a hook of its own, and is counted by the model around it."""
+    """Counts its passes with a hook of its own; the model around it counts them too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Whole(nn.Module):
 
 
 @pytest.mark.parametrize("fade", [None, 3])
-def test_methods_of_the_model_go_along(fade: int | None) -> None:
+def test_methods_of_the_model_are_copied(fade: int | None) -> None:
     torch.manual_seed(0)
     model = Whole()
     x = torch.randn(4, 6)

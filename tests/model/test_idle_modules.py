@@ -1,4 +1,4 @@
-"""What the example does not run is grown with its like, left out by name, or refused: a grown model runs on other data too."""
+"""Modules that do not run on the example grow with their peers, are reported, or are refused; other data still run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTH, EXPERTS = 8, 4
 
 
 class Experts(nn.Module):
-    """Each sample goes to one expert: the one that its first feature, rounded, is the number of."""
+    """Each sample is sent to one expert, whose index is its first feature, rounded."""
 
     def __init__(self, hidden: int = 6) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Block(nn.Module):
 
 
 class Mixture(nn.Module):
-    """A stream through blocks of experts."""
+    """A residual stream through blocks of experts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Mixture(nn.Module):
 
 
 def mixture() -> tuple[Mixture, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """A model, an example that meets one expert, and data that meet all."""
+    """A model, an example that reaches one expert, and data that reach all."""
     torch.manual_seed(0)
     model = Mixture().double()
     x = torch.randn(12, 3, dtype=torch.float64)
@@ -77,7 +77,7 @@ def mixture() -> tuple[Mixture, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     ],
     ids=str,
 )
-def test_experts_that_the_example_does_not_meet_grow_too(transform: Any) -> None:
+def test_experts_that_the_example_does_not_reach_grow_too(transform: Any) -> None:
     model, example, data = mixture()
     before = model(*data).detach()
     growth = outgrow.grow(model, example, transform)
@@ -90,15 +90,15 @@ def test_experts_that_the_example_does_not_meet_grow_too(transform: Any) -> None
     assert "blocks.0.moe.experts.0, blocks.0.moe.experts.2, blocks.0.moe.experts.3" in note
 
 
-def test_flops_are_those_of_what_runs() -> None:
+def test_flops_do_not_count_idle_experts() -> None:
     model, example, data = mixture()
     lone = outgrow.widen(copy.deepcopy(model), example, "stem", factor=2).flops
     every = outgrow.widen(copy.deepcopy(model), data, "stem", factor=2).flops
-    assert lone == every  # each sample meets one expert
+    assert lone == every  # each sample reaches one expert
 
 
 class Detour(nn.Module):
-    """A way through another layer for what is marked, and an unused table."""
+    """Sends marked samples through another layer, and has an unused table."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,13 +123,13 @@ class Hidden(nn.Module):
         return result
 
 
-def test_a_stream_that_a_layer_may_read_which_did_not_run_is_refused_by_name() -> None:
+def test_a_stream_that_an_idle_layer_may_read_is_refused_by_name() -> None:
     torch.manual_seed(0)
     model, x = Detour().double(), torch.randn(5, 3, dtype=torch.float64)
     with pytest.raises(outgrow.GrowthError, match=r"rare\.weight, which the example does not run, may belong to it"):
         outgrow.widen(model, x, "stem", factor=2)
     before = model(x, True).detach()
-    growth = outgrow.widen(model, x, "*", factor=2)  # of equal size, but within a module that runs whole
+    growth = outgrow.widen(model, x, "*", factor=2)  # of equal size, but inside a module that runs completely
     assert [change.volume for change in growth.plan.changes] == ["body.up"]
     assert distance(before, model(x, True).detach()) < 1e-12
     assert growth.notes == ("not run on the example: rare, table; left unchanged",)
@@ -137,7 +137,7 @@ def test_a_stream_that_a_layer_may_read_which_did_not_run_is_refused_by_name() -
     assert distance(before, model(x, True).detach()) < 1e-12
 
 
-def test_experts_that_are_unlike_are_refused_by_name() -> None:
+def test_experts_of_different_shapes_are_refused_by_name() -> None:
     model, example, data = mixture()
     model.blocks[1].moe.experts[3] = nn.Sequential(nn.Linear(WIDTH, 5), nn.Tanh(), nn.Linear(5, WIDTH)).double()
     before = model(*data).detach()
@@ -149,7 +149,7 @@ def test_experts_that_are_unlike_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("where", ["*", "model.embed_tokens", "*.experts*"])
-def test_mixtral_with_eager_experts_runs_on_data_that_meet_others(where: str) -> None:
+def test_mixtral_with_eager_experts_runs_on_data_that_reach_others(where: str) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
     config = transformers.MixtralConfig(**sizes, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=1)

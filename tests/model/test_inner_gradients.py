@@ -16,7 +16,7 @@ FRESH = torch.randn(6, 3, generator=torch.Generator().manual_seed(1), dtype=DTYP
 
 
 class Energy(nn.Module):
-    """An energy and its forces, laid side by side; `enable`: whether the model switches gradients on by itself."""
+    """Returns an energy and its forces, concatenated; `enable`: whether the model enables gradients by itself."""
 
     def __init__(self, enable: bool) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Energy(nn.Module):
 
 
 class Differentiable(nn.Module):
-    """For the judge, which runs models without gradients."""
+    """Enables gradients, since the independent judge runs models without them."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -47,14 +47,14 @@ class Differentiable(nn.Module):
 
 
 @pytest.mark.parametrize("enable", [True, False])
-def test_energies_and_forces_stay(enable: bool) -> None:
+def test_energies_and_forces_are_preserved(enable: bool) -> None:
     model = Differentiable(randomised(Energy(enable)))
     assert_exact_everywhere(model, POSITIONS, FRESH, {"model.first", "model.second"})
     assert growable(model, POSITIONS)["model.second"] == ("r2r", "net2net", "netmorph", "mean")
     assert "r2r" not in growable(model, POSITIONS)["model.first"]  # a layer norm follows
 
 
-def test_a_model_that_needs_gradients_grows_where_they_are_switched_off() -> None:
+def test_a_model_that_needs_gradients_grows_where_they_are_disabled() -> None:
     model = randomised(Energy(enable=False))
     before = model(POSITIONS)
     with torch.no_grad():
@@ -63,7 +63,7 @@ def test_a_model_that_needs_gradients_grows_where_they_are_switched_off() -> Non
     assert model.second.weight.grad is None
 
 
-def test_forces_are_trained_on_after_a_growth() -> None:
+def test_training_on_forces_continues_after_a_growth() -> None:
     model = randomised(Energy(enable=True))
     optimizer = torch.optim.Adam(model.parameters())
     outgrow.widen(model, POSITIONS, "second", by=2, optimizer=optimizer)
@@ -91,7 +91,7 @@ def test_several_gradients_of_gradients() -> None:
 
 
 class OfUnits(nn.Module):
-    """The gradient with respect to a hidden layer has as many entries as that has units."""
+    """Returns the gradient with respect to a hidden layer, whose size is the number of hidden units."""
 
     def __init__(self, how: str) -> None:
         super().__init__()

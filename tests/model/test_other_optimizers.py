@@ -1,4 +1,4 @@
-"""Optimizers that outgrow was not given: a growth must not disturb them, unless their state is certainly out of date."""
+"""Optimizers that were not passed to outgrow: a growth must not affect them, unless their state is certainly stale."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def train(model: nn.Module, optimizer: Any, steps: int = 3) -> None:
 
 
 def after_growth(make: Make, grown: bool) -> tuple[nn.Module, Any]:
-    """Some training by an optimizer that is made after a growth, of the grown model or of another one."""
+    """Train with an optimizer created after a growth, on the grown model or on another one."""
     model, other = network(), network(1)
     outgrow.widen(model, X, "0", by=4)
     trained = model if grown else other
@@ -99,7 +99,7 @@ def test_optimizers_of_libraries_step_freely_after_a_growth(name: str, grown: bo
 
 
 class Strange(Optimizer):
-    """Holds its parameters where torch does not look for them."""
+    """Keeps its parameters under an unusual name."""
 
     def __init__(self, parameters: Any) -> None:
         self.own, self.steps = list(parameters), 0
@@ -128,7 +128,7 @@ class Unhashable(Strange):
 
 
 class Listed(Strange):
-    """Groups and state of other kinds than torch's."""
+    """Groups and state of unusual types."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters)
@@ -151,7 +151,7 @@ def test_no_hook_raises_for_objects_that_can_not_be_read(kind: type[Strange]) ->
     assert optimizer.steps == 1
 
 
-def test_hooks_ignore_what_is_no_optimizer() -> None:
+def test_hooks_ignore_objects_other_than_optimizers() -> None:
     outgrow.deepen(network(), X, "1", fade=3)
     odd = Slotted()
     for thing in (odd, None, 3, object(), "optimizer", [], {}):
@@ -188,9 +188,9 @@ def test_a_foreign_optimizer_with_tensors_from_before_the_growth_is_stopped() ->
     train(model, optimizer)
 
 
-def test_state_of_a_former_shape_that_is_younger_than_the_growth_is_no_error() -> None:
+def test_state_created_after_the_growth_may_have_the_former_shape() -> None:
     class Projected(Momentum):
-        """Its moments are smaller than the parameter: by chance, of its former shape."""
+        """Its moments are smaller than the parameter and happen to have its former shape."""
 
         @torch.no_grad()
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -223,7 +223,7 @@ def test_classes_derived_from_torchs_are_stopped_before_a_fused_kernel_reads_pas
 
 
 def test_loading_old_state_twice_is_noticed_too() -> None:
-    """The state of the first load may lie where the state lay that was checked."""
+    """The state of the first load may have the memory address of the state that was checked."""
     model = network()
     optimizer = Adam(model.parameters())
     train(model, optimizer)

@@ -1,4 +1,4 @@
-"""A fade under way is reported, and warned of where weights are written without it; so is a mode that was not compared."""
+"""Fades in progress are reported, with a warning when weights are written without them; so is a mode that was not compared."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def steps(model: nn.Module, count: int, loss: Any) -> None:
 
 
 def test_a_report_says_that_weights_alone_are_another_model_while_something_fades_in(tmp_path: Path) -> None:
-    """As long as it is true."""
+    """The line is shown until the fade has ended."""
     model = mlp()
     note = "until then a plain state_dict, loaded elsewhere, computes something else"
     assert f"fading in for 4 more steps: {note}" in str(outgrow.deepen(model, X, "blocks.0", fade=4))
@@ -51,7 +51,9 @@ def test_a_report_says_that_weights_alone_are_another_model_while_something_fade
     outgrow.widen(other, X, "blocks.0.up", by=4)
     other.load_state_dict(model.state_dict())
     assert torch.equal(other(X), model(X))
-    assert "fading" not in str(outgrow.widen(model, X, "blocks.0.up", by=2, fade=3))  # its weights are what is computed with
+    assert "fading" not in str(
+        outgrow.widen(model, X, "blocks.0.up", by=2, fade=3)
+    )  # fading weights are the tensors that are saved
 
 
 def test_save_pretrained_warns_while_something_fades_in(tmp_path: Path) -> None:
@@ -62,7 +64,7 @@ def test_save_pretrained_warns_while_something_fades_in(tmp_path: Path) -> None:
         with pytest.warns(UserWarning, match=r"save_pretrained writes weights without the fade.*Train 2 more steps first"):
             one.save_pretrained(tmp_path)
     again = type(model).from_pretrained(tmp_path)
-    assert not torch.allclose(again(**TOKENS).logits, model(**TOKENS).logits)  # what is warned of is true
+    assert not torch.allclose(again(**TOKENS).logits, model(**TOKENS).logits)  # the warning is right
     model.state_dict()
     outgrow.save(model, tmp_path / "own.safetensors")
     steps(model, 2, lambda model: model(**TOKENS).logits.sum())
@@ -71,7 +73,7 @@ def test_save_pretrained_warns_while_something_fades_in(tmp_path: Path) -> None:
     torch.testing.assert_close(type(model).from_pretrained(tmp_path)(**TOKENS).logits, model(**TOKENS).logits)
 
 
-def test_activations_that_are_setting_in_warn_too() -> None:
+def test_activations_that_fade_in_warn_too() -> None:
     class Ours(nn.Sequential):
         def save_pretrained(self) -> Any:
             return self.state_dict()
@@ -81,7 +83,7 @@ def test_activations_that_are_setting_in_warn_too() -> None:
         model.save_pretrained()
 
 
-def test_a_trainer_that_ends_within_a_fade_warns(tmp_path: Path) -> None:
+def test_a_trainer_that_ends_during_a_fade_warns(tmp_path: Path) -> None:
     events = [outgrow.At(step=2, grow=[outgrow.Deepen("model.layers.0", fade=50)])]
     one = trainer(tmp_path, events, save_steps=2, max_steps=4)
     with pytest.warns(UserWarning, match="training has ended during a fade, fading in for 48 more steps"):
@@ -91,7 +93,7 @@ def test_a_trainer_that_ends_within_a_fade_warns(tmp_path: Path) -> None:
         one.save_model(str(tmp_path / "final"))
 
 
-def test_a_lightning_run_that_ends_within_a_fade_warns() -> None:
+def test_a_lightning_run_that_ends_during_a_fade_warns() -> None:
     class Deep(Lit):
         def __init__(self) -> None:
             super().__init__()
@@ -113,7 +115,7 @@ class Normed(nn.Module):
 
 
 def test_a_report_says_that_train_mode_was_not_compared() -> None:
-    """A batch norm does not run on a single sample there."""
+    """A batch norm does not run on a single sample in train mode."""
     told = str(outgrow.widen(Normed(), X[:1].float(), "a", by=2))
     assert "train mode was not compared" in told
     assert "Expected more than 1 value per channel" in told

@@ -1,4 +1,4 @@
-"""Fades: exact at growth, no jump on the way, no trace at the end; they survive copies, growths, saves and loads."""
+"""Fades: exact at growth, no jump later, nothing left at the end; they survive copies, growths, saves and loads."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_loss_does_not_jump_on_the_way() -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "convnext_atto", "mobilenetv3_small_050"])
-def test_blocks_of_others_fade(name: str) -> None:
+def test_blocks_of_other_libraries_fade_in(name: str) -> None:
     places = {"resnet18": "layer2.1", "convnext_atto": "stages.2.blocks.1", "mobilenetv3_small_050": "blocks.2.1"}
     model = shake(timm.create_model(name, num_classes=5).double())
     x = torch.randn(2, 3, 64, 64, dtype=torch.float64)
@@ -90,7 +90,7 @@ def test_blocks_of_others_fade(name: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["net2net", "netmorph", "residual", "random"])
-def test_any_new_activation_is_legal_if_it_sets_in(method: str, path: Path) -> None:
+def test_any_new_activation_is_exact_if_it_fades_in(method: str, path: Path) -> None:
     def build() -> nn.Module:
         return nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)).double()
 
@@ -143,7 +143,7 @@ def test_a_fade_survives_growths_copies_and_pickles() -> None:
     assert gates_of(revived) == {}
 
 
-def test_a_copy_goes_its_own_way_and_two_optimizers_are_one_step() -> None:
+def test_a_copy_fades_by_itself_and_two_optimizers_are_one_step() -> None:
     model = chain(Block(), Block())
     outgrow.deepen(model, X, "2.1", fade=4)
     fork = copy.deepcopy(model)
@@ -192,7 +192,7 @@ def test_a_frozen_block_fades_in_with_the_model_around_it() -> None:
     assert gates_of(model) == {}
 
 
-def test_an_activation_that_was_put_in_by_hand_sets_in() -> None:
+def test_an_activation_that_was_inserted_by_hand_fades_in() -> None:
     model = nn.Sequential(nn.Linear(5, 8), outgrow.PActivation(nn.Tanh(), steps=3), nn.Linear(8, 3))
     optimizer, x = torch.optim.SGD(model.parameters(), lr=0.0), torch.randn(4, 5)
     steps(model, optimizer, 3, x)
@@ -203,7 +203,7 @@ def test_an_activation_that_was_put_in_by_hand_sets_in() -> None:
             outgrow.PActivation(*wrong)
 
 
-def test_an_activation_that_was_wrapped_meanwhile_still_gives_way() -> None:
+def test_an_activation_that_was_wrapped_later_is_still_replaced() -> None:
     model = nn.Sequential(nn.Linear(3, 6), nn.GELU(), nn.Linear(6, 2)).double()
     optimizer, x = torch.optim.SGD(model.parameters(), lr=0.0), torch.randn(4, 3, dtype=torch.float64)
     outgrow.deepen(model, x, "1", method="net2net", fade=3, optimizer=optimizer)
@@ -216,7 +216,7 @@ def test_an_activation_that_was_wrapped_meanwhile_still_gives_way() -> None:
     assert not any(isinstance(module, outgrow.PActivation) for module in model.modules())
 
 
-class Bent(nn.Module):
+class Activated(nn.Module):
     """x + ψ(f(x))."""
 
     def __init__(self) -> None:
@@ -227,12 +227,12 @@ class Bent(nn.Module):
         return x + self.f(x)
 
 
-def bent() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 4), Bent(), nn.Linear(4, 2)).double()
+def activated() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), Activated(), nn.Linear(4, 2)).double()
 
 
-def test_a_gate_behind_an_activation_that_is_setting_in_stays_when_that_gives_way(tmp_path: Path) -> None:
-    model, x = shake(bent(), 0), torch.randn(5, 3, dtype=torch.float64)
+def test_a_gate_on_an_activation_that_fades_in_stays_when_that_is_replaced(tmp_path: Path) -> None:
+    model, x = shake(activated(), 0), torch.randn(5, 3, dtype=torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     outgrow.deepen(model, x, "1.f", method="net2net", fade=3, optimizer=optimizer)
     steps(model, optimizer, 1, x)
@@ -246,13 +246,13 @@ def test_a_gate_behind_an_activation_that_is_setting_in_stays_when_that_gives_wa
             y = y + level * ((1 - soft) * inner + soft * torch.tanh(inner))
         assert torch.allclose(model[3](y), model(x), rtol=0, atol=1e-7)  # levels are single precision
         outgrow.save(model, tmp_path / "model.safetensors")
-        assert torch.equal(outgrow.load(bent(), tmp_path / "model.safetensors")(x), model(x))
+        assert torch.equal(outgrow.load(activated(), tmp_path / "model.safetensors")(x), model(x))
         steps(model, optimizer, 1, x)
     assert not gates_of(model)
 
 
-def test_nothing_is_put_inside_an_activation_that_is_setting_in() -> None:
-    model, x = bent(), torch.randn(5, 3, dtype=torch.float64)
+def test_nothing_is_inserted_into_an_activation_that_fades_in() -> None:
+    model, x = activated(), torch.randn(5, 3, dtype=torch.float64)
     outgrow.deepen(model, x, "1.f", method="net2net", fade=3)
     assert not next(place for place in outgrow.places(model, x) if place.name == "1.f.1.1.activation").growable
     with pytest.raises(GrowthError, match=r"takes the place of 1\.f\.1\.1"):
@@ -262,7 +262,7 @@ def test_nothing_is_put_inside_an_activation_that_is_setting_in() -> None:
 
 @pytest.mark.parametrize("more", [0, 1, 5])
 @pytest.mark.parametrize("grow", ["block", "activation", "units", "branch"])
-def test_a_file_puts_the_model_itself_back_in_the_middle_of_a_fade(grow: str, more: int, path: Path) -> None:
+def test_loading_restores_the_model_in_the_middle_of_a_fade(grow: str, more: int, path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 6), nn.GELU(), nn.Sequential(Block(), Block()), nn.Linear(6, 2)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -281,7 +281,7 @@ def test_a_file_puts_the_model_itself_back_in_the_middle_of_a_fade(grow: str, mo
     outgrow.save(model, path)
     steps(model, optimizer, more)
     outgrow.load(model, path)
-    for _ in range(3):  # from here on as if nothing had been
+    for _ in range(3):  # training continues as without the file
         assert torch.equal(model(X), twin(X))
         steps(model, optimizer, 1)
         steps(twin, theirs, 1)

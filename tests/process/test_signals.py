@@ -1,4 +1,4 @@
-"""Ctrl-C at any line near the end of a growth: the model has grown and the run knows it, or neither."""
+"""Ctrl-C at any line near the end of a growth: the model has grown and the run has recorded it, or neither."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Scene:
         self.run.step()
 
     def is_consistent(self) -> bool:
-        """Whether all that knows of the growth agrees on it; returns whether it has happened."""
+        """Check that model, optimizer and run agree on the growth; return whether it has happened."""
         size = tuple(self.model[0].weight.shape)
         signs = {
             "weights": size == (12, 4),
@@ -58,7 +58,7 @@ class Scene:
         return signs["weights"]
 
     def goes_on(self) -> None:
-        """Saved and resumed, and stepped on with: one growth in all."""
+        """Save, resume and continue: one growth in total."""
         state = self.run.state_dict()
         other = Scene()
         other.run.load_state_dict(state)
@@ -71,7 +71,7 @@ class Scene:
 
 @contextmanager
 def traced(line: Callable[[FrameType], None], begin: str) -> Iterator[None]:
-    """Call a function at each line of outgrow's code, from the first call of a function of that name on."""
+    """Call a function at each line of outgrow's code, from the first call of the function `begin` on."""
     begun = False
 
     def local(frame: FrameType, event: str, given: Any) -> Any:
@@ -95,7 +95,7 @@ def traced(line: Callable[[FrameType], None], begin: str) -> Iterator[None]:
 
 
 def lines(begin: str) -> list[str]:
-    """The lines that a growth passes, by file."""
+    """The lines that a growth runs, by file."""
     scene, seen = Scene(), []
     scene.step()
     with traced(lambda frame: seen.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"), begin):
@@ -125,11 +125,11 @@ def check_lines(begin: str, numbers: list[int]) -> None:
     grown = []
     for number in numbers:
         scene, interrupted = interrupted_at(number, begin)
-        assert interrupted or number > numbers[-1] - 10  # the number of lines is not quite the same each time
+        assert interrupted or number > numbers[-1] - 10  # the number of lines varies a little
         grown.append(scene.is_consistent())
         if len(grown) == 1 or grown[-1] != grown[-2] or number % 20 == 0:
             scene.goes_on()
-    assert grown == sorted(grown)  # from some line on it stays
+    assert grown == sorted(grown)  # from some line on, all have grown
     assert grown[-1]
 
 
@@ -150,7 +150,7 @@ def test_an_interrupt_at_every_line(begin: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_with_a_handler_wait_and_come_in_order(number: signal.Signals) -> None:
+def test_signals_with_a_handler_are_deferred_and_delivered_in_order(number: signal.Signals) -> None:
     seen: list[Any] = []
     before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -171,7 +171,7 @@ def test_signals_with_a_handler_wait_and_come_in_order(number: signal.Signals) -
             signal.signal(one, handler)
 
 
-def test_a_handler_that_raises_does_not_keep_others_from_being_put_back() -> None:
+def test_a_handler_that_raises_does_not_prevent_others_from_being_restored() -> None:
     before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
 
     def leave(number: int, frame: Any) -> None:
@@ -194,7 +194,7 @@ def _raise_twice(number: signal.Signals) -> None:
         signal.raise_signal(number)
 
 
-def test_nothing_is_held_back_in_other_threads() -> None:
+def test_nothing_is_deferred_in_other_threads() -> None:
     handler, seen = signal.getsignal(signal.SIGINT), []
 
     def work() -> None:
@@ -208,7 +208,7 @@ def test_nothing_is_held_back_in_other_threads() -> None:
     assert seen == [handler]
 
 
-def test_a_log_that_fails_leaves_a_run_that_knows_of_its_growth() -> None:
+def test_a_log_that_fails_leaves_a_run_that_has_recorded_its_growth() -> None:
     scene = Scene()
 
     def fail(record: Any) -> None:

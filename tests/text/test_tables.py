@@ -1,4 +1,4 @@
-"""Tables as text: no wider than they may be, and nothing is lost; with rich, or without."""
+"""Text tables: they fit the given width and lose no text; with and without rich."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bare(text: str) -> str:
     return "\n".join(line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines())
 
 
-def test_rich_tables_hold_the_same_and_rich_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rich_tables_have_the_same_cells_and_rich_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     header, rows = ("volume", "size"), [("layer1.0.conv1", "64"), ("[bold]x", "8")]
     plain, rich = tables.plain_table(header, rows, 60), bare(tables.rich_table(header, rows, 60))
     assert (

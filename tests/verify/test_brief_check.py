@@ -1,4 +1,4 @@
-"""The check of a growth within a run: brief by default, and yet no wrong growth passes it."""
+"""The check of a growth within a run: brief by default, but no wrong growth passes it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from outgrow.verify import outputs as verify
 from tests.helpers.run_scenes import Scene, refused
 from tests.helpers.small_runs import X, at, mlp
 
-Seen = list[tuple[bool, tuple[int, ...]]]  # of each pass of a model: whether in train mode, and the shape of its input
+Seen = list[tuple[bool, tuple[int, ...]]]  # for each pass of a model: whether in train mode, and the shape of its input
 
 
 def watched(model: nn.Module) -> Seen:
-    """Passes with numbers; those on the meta device cost nothing."""
+    """A list that collects the passes of a model, except for those on the meta device."""
     seen: Seen = []
 
     def note(module: nn.Module, args: Any) -> None:
@@ -71,19 +71,19 @@ def test_passes_of_a_growth(check: Any, expected: Seen) -> None:
     assert grown(network(dtype=torch.float64), HIDDEN, check=check) == expected
 
 
-def test_blocks_that_are_built_are_planned_by_the_rehearsal_too() -> None:
+def test_new_blocks_are_planned_by_the_dry_run_too() -> None:
     for transform in (outgrow.Deepen("1"), outgrow.Branch("2"), outgrow.Deepen("2", method="netmorph")):
         assert grown(network(dtype=torch.float64), transform) == [(False, ONCE)] * 2
 
 
-def test_batch_statistics_of_a_new_norm_call_for_the_thorough_check() -> None:
+def test_batch_statistics_of_a_new_norm_need_the_thorough_check() -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2)).double()
     image = torch.randn(6, 1, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert (True, tuple(image.shape)) in grown(model, outgrow.Deepen("2", method="net2net"), example=image)
     assert isinstance(model[3], nn.Sequential)
 
 
-def test_what_fades_in_at_the_time_calls_for_the_thorough_check() -> None:
+def test_a_fade_in_progress_needs_the_thorough_check() -> None:
     model = mlp()
     run = outgrow.Run(model, X, SGD(model.parameters(), lr=0.1), [at(1, outgrow.Deepen("blocks.0", fade=9)), at(2)], quiet=True)
     run.step()
@@ -92,13 +92,13 @@ def test_what_fades_in_at_the_time_calls_for_the_thorough_check() -> None:
     assert (True, WHOLE) in seen
 
 
-def test_more_than_the_floor_is_judged_by_the_networks_own_sensitivity(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_above_the_floor_are_compared_with_the_networks_sensitivity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "FLOOR", 0.0)
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     assert grown(network(dtype=torch.float32), outgrow.Widen("*", factor=2), example=x) == [(False, ONCE)] * 3
 
 
-def test_a_part_that_the_model_has_outgrown_is_not_used() -> None:
+def test_a_part_on_which_the_model_does_not_run_is_not_used() -> None:
     model = network(dtype=torch.float64)
     run = outgrow.Run(model, X, SGD(model.parameters(), lr=0.1), [at(1, HIDDEN)], quiet=True)
     assert run._brief is not None
@@ -108,7 +108,7 @@ def test_a_part_that_the_model_has_outgrown_is_not_used() -> None:
     assert seen == [(False, (1, 3)), *[(False, WHOLE), (True, WHOLE)] * 2]
 
 
-def test_the_error_that_is_told_is_that_of_the_sample() -> None:
+def test_the_reported_error_is_that_of_the_sample() -> None:
     model = network(dtype=torch.float32)
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     run = outgrow.Run(model, x, SGD(model.parameters(), lr=0.1), [at(1, outgrow.Widen("*", factor=2))], quiet=True)
@@ -122,7 +122,7 @@ def test_the_error_that_is_told_is_that_of_the_sample() -> None:
 
 
 class Counted(nn.Module):
-    """Its outputs depend on the number of its blocks: shapes alone do not tell."""
+    """Its outputs depend on the number of its blocks, which shapes do not reveal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Counted(nn.Module):
 
 
 @pytest.mark.parametrize("check", [True, "full"])
-def test_code_that_depends_on_what_grew_is_found(check: Any) -> None:
+def test_code_that_depends_on_the_number_of_blocks_is_detected(check: Any) -> None:
     scene = Scene()
     scene.model = Counted()  # type: ignore[assignment]
     scene.optimizer = torch.optim.AdamW(scene.model.parameters(), lr=1e-2)
@@ -146,8 +146,8 @@ def test_code_that_depends_on_what_grew_is_found(check: Any) -> None:
 @pytest.mark.parametrize("check", [True, "full", False])
 @pytest.mark.parametrize("place", [0, -1], ids=["old", "new"])
 @pytest.mark.parametrize("name", ["0.weight", "0.bias", "2.weight", "2.bias", "4.weight"])
-def test_one_wrong_entry_is_found(name: str, place: int, check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan that gets one entry of one tensor wrong by a thousandth, be it an old one or a new one."""
+def test_one_wrong_entry_is_detected(name: str, place: int, check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One old or new entry of one tensor is wrong by a thousandth."""
     real = apply.fill_values
 
     def spoil(new: Tensor, old: Tensor, edits: Any, *rest: Any) -> None:
@@ -169,7 +169,7 @@ def test_one_wrong_entry_is_found(name: str, place: int, check: Any, monkeypatch
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_checked_in_float32(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error of a tenth, which is a few of bfloat16's last places, is found."""
+    """An error of a tenth, a few units in the last place of bfloat16, is detected."""
     assert grown(network(dtype=dtype), outgrow.Widen("*", factor=1.5), example=X.to(dtype)) == [(False, ONCE)] * 2
     real = verify.check
 
@@ -184,7 +184,7 @@ def test_half_precision_is_checked_in_float32(dtype: torch.dtype, monkeypatch: p
 
 
 class Trained(nn.Module):
-    """In train mode, it returns something more: how long the hidden vector is, or what a head of its own makes of it."""
+    """In train mode, it also returns the norm of the hidden vector, or the output of another head."""
 
     def __init__(self, more: str) -> None:
         super().__init__()
@@ -200,19 +200,19 @@ class Trained(nn.Module):
 
 
 @pytest.mark.parametrize("more", ["head", "length"])
-def test_code_for_train_mode_alone_calls_for_the_thorough_check(more: str) -> None:
+def test_code_that_runs_only_in_train_mode_needs_the_thorough_check(more: str) -> None:
     torch.manual_seed(0)
     model = Trained(more).double()
     assert brief.plan_brief_check(model, X) is None
     if more == "head":
         assert (True, WHOLE) in grown(model, outgrow.Widen("up", to=12))
         return
-    with pytest.raises(VerifyError, match="in train mode"):  # eval mode shows nothing of it
+    with pytest.raises(VerifyError, match="in train mode"):  # in eval mode nothing differs
         grown(model, outgrow.Widen("up", to=12, method="r2r"))
 
 
 class Noisy(nn.Module):
-    """What train mode adds to usual networks: batch statistics, dropout of several kinds."""
+    """The usual differences of train mode: batch statistics, dropout of several kinds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ class Noisy(nn.Module):
         return result
 
 
-def test_noise_and_batch_statistics_do_not() -> None:
+def test_noise_and_batch_statistics_do_not_need_it() -> None:
     torch.manual_seed(0)
     x = torch.randn(3, 3, 6, 6)
     model = Noisy()
@@ -242,7 +242,7 @@ def test_noise_and_batch_statistics_do_not() -> None:
 
 
 class Mixing(nn.Module):
-    """Each sample is compared with the mean of all: of a single one nothing is left."""
+    """Subtracts the mean of all samples: for a single sample, nothing remains."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -254,17 +254,17 @@ class Mixing(nn.Module):
         return result
 
 
-def test_examples_that_can_not_be_cut_are_used_whole() -> None:
+def test_examples_that_can_not_be_shortened_are_used_whole() -> None:
     torch.manual_seed(0)
     assert grown(Mixing().double(), outgrow.Widen("up", to=12)) == [(False, WHOLE)] * 2
-    flattened = nn.Sequential(nn.Flatten(0), nn.Linear(24, 8), nn.GELU(), nn.Linear(8, 3)).double()  # takes six samples
+    flattened = nn.Sequential(nn.Flatten(0), nn.Linear(24, 8), nn.GELU(), nn.Linear(8, 3)).double()  # needs six samples
     assert grown(flattened, outgrow.Widen("1", to=12)) == [(False, WHOLE)] * 2
-    off = network(nn.ReLU, dtype=torch.float64)  # half of its units are off for one sample, not for all
+    off = network(nn.ReLU, dtype=torch.float64)  # half of its units are inactive for one sample, not for all
     assert grown(off, HIDDEN) == [(False, WHOLE)] * 2
 
 
-def test_parts_show_what_the_whole_shows() -> None:
-    """Lengths are cut together, as far as the model runs and shows itself; features are not."""
+def test_parts_have_the_same_influence_as_the_whole() -> None:
+    """Lengths are shortened together, as far as the model runs and its influences suffice; features are not."""
     torch.manual_seed(0)
     convolved = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
     found = brief.plan_brief_check(convolved, torch.randn(2, 3, 256, 256))
@@ -288,7 +288,7 @@ def test_parts_show_what_the_whole_shows() -> None:
 
 
 class Placed(nn.Module):
-    """Each place has a vector of its own, which shorter texts would not show."""
+    """Each position has a vector of its own, on which shorter texts do not depend."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -300,7 +300,7 @@ class Placed(nn.Module):
 
 
 @pytest.mark.parametrize("check", ["brief", "", None, 1, "FULL"])
-def test_bad_values_are_told(check: Any) -> None:
+def test_invalid_values_are_refused(check: Any) -> None:
     model = mlp()
     with pytest.raises(GrowthError, match=r"write True .*'full'.* or False"):
         outgrow.Run(model, X, SGD(model.parameters(), lr=0.1), [at(1)], quiet=True, check=check)
@@ -309,7 +309,9 @@ def test_bad_values_are_told(check: Any) -> None:
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*isinstance\\(treespec, LeafSpec\\)")
 @pytest.mark.parametrize(("check", "expected"), [(True, [True]), ("full", [False])])
 @pytest.mark.parametrize("library", ["lightning", "transformers"])
-def test_trainers_take_it(library: str, check: Any, expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainers_have_the_same_option(
+    library: str, check: Any, expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, kinds = verify.before, []
 
     def note(*args: Any, **options: Any) -> Any:
@@ -332,15 +334,15 @@ def test_trainers_take_it(library: str, check: Any, expected: Any, tmp_path: Pat
 
 
 @pytest.mark.parametrize("library", ["lightning", "transformers"])
-def test_trainers_refuse_bad_values_at_once(library: str) -> None:
+def test_trainers_refuse_invalid_values_at_once(library: str) -> None:
     import importlib
 
     with pytest.raises(GrowthError, match="check='some'"):
         importlib.import_module(f"outgrow.{library}").Grow([at(1)], X, check="some")
 
 
-def test_large_numbers_are_no_infinities() -> None:
-    """Their sum may be one: the quick look for infinities is not the last word."""
+def test_large_values_are_not_taken_for_infinities() -> None:
+    """Their sum may be infinite: then each value is checked."""
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     with torch.no_grad():
         model[2].bias.fill_(3e38)
@@ -349,7 +351,7 @@ def test_large_numbers_are_no_infinities() -> None:
     assert model[0].out_features == 12
 
 
-def test_the_figures_that_are_quoted_are_those_that_were_measured() -> None:
+def test_the_quoted_figures_are_the_measured_ones() -> None:
     measured = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "brief.json").read_text())
     arms = measured["arms"]
     quoted = re.search(r"(\d+) growths of eleven of timm's\s.* up to (\d+) units", str(verify.__doc__), re.DOTALL)

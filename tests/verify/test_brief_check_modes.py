@@ -1,4 +1,4 @@
-"""What a brief check must not miss: code that train mode alone runs, parts without numbers, marks that hide the rest."""
+"""Cases that a brief check must not miss: code for train mode only, parts without finite values, huge masked values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.helpers.small_runs import at
 
 
 class Odd(nn.Module):
-    """Code that treats units otherwise in train mode; `how` names the way."""
+    """Its code uses the units differently in train mode; `how` names the difference."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Odd(nn.Module):
 
 
 @pytest.mark.parametrize("how", ["statistics over units", "another tensor", "a penalty", "a size", "later", "an attribute"])
-def test_what_train_mode_alone_does_is_not_missed(how: str) -> None:
+def test_code_that_runs_only_in_train_mode_is_not_missed(how: str) -> None:
     """Each of these is exact in eval mode and wrong in train mode: a run must refuse it, as `outgrow.widen` does."""
     model = Odd(how).double()
     x = torch.randn(6, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -63,11 +63,11 @@ def test_what_train_mode_alone_does_is_not_missed(how: str) -> None:
     except outgrow.GrowthError:
         assert model.up.out_features == 8
     else:
-        pytest.fail("grown, though train mode computes something else now")
+        pytest.fail("grown, although the outputs in train mode have changed")
 
 
 class Losing(nn.Module):
-    """Returns its loss, which is no number where no label counts."""
+    """Returns its loss, which is NaN if all labels are ignored."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Losing(nn.Module):
         return torch.nn.functional.cross_entropy(logits, y, ignore_index=-100), logits
 
 
-def test_a_part_without_numbers_is_not_taken() -> None:
+def test_a_part_without_finite_values_is_not_used() -> None:
     model = Losing()
     example = torch.randn(6, 4), torch.tensor([-100, 0, 1, 2, 0, 1])
     optimizer = SGD(model.parameters(), lr=0.01)
@@ -87,8 +87,8 @@ def test_a_part_without_numbers_is_not_taken() -> None:
     assert model.up.out_features == 12
 
 
-def test_huge_marks_do_not_hide_the_rest() -> None:
-    """Logits that are halved beside a masked column of -1e9 are not the same."""
+def test_huge_masked_values_do_not_hide_the_rest() -> None:
+    """Halved logits next to a masked column of -1e9 count as different."""
     logits = torch.randn(4, 6)
     logits[:, 2] = -1e9
     halved = torch.where(logits > -1e8, logits / 2, logits)
@@ -100,7 +100,7 @@ def test_huge_marks_do_not_hide_the_rest() -> None:
 
 
 class Missing(nn.Module):
-    """NaN marks what is missing."""
+    """Uses NaN for missing values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,5 +111,5 @@ class Missing(nn.Module):
         return self.out(torch.relu(self.up(x)).masked_fill(x[:, :1] > 9, torch.nan).nan_to_num(0.0))
 
 
-def test_a_nan_in_both_modes_is_the_same() -> None:
+def test_a_nan_argument_in_both_modes_is_equal() -> None:
     assert brief.plan_brief_check(Missing(), torch.randn(4, 4)) is not None

@@ -1,4 +1,4 @@
-"""Models whose code looks at numbers of the example are checked briefly; those that look at their own, thoroughly."""
+"""Models whose code reads scalars of the example are checked briefly; those that read their own tensors, thoroughly."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from tests.helpers.small_runs import at
 
 
 class Masked(nn.Module):
-    """Takes another way where the mask is all ones; `looks`: at what else its code looks."""
+    """Skips an operator if the mask is all ones; `reads`: what else its code reads."""
 
-    def __init__(self, looks: str = "") -> None:
+    def __init__(self, reads: str = "") -> None:
         super().__init__()
         self.one, self.two = nn.Linear(4, 8), nn.Linear(8, 3)
-        self.looks = looks
+        self.reads = reads
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         h = torch.relu(self.one(x))
         if not bool(mask.all()):
             h = h * mask[:, None]
-        if self.looks == "weights" and float(self.one.weight.detach().sum()) > 100:
+        if self.reads == "weights" and float(self.one.weight.detach().sum()) > 100:
             h = h * 2
-        if self.looks == "noise" and float(torch.rand(())) > 2:
+        if self.reads == "noise" and float(torch.rand(())) > 2:
             h = h * 2
-        if self.looks == "views":
+        if self.reads == "views":
             seen = torch.zeros(3)
             seen[0].copy_(self.one.weight.detach().sum())
             h = h * 2 if bool((seen > 100).any()) else h
-        if self.looks == "units" and self.training and int(mask.sum()) > 0:
-            h = h / self.one.out_features * 8  # goes by the width: a growth changes the function
+        if self.reads == "units" and self.training and int(mask.sum()) > 0:
+            h = h / self.one.out_features * 8  # depends on the width: a growth changes the function
         return self.two(h)  # type: ignore[no-any-return]
 
 
@@ -45,20 +45,20 @@ def example(ones: bool) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("ones", [True, False])
-def test_numbers_of_the_example_are_told_again(ones: bool) -> None:
+def test_scalars_of_the_example_are_replayed(ones: bool) -> None:
     found = brief.plan_brief_check(Masked(), example(ones))
     assert found is not None
     assert found.scalars == {False: [ones], True: [ones]}
     assert found.is_current(Masked(), example(ones))
 
 
-@pytest.mark.parametrize("looks", ["weights", "noise", "views"])
-def test_numbers_of_the_model_are_not(looks: str) -> None:
-    assert scalar_reads.read_scalars(Masked(looks), example(True)) is None
-    assert brief.plan_brief_check(Masked(looks), example(True)) is None
+@pytest.mark.parametrize("reads", ["weights", "noise", "views"])
+def test_scalars_of_the_model_are_not_replayed(reads: str) -> None:
+    assert scalar_reads.read_scalars(Masked(reads), example(True)) is None
+    assert brief.plan_brief_check(Masked(reads), example(True)) is None
 
 
-def test_nothing_of_it_is_left_in_the_model() -> None:
+def test_recording_scalars_leaves_the_model_unchanged() -> None:
     model = Masked().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     given, state = example(True), torch.get_rng_state()
@@ -68,13 +68,13 @@ def test_nothing_of_it_is_left_in_the_model() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_code_that_asks_something_else_by_now_is_noticed() -> None:
+def test_code_that_reads_other_scalars_later_is_detected() -> None:
     found = brief.plan_brief_check(Masked(), example(True))
     assert found is not None
     assert not found.is_current(Masked("weights"), example(True))
 
 
-def test_what_train_mode_alone_does_behind_a_question_is_not_missed() -> None:
+def test_code_for_train_mode_behind_a_scalar_is_not_missed() -> None:
     model = Masked("units").train()
     optimizer = SGD(model.parameters(), lr=0.1)
     x, mask = example(True)

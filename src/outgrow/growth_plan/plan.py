@@ -301,22 +301,22 @@ def _unpack(data: Mapping[str, Any]) -> Edit:
     return kind(**values)
 
 
-def _runs(numbers: Sequence[float]) -> list[list[float]]:
+def _runs(values: Sequence[float]) -> list[list[float]]:
     """Run-length encode as [first, step, count]: positions are mostly ranges, factors mostly equal.
 
     Only integers form runs with a step: adding a step to a float would round.
     """
     runs: list[list[float]] = []
-    for number in numbers:
-        if runs and type(number) is type(runs[-1][0]):
+    for value in values:
+        if runs and type(value) is type(runs[-1][0]):
             first, step, count = runs[-1]
-            if type(number) is int and (count == 1 or number == first + step * count):
-                runs[-1][1:] = [number - first if count == 1 else step, count + 1]
+            if type(value) is int and (count == 1 or value == first + step * count):
+                runs[-1][1:] = [value - first if count == 1 else step, count + 1]
                 continue
-            if repr(number) == repr(first) and not step:
+            if repr(value) == repr(first) and not step:
                 runs[-1][2] += 1
                 continue
-        runs.append([number, 0, 1])
+        runs.append([value, 0, 1])
     return runs
 
 

@@ -87,11 +87,11 @@ def check_finite(model: nn.Module) -> None:
 
 
 def _sums(tensors: Sequence[torch.Tensor]) -> list[float]:
-    alike: dict[Any, list[torch.Tensor]] = defaultdict(list)
+    by_type: dict[Any, list[torch.Tensor]] = defaultdict(list)
     for tensor in tensors:
         total = tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))
-        alike[total.device, total.dtype].append(total)
-    return [total for totals in alike.values() for total in torch.stack(totals).tolist()]
+        by_type[total.device, total.dtype].append(total)
+    return [total for totals in by_type.values() for total in torch.stack(totals).tolist()]
 
 
 def check_averages(averages: Sequence[Any], model: nn.Module) -> None:

@@ -59,7 +59,7 @@ def _kind(module: nn.Module) -> Any:
 def peers_alongside(model: nn.Module, pairs: IdlePeers) -> Iterator[None]:
     """Run idle peers after the modules that they belong to, without an effect on the outputs."""
 
-    def behind(others: Sequence[nn.Module]) -> Callable[..., Any]:
+    def hook_for(others: Sequence[nn.Module]) -> Callable[..., Any]:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             for other in others:
                 output = _merged(output, other(*args, **kwargs))
@@ -68,7 +68,9 @@ def peers_alongside(model: nn.Module, pairs: IdlePeers) -> Iterator[None]:
         return hook
 
     handles = [
-        model.get_submodule(path).register_forward_hook(behind([model.get_submodule(name) for name in names]), with_kwargs=True)
+        model.get_submodule(path).register_forward_hook(
+            hook_for([model.get_submodule(name) for name in names]), with_kwargs=True
+        )
         for path, names in pairs.items()
     ]
     try:
@@ -90,9 +92,9 @@ def _sum(y: Any, z: Any) -> Any:
 
 
 @contextlib.contextmanager
-def peers_in_place(model: nn.Module, pairs: IdlePeers, number: int) -> Iterator[None]:
+def peers_in_place(model: nn.Module, pairs: IdlePeers, index: int) -> Iterator[None]:
     """Replace each module that ran by its idle peer with this index (or its last one)."""
-    replaced = [(vars(model.get_submodule(path)), names[min(number, len(names) - 1)]) for path, names in pairs.items()]
+    replaced = [(vars(model.get_submodule(path)), names[min(index, len(names) - 1)]) for path, names in pairs.items()]
     before = [attributes.get("forward") for attributes, _ in replaced]
     for attributes, name in replaced:
         attributes["forward"] = model.get_submodule(name).__call__
@@ -110,8 +112,8 @@ def note(model: nn.Module, unused: Collection[str], pairs: IdlePeers) -> list[st
     idle = idle_modules(model, unused)
     alone = [name for name in unused if not any(name.startswith(f"{path}.") for path in idle)]
     left = [*(path for path in idle if path not in grown), *alone]
-    alike = f"assumed to be used like {_listed(list(pairs))}, and grown in the same way"
-    notes = [f"{NOTE}: {_listed(grown)}; {alike}"] if grown else []
+    reason = f"assumed to be used like {_listed(list(pairs))}, and grown in the same way"
+    notes = [f"{NOTE}: {_listed(grown)}; {reason}"] if grown else []
     return [*notes, *([f"{NOTE}: {_listed(left)}; left unchanged"] if left else [])]
 
 

@@ -33,12 +33,12 @@ def calls_of(model: nn.Module, example: Example, paths: Sequence[str], training:
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
             given[path].append(_copied(_bound(module, args, kwargs)))
 
-        def behind(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             found[path].append(Call(given[path].pop(), _copied(output)))
 
         return [
             module.register_forward_pre_hook(before, with_kwargs=True),
-            module.register_forward_hook(behind, with_kwargs=True),
+            module.register_forward_hook(after, with_kwargs=True),
         ]
 
     handles: list[Any] = []

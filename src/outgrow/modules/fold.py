@@ -54,10 +54,10 @@ class Fold(nn.Module):
 
     def _place(self, part: Tensor, at: int) -> Tensor:
         """The part padded with zeros on both sides, so that it begins at channel `at` of the result."""
-        behind = self.outputs - at - part.shape[self.dim]
-        if not at and not behind:
+        after = self.outputs - at - part.shape[self.dim]
+        if not at and not after:
             return part
-        return nn.functional.pad(part, [0, 0] * (part.ndim - 1 - self.dim) + [at, behind])
+        return nn.functional.pad(part, [0, 0] * (part.ndim - 1 - self.dim) + [at, after])
 
     def extra_repr(self) -> str:
         return f"outputs={self.outputs}, keep={self.keep}, pairs={self.pairs}, dim={self.dim}"

@@ -1,1 +1,1 @@
-"""How things print: tables, and lines beside progress bars."""
+"""Text output: tables, and lines next to progress bars."""

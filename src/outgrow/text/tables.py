@@ -42,12 +42,12 @@ def plain_table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int
     cells = [tuple(header), *map(tuple, rows)]
     widths = _fitted(list(zip(*cells, strict=True)), width - 2 * (len(header) - 1))
     lines = []
-    for number, row in enumerate(cells):
+    for index, row in enumerate(cells):
         wrapped = [textwrap.wrap(cell, size, break_on_hyphens=False) or [""] for cell, size in zip(row, widths, strict=True)]
-        for index in range(max(map(len, wrapped))):
-            line = [(w[index] if index < len(w) else "").ljust(size) for w, size in zip(wrapped, widths, strict=True)]
+        for at in range(max(map(len, wrapped))):
+            line = [(w[at] if at < len(w) else "").ljust(size) for w, size in zip(wrapped, widths, strict=True)]
             lines.append("  ".join(line).rstrip())
-        if not number:
+        if not index:
             lines.append("  ".join("─" * size for size in widths))
     return "\n".join(lines)
 

@@ -15,9 +15,9 @@ GROUPED = {"aten._grouped_mm", "transformers.grouped_mm_fallback"}  # every row 
 def count_flops(trace: Trace, shape: Callable[[int], Sequence[int]]) -> int:
     """Matrix products and convolutions of one pass, as torch.utils.flop_counter counts them."""
     total = 0
-    beside = tuple(f"{path}." for paths in trace.idle_peers.values() for path in paths)  # run only for the trace
+    idle = tuple(f"{path}." for paths in trace.idle_peers.values() for path in paths)  # run only for the trace
     for op in trace.ops[: trace.ends[0] if trace.ends else None]:
-        if beside and f"{op.module}.".startswith(beside):
+        if idle and f"{op.module}.".startswith(idle):
             continue
         if op.name in MATMULS:
             left = refs_in(op.args)[-2]

@@ -128,8 +128,8 @@ class TensorIndices:
         found = self.items.get(id(tensor))
         return found[1] if found is not None and found[0]() is tensor else None
 
-    def __setitem__(self, tensor: Tensor, number: int) -> None:
-        self.items[id(tensor)] = weakref.ref(tensor), number
+    def __setitem__(self, tensor: Tensor, index: int) -> None:
+        self.items[id(tensor)] = weakref.ref(tensor), index
 
 
 class Recorder(Watcher):
@@ -165,9 +165,9 @@ class Recorder(Watcher):
         def leave(path: str, module: nn.Module, args: Any, result: Any) -> None:
             if get_ident() != thread:
                 return
-            number = self.index_of.get(result) if isinstance(result, Tensor) else None
-            if number is not None:
-                self.trace.returned.setdefault(path, number)
+            index = self.index_of.get(result) if isinstance(result, Tensor) else None
+            if index is not None:
+                self.trace.returned.setdefault(path, index)
 
         handles = [module.register_forward_hook(partial(leave, path)) for path, module in model.named_modules()]
         try:
@@ -286,8 +286,8 @@ def _outputs_of_pass(model: nn.Module, recorder: Recorder, output: Any) -> list[
 
 def _unused(recorder: Recorder, used: set[int]) -> dict[int, Tensor]:
     """Results that are alive although no operator has used them, by identity."""
-    alive = [(ref(), number) for ref, number in recorder.index_of.items.values() if number not in used]
-    return {id(t): t for t, number in alive if t is not None and recorder.trace.values[number].kind == "result"}
+    alive = [(ref(), index) for ref, index in recorder.index_of.items.values() if index not in used]
+    return {id(t): t for t, index in alive if t is not None and recorder.trace.values[index].kind == "result"}
 
 
 def record(
@@ -304,17 +304,17 @@ def record(
     """
     if trace is not None:
         return _record(model, example, training, trace)
-    beside = idle_peers or {}
+    peers = idle_peers or {}
     try:
-        return _record(model, example, training, Trace(meta=True, idle_peers=beside))
+        return _record(model, example, training, Trace(meta=True, idle_peers=peers))
     except Exception as error:
         if needs_gradients(error) or isinstance(error, _Differentiates):
-            return _record_gradients(model, example, training, beside)
+            return _record_gradients(model, example, training, peers)
     try:
-        return _record(model, example, training, Trace(idle_peers=beside))
+        return _record(model, example, training, Trace(idle_peers=peers))
     except Exception as error:
         if needs_gradients(error) or isinstance(error, _Differentiates):
-            return _record_gradients(model, example, training, beside)
+            return _record_gradients(model, example, training, peers)
         raise
 
 
@@ -322,14 +322,14 @@ class _Differentiates(Exception):
     """The model differentiates in its forward pass: it must be recorded again, with gradients as operators."""
 
 
-def _record_gradients(model: nn.Module, example: Example, training: bool, beside: IdlePeers) -> Trace:
+def _record_gradients(model: nn.Module, example: Example, training: bool, peers: IdlePeers) -> Trace:
     try:
-        return _record(model, example, training, Trace(meta=True, gradients=True, idle_peers=beside))
+        return _record(model, example, training, Trace(meta=True, gradients=True, idle_peers=peers))
     except Exception as error:
         if "saved tensor hooks" in str(error):
             problem = Problem("the model", "it differentiates with torch.func", "use torch.autograd.grad")
             raise TraceError("gradients of torch.func can't be traced", [problem]) from error
-    return _record(model, example, training, Trace(gradients=True, idle_peers=beside))
+    return _record(model, example, training, Trace(gradients=True, idle_peers=peers))
 
 
 def _record(model: nn.Module, example: Example, training: bool, trace: Trace) -> Trace:

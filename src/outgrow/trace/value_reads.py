@@ -1,7 +1,7 @@
-"""Places where a model's code reads a value of a tensor, as `if x.abs().max() < 8:` does.
+"""Places where a model's code reads a value of a tensor, as in `if x.abs().max() < 8:`.
 
-Such code may decide by the value what it computes. A trace holds only what the example runs, and the check compares only that:
-a branch that the example does not take may use the units that grew in another way. So the report names the place.
+Such code may branch on the value. The trace and the check cover only the branch that the example takes; another branch may use
+the grown units differently. So the report names the place.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SHOWN = 3
 
 
 def note(trace: Trace) -> list[str]:
-    """A line for the report if code reads values that come from floating-point tensors; masks and positions do not count."""
+    """A report line if code reads values computed from floating-point tensors; masks and positions do not count."""
     maker = {output: op for op in trace.ops for output in op.outputs}
 
     def comes_from_floats(value: int) -> bool:

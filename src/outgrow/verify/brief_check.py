@@ -94,7 +94,7 @@ def plan_brief_check(model: nn.Module, example: Example) -> BriefCheck | None:
             scalars = read_scalars(model, example)
             passes = None if scalars is None else _data_flows(model, example, scalars)
         seen = _operators(model, example, scalars)
-        if passes is None or seen is None or passes[0].names != passes[1].names or any(watch.mixes for watch in passes):
+        if passes is None or seen is None or passes[0].names != passes[1].names or any(flow.mixes for flow in passes):
             return None
         return BriefCheck(_smallest_part(model, example), passes[1].drops, seen, scalars)
 
@@ -150,9 +150,9 @@ class DataFlow(TorchDispatchMode):
         self.drops |= noise and bool(args) and isinstance(args[0], Tensor) and several_per_sample(args[0])
         results = [one for one in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(one, Tensor)]
         if torch.Tag.pointwise in func.tags and not noise:
-            numbers = [leaf for leaf in leaves if isinstance(leaf, float) or (isinstance(leaf, int) and leaf is not True)]
-            if numbers and origins and any(one.is_floating_point() for one in results):
-                self.names.append((name.rstrip("_"), *(str(float(number)) for number in numbers)))  # as text, since NaN ≠ NaN
+            constants = [leaf for leaf in leaves if isinstance(leaf, float) or (isinstance(leaf, int) and leaf is not True)]
+            if constants and origins and any(one.is_floating_point() for one in results):
+                self.names.append((name.rstrip("_"), *(str(float(one)) for one in constants)))  # as text, since NaN ≠ NaN
         elif not (noise or func.is_view or name.startswith(FACTORIES)):
             if "batch_norm" in name:
                 self.mixes |= not self._by_channel(inputs[0])
@@ -178,29 +178,29 @@ def _data_flows(model: nn.Module, example: Example, scalars: ScalarReads | None)
     """The data flow in eval mode and in train mode, on the meta device; None if the model does not run there."""
     made: dict[bool, DataFlow] = {}
 
-    def watches(origins: Mapping[int, str]) -> Mapping[bool, DataFlow]:
+    def recorders(origins: Mapping[int, str]) -> Mapping[bool, DataFlow]:
         made.update({False: DataFlow(origins), True: DataFlow(origins)})
         return made
 
-    return (made[False], made[True]) if _run_on_meta(model, example, watches, scalars) else None
+    return (made[False], made[True]) if _run_on_meta(model, example, recorders, scalars) else None
 
 
 def _run_on_meta(
     model: nn.Module,
     example: Example,
-    watches: Callable[[Mapping[int, str]], Mapping[bool, Any]],
+    recorders: Callable[[Mapping[int, str]], Mapping[bool, Any]],
     scalars: ScalarReads | None,
 ) -> bool:
-    """Run a model on the meta device with replayed scalars, once per recorder of `watches`; False if it fails."""
+    """Run a model on the meta device with replayed scalars, once per mode in `recorders`; False if it fails."""
     tensors = {name: tensor.detach().to("meta") for name, tensor in tensors_of(model).items()}
     given = on_meta(example)
     leaves = [leaf for leaf in tree_flatten(given)[0] if isinstance(leaf, Tensor)]
     origins = {id(tensor): OWN for tensor in tensors.values()} | {id(leaf): f"input {n}" for n, leaf in enumerate(leaves)}
     try:
-        for training, watch in watches(origins).items():
+        for training, recorder in recorders(origins).items():
             with untouched(model, buffers=False), elementary(), substituted(model, tensors):
                 model.train(training)
-                with ReplayScalars(scalars[training]) if scalars else nullcontext(), watch:
+                with ReplayScalars(scalars[training]) if scalars else nullcontext(), recorder:
                     call(model, given)
     except Exception:  # code that reads values, or an example that is unsuitable for a mode
         return False

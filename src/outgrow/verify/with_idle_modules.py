@@ -23,17 +23,17 @@ MOST_PEERS = 4  # passes: a layer may have hundreds of similar experts
 class PeerOutputs:
     """The outputs before a growth, with the idle peers of this index in place."""
 
-    number: int
+    index: int
     base: verify.Outputs
 
 
 def outputs_with_peers(model: nn.Module, example: Example, pairs: IdlePeers) -> list[PeerOutputs]:
     """The outputs to preserve, for each index of idle peers with which the model runs."""
     expected: list[PeerOutputs] = []
-    for number in range(min(MOST_PEERS, max(map(len, pairs.values()), default=0))):
+    for index in range(min(MOST_PEERS, max(map(len, pairs.values()), default=0))):
         try:
-            with peers_in_place(model, pairs, number):
-                expected.append(PeerOutputs(number, verify.before(model, example)))
+            with peers_in_place(model, pairs, index):
+                expected.append(PeerOutputs(index, verify.before(model, example)))
         except GrowthError:  # e.g. the code reads an attribute that only the running module sets
             continue
     return expected
@@ -50,5 +50,5 @@ def check_with_peers(
     """Raise if a preserving growth changed one of these outputs; plans: carried out since, they may have renamed modules."""
     now = {renamed(path, plans): [renamed(name, plans) for name in names] for path, names in pairs.items()}
     for one in expected:
-        with peers_in_place(model, now, one.number):
+        with peers_in_place(model, now, one.index):
             verify.check(model, example, one.base, preserving)

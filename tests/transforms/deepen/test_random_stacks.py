@@ -24,8 +24,8 @@ from tests.helpers.judging import (
     names_and_kinds,
     outputs,
     random_states,
-    sober,
     state_of,
+    without_dropout,
 )
 from tests.helpers.network_programs import one_of, programs, stacked
 from tests.helpers.random_networks import Program, build, inputs
@@ -175,7 +175,7 @@ def assert_exact(program: Program, old: nn.Module, new: nn.Module, asked: Sequen
 
 def learns(model: nn.Module, x: Tensor) -> bool:
     try:
-        assert_learns(sober(model), x)
+        assert_learns(without_dropout(model), x)
         return True
     except AssertionError:
         return False
@@ -202,7 +202,7 @@ def assert_new_parts_learn(
 
 def shares_that_learn(model: nn.Module, growth: outgrow.Growth, x: Tensor) -> list[float]:
     """Of the weights in new modules, and of all others."""
-    twin = sober(model).train()
+    twin = without_dropout(model).train()
     optimizer = torch.optim.SGD(twin.parameters(), lr=1e-2)
     moved = {name: torch.zeros_like(parameter, dtype=torch.bool) for name, parameter in twin.named_parameters()}
     with torch.random.fork_rng(devices=[]):
@@ -305,7 +305,7 @@ def check(program: Program, asked: Sequence[Sequence[Any]], how: Training) -> li
         assert_named(old, model, growth, transforms)
         assert_followed(trained)
         if learns(old, inputs(program, batch=4, seed=3)):  # some networks of many products overflow as they are
-            assert_learns(sober(model), inputs(program, batch=4, seed=3))
+            assert_learns(without_dropout(model), inputs(program, batch=4, seed=3))
             assert_new_parts_learn(old, transforms, model, growth, program)
         if average is not None:
             assert distance(average, outputs(trained.average, example, training=False)) < 1e-9
