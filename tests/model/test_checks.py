@@ -96,7 +96,7 @@ def test_scales_and_noises_that_are_not_numbers_are_refused(wrong: dict[str, Any
 def test_an_init_that_returns_something_else(result: Any) -> None:
     model = mlp()
     before = state_of(model)
-    with pytest.raises(MethodError, match="must return a tensor of the shape"):
+    with pytest.raises(MethodError, match="must return a tensor of the requested shape"):
         outgrow.widen(model, X, "0", to=12, method=outgrow.R2R(init=lambda tensor, shape, generator: result))
     assert state_of(model) == before
 
