@@ -64,7 +64,7 @@ def test_links_lead_to_files(page: Path) -> None:
 
 
 def test_worked_examples_of_contributing_do_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule, the method and the transform are put where the page says they go; then the page's own tests run."""
+    """What each recipe adds is put where the page says it goes; then the page's own tests run."""
     page = ROOT / "CONTRIBUTING.md"
     namespace: dict[str, Any] = {"__name__": page.stem}
     rules, methods = dict(outgrow.analysis.rules.all_rules.RULES), dict(outgrow.methods.all_methods.BY_NAME)
@@ -79,10 +79,26 @@ def test_worked_examples_of_contributing_do_what_they_say(monkeypatch: pytest.Mo
         if "TABLE" in namespace:
             table = importlib.import_module("outgrow.transforms.all_transforms")
             monkeypatch.setattr(table, "TABLE", (*table.TABLE, *namespace.pop("TABLE")))
+        if "TRIGGERS" in namespace:
+            triggers = importlib.import_module("outgrow.runs.triggers")
+            monkeypatch.setattr(triggers, "TRIGGERS", triggers.TRIGGERS | namespace.pop("TRIGGERS"))
+        if "WIDTHS" in namespace:
+            sizes = importlib.import_module("outgrow.configuration.follow_sizes")
+            monkeypatch.setattr(sizes, "WIDTHS", (*sizes.WIDTHS, *namespace.pop("WIDTHS")))
     tests = [value for name, value in namespace.items() if name.startswith("test_")]
-    assert len(tests) == 3
+    assert len(tests) == 6
     for test in tests:
         test()
+
+
+def test_places_that_contributing_names_are_there() -> None:
+    """The files, and the tables in them, to which something is added."""
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## The map")[0]
+    paths = re.findall(r"`((?:src|docs|benchmarks|experiments)/[^`]*)`", page)
+    assert len(paths) > 15
+    assert not [path for path in paths if not (ROOT / path).exists()]
+    for table, path in re.findall(r"`([A-Z_]+)` in `([^`]+)`", page):
+        assert re.search(rf"^{table}\b", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), f"{path} has no {table}"
 
 
 def test_the_picture_of_how_it_works_can_be_drawn(tmp_path: Path) -> None:

@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 
 import outgrow
 from outgrow.errors import ScheduleError
-from outgrow.runs import schedule_files as text
-from outgrow.runs import triggers as rules
 
 tomllib = pytest.importorskip("tomllib")
 
@@ -289,7 +287,3 @@ def test_python_without_a_parser_for_toml(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ScheduleError, match="pip install tomli"):
         outgrow.Schedule.from_file(tmp_path / "plan.toml")
-
-
-def test_all_named_rules_can_be_written() -> None:
-    assert text.RULES.keys() == rules.NAMED.keys()

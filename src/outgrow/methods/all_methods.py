@@ -27,6 +27,11 @@ def by_name() -> dict[str, tuple[Method, ...]]:
     return {**BY_NAME, **{name: (kind(),) for name, kind in REGISTERED.items()}}
 
 
+def method_classes() -> dict[str, type[Method]]:
+    """The class of each method that has a name; "auto" is a list of several."""
+    return {name: type(methods[0]) for name, methods in by_name().items() if name != "auto"}
+
+
 def candidates(method: str | Method, fade: int | None = None) -> tuple[Method, ...]:
     """The methods to try, in order, for what a user asked for."""
     if fade is not None:
@@ -57,4 +62,7 @@ def _faded(method: str | Method, steps: int) -> tuple[Method, ...]:
     raise MethodError(f"{first.name} {reason}: leave fade= out, or write method='random' (the default with fade=)")
 
 
-__all__ = ["AUTO", "BY_NAME", "R2R", "MeanFill", "Method", "Net2Net", "NetMorph", "RandomPad", "by_name", "candidates"]
+__all__ = [
+    *("AUTO", "BY_NAME", "R2R", "MeanFill", "Method", "Net2Net", "NetMorph", "RandomPad"),
+    *("by_name", "candidates", "method_classes"),
+]

@@ -24,18 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from outgrow.errors import GrowthError, ScheduleError
-from outgrow.methods.base import REGISTERED, Method
-from outgrow.methods.mean_fill import MeanFill
-from outgrow.methods.net2net import Net2Net
-from outgrow.methods.netmorph import NetMorph, RandomPad
-from outgrow.methods.r2r import R2R
+from outgrow.methods.all_methods import method_classes
+from outgrow.methods.base import Method
+from outgrow.runs import triggers
 from outgrow.runs.schedule import At, Event, Schedule, When
-from outgrow.runs.triggers import Plateau, Reached
 from outgrow.saving.atomic_write import check_path, write_plain
 from outgrow.transforms.all_transforms import Transform, kind_of, kinds
 
-METHOD_CLASSES: dict[str, Any] = {"r2r": R2R, "net2net": Net2Net, "netmorph": NetMorph, "mean": MeanFill, "random": RandomPad}
-RULES: dict[str, Any] = {"plateau": Plateau, "reached": Reached}
 TIMES = ("step", "epoch", "when")
 OPTIONS = tuple(each.name for each in dataclasses.fields(Event) if each.name != "grow")
 
@@ -55,9 +50,9 @@ def _event_out(event: At | When, place: str) -> dict[str, Any]:
     if isinstance(event, At):
         time: dict[str, Any] = {"step": event.step} if event.epoch is None else {"epoch": event.epoch}
     else:
-        name = _named(RULES, event.rule)
+        name = _named(triggers.TRIGGERS, event.rule)
         if name is None:
-            known = " and ".join(RULES)
+            known = " and ".join(triggers.TRIGGERS)
             raise ScheduleError(f"{place}: {event.rule!r} is Python code, which no file can hold: named rules are {known}")
         time = {"when": {"rule": name, **_options_out(event.rule)}}
     grow = [_transform_out(one, f"{place}, transform {number}") for number, one in enumerate(event.grow, 1)]
@@ -73,7 +68,7 @@ def _transform_out(transform: Transform, place: str) -> dict[str, Any]:
     options.pop(kind.place, None)
     method = getattr(transform, "method", None)
     if isinstance(method, Method):
-        name = _named({**METHOD_CLASSES, **REGISTERED}, method)
+        name = _named(method_classes(), method)
         if name is None:
             way_out = f"outgrow.register_method('…', {type(method).__name__}) gives it one"
             raise ScheduleError(
@@ -147,7 +142,7 @@ def _event(entry: Any, place: str) -> At | When:
     options = {name: _no_table(value, name, place) for name, value in entry.items() if name in OPTIONS}
     options["grow"] = [_transform(one, f"{place}, transform {number}") for number, one in enumerate(grow, 1)]
     if times == ["when"]:
-        rule = _built(RULES, entry["when"], "rule", f"{place}, when", "{ rule = 'plateau', metric = 'val_loss' }")
+        rule = _built(triggers.TRIGGERS, entry["when"], "rule", f"{place}, when", "{ rule = 'plateau', metric = 'val_loss' }")
         return _made(When, {"rule": rule, **options}, place)  # type: ignore[no-any-return]
     return _made(At, {times[0]: _no_table(entry[times[0]], times[0], place), **options}, place)  # type: ignore[no-any-return]
 
@@ -165,9 +160,7 @@ def _transform(entry: Any, place: str) -> Transform:
     values = {kind.place if key == kind.name else key: value for key, value in entry.items()}
     for key, value in entry.items():
         if key == "method" and isinstance(value, Mapping) and kind.methods:
-            values[key] = _built(
-                {**METHOD_CLASSES, **REGISTERED}, value, "name", f"{place}, method", "{ name = 'r2r', init = 'he' }"
-            )
+            values[key] = _built(method_classes(), value, "name", f"{place}, method", "{ name = 'r2r', init = 'he' }")
         else:
             _no_table(value, key, place)
     return _made(kind.request, values, place)

@@ -101,4 +101,4 @@ def reached(metric: str, value: float, mode: str = "max") -> Reached:
     return Reached(metric, value, mode)
 
 
-NAMED: dict[str, Callable[..., Trigger]] = {"plateau": plateau, "reached": reached}
+TRIGGERS: dict[str, type[Trigger]] = {"plateau": Plateau, "reached": Reached}  # by their names in schedule files
