@@ -1,7 +1,7 @@
 """Grow PyTorch networks without changing what they compute.
 
-The public names come from `api.py`, which is imported when one of them is first used, so that `outgrow --help` need not
-wait for torch.
+The public names come from `api.py`. It is imported when one of them is first used, so that `outgrow --help` does not
+import torch.
 """
 
 from __future__ import annotations
@@ -62,11 +62,14 @@ __all__ = [
 ]
 
 MODULES = ("dcp", "accelerate", "extending", "lightning", "transformers")  # public; integrations need the library of their name
-__path__.append(str(Path(__file__).with_name("former_names")))  # `outgrow.blocks`, say, is found there
+__path__.append(str(Path(__file__).with_name("former_names")))  # where e.g. `outgrow.blocks` is found
 
 
 class Package(ModuleType):
-    """Public names stay what they are: unpickling a model of 0.1.0 imports `outgrow.plan`, now the name of a function."""
+    """A package whose public names can't be replaced by modules.
+
+    Unpickling a model of version 0.1.0 imports the module `outgrow.plan`, which is now the name of a function.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in __all__ or not isinstance(value, ModuleType):  # the import system binds submodules

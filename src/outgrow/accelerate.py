@@ -1,3 +1,3 @@
-"""Growth in loops that Accelerate prepares."""
+"""Growth in training loops that use Accelerate."""
 
 from outgrow.integrations.accelerate import attach as attach

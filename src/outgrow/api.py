@@ -1,4 +1,4 @@
-"""The public names: the table of contents of the package."""
+"""The public names of the package."""
 
 from outgrow.analysis.rules.user_rules import rule as rule
 from outgrow.comparing.compare import Comparison as Comparison

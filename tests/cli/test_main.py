@@ -1,4 +1,4 @@
-"""The command line: what it prints of models, checkpoints and schedules."""
+"""The output of the command line for models, checkpoints and schedules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_function_that_returns_a_model(run: Run) -> None:
     assert row(text, "0")[:4] == ["0", "6", "0 + 4 more", "1.up + 4 more"]
     assert row(text, "1.up + 3 alike")[:4] == ["1.up + 3 alike", "10", "1.up", "1.down"]
     assert "r2r" in row(text, "1.up + 3 alike")[4]
-    assert row(text, "5") == ["5", "2", "5", "–"]  # nobody reads it
+    assert row(text, "5") == ["5", "2", "5", "–"]  # no module reads it
     assert "it is an output of the model" in text
     parameters = 5 * 6 + 6 + 4 * (6 * 10 + 10 + 10 * 6 + 6) + 6 * 2 + 2
     assert text.splitlines()[-1] == f"7 volumes, 5 can grow; {parameters} parameters"
@@ -39,7 +39,7 @@ def test_all_shows_every_volume_and_every_module(run: Run, monkeypatch: pytest.M
     assert row(text, "0")[2:4] == ["0, 1.down, 2.down, 3.down, 4.down", "1.up, 2.up, 3.up, 4.up, 5"]
 
 
-def test_json_tells_what_the_library_does(run: Run) -> None:
+def test_inspect_as_json_agrees_with_the_library(run: Run) -> None:
     code, text, _ = run("inspect", "given_models:ready", "--input", "4", "--json")
     facts = json.loads(text)
     import given_models
@@ -47,8 +47,8 @@ def test_json_tells_what_the_library_does(run: Run) -> None:
     volumes = outgrow.volumes(given_models.ready, torch.zeros(2, 4))
     assert code == 0
     assert facts["parameters"] == 4 * 8 + 8 + 8 * 3 + 3
-    told = [(v["name"], v["size"], v["growable"], tuple(v["methods"]), v["reason"]) for v in facts["volumes"]]
-    assert told == [(v.name, v.size, v.growable, v.methods, v.reason) for v in volumes]
+    printed = [(v["name"], v["size"], v["growable"], tuple(v["methods"]), v["reason"]) for v in facts["volumes"]]
+    assert printed == [(v.name, v.size, v.growable, v.methods, v.reason) for v in volumes]
     (hidden,) = [v for v in facts["volumes"] if v["growable"]]
     assert (hidden["name"], hidden["size"], hidden["writers"], hidden["readers"]) == ("0", 8, ["0"], ["2"])
 
@@ -84,7 +84,7 @@ def test_a_checkpoint_alone_shows_its_growths_and_tensors(checkpoint: Path, run:
     growths = [re.split(r"  +", line) for line in text.splitlines() if "→" in line]
     assert growths == [["0", "8 → 12", "r2r"], ["0", "12 → 13", "random (does not preserve)"]]
     assert row(text, "2.weight") == ["2.weight", "3×13", "F32"]
-    assert f"4 tensors, {4 * 13 + 13 + 13 * 3 + 3} numbers" in text.splitlines()[-1]
+    assert f"4 tensors, {4 * 13 + 13 + 13 * 3 + 3} values" in text.splitlines()[-1]
 
 
 def test_a_checkpoint_as_json(checkpoint: Path, run: Run) -> None:
@@ -113,7 +113,7 @@ def test_transforms_of_one_call_are_one_growth(run: Run, tmp_path: Path) -> None
     assert sizes == [["0 (kernel)", "3×3 → 9×5"], ["0", "4 → 6"], ["behind 3", "0 → 1"], ["behind 3", "0 → 2"]]
 
 
-def test_compare_tells_what_the_library_does(run: Run) -> None:
+def test_compare_agrees_with_the_library(run: Run) -> None:
     code, text, _ = run("compare", "given_models:ready", "0", "--input", "4")
     assert code == 0
     assert row(text, "new channels") == ["new channels", "even", "any", "any", "any"]
@@ -123,7 +123,7 @@ def test_compare_tells_what_the_library_does(run: Run) -> None:
     assert facts["deepen"]["r2r"]["preserving"] == "yes"
 
 
-def test_compare_tells_the_names_that_come_near_and_compares_grown_checkpoints(run: Run, checkpoint: Path) -> None:
+def test_compare_suggests_similar_names_and_compares_grown_checkpoints(run: Run, checkpoint: Path) -> None:
     code, _, errors = run("compare", "given_models:chain", "1.upp", "--input", "5")
     assert code == 2
     assert "no volume and no module is called '1.upp'" in errors
@@ -136,7 +136,7 @@ def test_compare_tells_the_names_that_come_near_and_compares_grown_checkpoints(r
     assert "--model" in errors
 
 
-def test_timeline_tells_what_the_library_does(run: Run, tmp_path: Path) -> None:
+def test_timeline_agrees_with_the_library(run: Run, tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text(SCHEDULE)
     options = ("timeline", "plan.toml", "--model", "given_models:ready", "--input", "4")
     code, printed, _ = run(*options, "--svg", "plan.svg")

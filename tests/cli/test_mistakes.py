@@ -1,4 +1,4 @@
-"""How the command line fails: in a line or a few, that name the mistake and the way out, and no traceback."""
+"""Errors of the command line: one or a few lines with the mistake and the way out, and no traceback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "no command": ((), ("COMMAND",)),
     "unknown command": (("grow",), ("grow", "inspect")),
     "unknown option": (("inspect", "given_models:ready", "--inputs=3", "--x"), ("--x",)),
-    "no such thing": (("inspect", "nothing"), ("nothing", "no such file", "timm:resnet18")),
+    "no such thing": (("inspect", "nothing"), ("nothing", "neither a file nor a model", "timm:resnet18")),
     "no such file": (("inspect", "no.safetensors"), ("no.safetensors", "no such file")),
     "folder": (("inspect", "."), ("folder",)),
     "text file": (("inspect", "given_models.py"), ("given_models.py", "no safetensors file")),
@@ -41,7 +41,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", MISTAKES)
-def test_a_mistake_is_told_without_a_traceback(case: str, run: Run, checkpoint: Path) -> None:
+def test_a_mistake_is_reported_without_a_traceback(case: str, run: Run, checkpoint: Path) -> None:
     arguments, words = MISTAKES[case]
     code, text, errors = run(*arguments)
     assert (code, text) == (2, "")
@@ -68,7 +68,7 @@ def test_a_refusal_with_several_reasons_keeps_its_lines(run: Run, checkpoint: Pa
         (SCHEDULE.replace('deepen = "1"', 'deepen = "9"'), "event 2, when val_loss .*: the model has no module '9'"),
     ],
 )
-def test_timeline_tells_mistakes_in_one_line(schedule: str, message: str, run: Run, tmp_path: Path) -> None:
+def test_timeline_reports_mistakes_in_one_line(schedule: str, message: str, run: Run, tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text(schedule)
     code, printed, complaint = run("timeline", "plan.toml", "--model", "given_models:ready", "--input", "4")
     assert (code, printed, complaint.count("\n")) == (2, "", 1)

@@ -1,4 +1,4 @@
-"""The command line in a process of its own: what it imports, what it takes torchvision for, and how it ends."""
+"""The command line in a separate process: its imports, its stand-ins for torchvision, and its exit codes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_timm_models_build_by_name_also_where_torchvision_lacks_its_operators() 
     assert lines[-1].endswith("12 can grow; 11,689,512 parameters")  # three streams besides the stem's, eight inner volumes
 
 
-def test_so_do_models_of_the_users_own_that_import_torchvision_along_the_way(tmp_path: Path) -> None:
+def test_a_users_model_builds_if_its_imports_include_torchvision(tmp_path: Path) -> None:
     (tmp_path / "with_llama.py").write_text(
         "import torch\nfrom transformers import LlamaConfig, LlamaModel\n"
         "def build():\n"
@@ -38,12 +38,12 @@ def test_so_do_models_of_the_users_own_that_import_torchvision_along_the_way(tmp
         "    return LlamaModel(c), torch.zeros(1, 3, dtype=torch.int64)\n"
     )
     done = lean(f"import os, outgrow.cli.main as c, sys; os.chdir({str(tmp_path)!r}); c.main(['inspect', 'with_llama:build'])")
-    noise = ("torchao", "_pytree")  # what Transformers imports prints of itself
+    noise = ("torchao", "_pytree")  # messages of packages that Transformers imports
     assert [line for line in done.stderr.splitlines() if not any(word in line for word in noise)] == []
     assert row(done.stdout, "layers.0.mlp.gate_proj")[1] == "12"
 
 
-def test_python_m_outgrow_tells_the_version_of_the_project() -> None:
+def test_python_m_outgrow_prints_the_version_of_the_project() -> None:
     (version,) = re.findall(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     done = subprocess.run([sys.executable, "-m", "outgrow", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"outgrow {version}\n"
@@ -53,7 +53,7 @@ ALONE = """
 import sys, time, types
 package = types.ModuleType("outgrow")
 package.__path__ = [sys.argv[1]]
-sys.modules["outgrow"] = package  # the command line without what `import outgrow` itself brings
+sys.modules["outgrow"] = package  # the command line without the imports of `outgrow` itself
 start = time.perf_counter()
 import outgrow.cli.main
 try:
@@ -74,7 +74,7 @@ def test_help_and_version_import_neither_torch_nor_anything_optional(argument: s
     assert float(seconds.split()[1]) < 0.9  # 0.05 s on an idle machine
 
 
-def test_a_reader_that_leaves_early_is_no_error(checkpoint: Path) -> None:
+def test_a_closed_pipe_is_not_an_error(checkpoint: Path) -> None:
     command = [sys.executable, "-m", "outgrow", "inspect", str(checkpoint)]
     reader, writer = os.pipe()
     os.close(reader)

@@ -1,4 +1,4 @@
-"""The command line: what can grow in a model, what a checkpoint has been through, how methods compare, what a schedule does.
+"""The command line: list what can grow in a model, the growths in a checkpoint, compare methods, preview a schedule.
 
     outgrow inspect timm:resnet18
     outgrow inspect mycode.models:build --input 3,32,32
@@ -6,7 +6,7 @@
     outgrow compare timm:resnet18 layer1.0.conv1
     outgrow timeline schedule.toml --model timm:resnet18 [--svg timeline.svg]
 
-torch, timm and rich are imported only where they are needed; rich makes the tables prettier on a terminal and may be missing.
+torch, timm and rich are imported only where they are needed. rich is optional: it formats tables on a terminal.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "bool")
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells a mistake in one line."""
+    """An argument parser that reports a mistake in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"outgrow: {message} ({self.prog} --help shows how to write it)\n")
+        self.exit(2, f"outgrow: {message} ({self.prog} --help shows the usage)\n")
 
 
 class ShowVersion(argparse.Action):
-    """Looks the version up only when it is asked for."""
+    """Look up the version only if `--version` is given."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
         from importlib.metadata import version
@@ -54,37 +54,38 @@ class ShowVersion(argparse.Action):
 
 
 def make_parser() -> Parser:
-    """All commands and options."""
+    """The parser of all commands and options."""
     parser = Parser(prog="outgrow", description="Grow PyTorch networks without changing what they compute.")
     parser.add_argument("--version", action=ShowVersion, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     inspect = commands.add_parser(
         "inspect",
-        help="show the volumes of a model, or what a checkpoint has been through",
-        description="Show the volumes of a model: their sizes, who writes and reads them, by which methods each can grow, "
-        "and why not by others; and the places where it can be deepened. For a checkpoint alone: its growths and tensors.",
+        help="list the volumes of a model, or the growths and tensors of a checkpoint",
+        description="List the volumes of a model: size, modules that write and read it, methods that can grow it, and the "
+        "reasons why others can't; and the places where the model can be deepened. For a checkpoint without --model: its "
+        "growths and tensors.",
     )
     _add_target(inspect)
-    inspect.add_argument("--all", action="store_true", help="one row for every volume, with nothing shortened")
+    inspect.add_argument("--all", action="store_true", help="print one row per volume, and nothing shortened")
     inspect.set_defaults(run=run_inspect)
     compare = commands.add_parser(
         "compare",
-        help="show what R2R, Net2Net and NetMorph need and do at one place of a model",
-        description="Show, for one volume or module of a model, what R2R, Net2Net and NetMorph need and do there: found by "
-        "testing the operators there, and by growing copies of the model.",
+        help="compare R2R, Net2Net and NetMorph for one volume or module of a model",
+        description="Compare R2R, Net2Net and NetMorph for one volume or module of a model: the requirements of each method, "
+        "and its effect on outputs and gradients, found by testing the operators there and by growing copies of the model.",
     )
     _add_target(compare)
-    compare.add_argument("where", metavar="WHERE", help="a volume or a module, as outgrow inspect names them")
+    compare.add_argument("where", metavar="WHERE", help="name of a volume or module, as listed by outgrow inspect")
     compare.set_defaults(run=run_compare)
     timeline = commands.add_parser(
         "timeline",
-        help="show what a schedule of growths will make of a model",
-        description="Show every stage that a schedule takes a model through: sizes, parameters and FLOPs, found without "
-        "training. An event that is impossible is an error.",
+        help="preview the stages of a training run with a growth schedule",
+        description="Show the stages of a training run with a growth schedule: sizes, parameters and FLOPs, computed without "
+        "training. An event that can't be carried out is an error.",
     )
     timeline.add_argument("schedule", metavar="SCHEDULE", help="a .toml or .json file")
     timeline.add_argument("--model", metavar="TARGET", required=True, help="timm:NAME, or MODULE:CALLABLE (or an attribute)")
-    timeline.add_argument("--svg", metavar="FILE", help="write a picture too")
+    timeline.add_argument("--svg", metavar="FILE", help="also write a picture")
     _add_input(timeline)
     timeline.set_defaults(run=run_timeline)
     return parser
@@ -94,9 +95,9 @@ def _add_target(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "target",
         metavar="TARGET",
-        help="timm:NAME, MODULE:CALLABLE (or a module's attribute), or a file that outgrow.save or Run.save wrote",
+        help="timm:NAME, MODULE:CALLABLE (or a module's attribute), or a file written by outgrow.save or Run.save",
     )
-    command.add_argument("--model", metavar="TARGET", help="with a checkpoint: the small model to load it into (timm:NAME, …)")
+    command.add_argument("--model", metavar="TARGET", help="for a checkpoint: the small model to load it into (timm:NAME, …)")
     _add_input(command)
 
 
@@ -108,28 +109,28 @@ def _add_input(command: argparse.ArgumentParser) -> None:
         action="append",
         type=_shape,
         metavar="N,N,…",
-        help="shape of an input without the batch, e.g. 3,224,224; once for each input",
+        help="shape of an input without the batch, e.g. 3,224,224; repeat it for each input",
     )
     command.add_argument("--batch", type=_positive, default=2, metavar="N", help="batch size of the inputs (2)")
-    command.add_argument("--dtype", choices=DTYPES, help="of the inputs, and of the model if it is a floating one (float32)")
+    command.add_argument("--dtype", choices=DTYPES, help="type of the inputs, and of the model if floating-point (float32)")
     command.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def _shape(text: str) -> tuple[int, ...]:
     sizes = re.split(r" *[,x] *", text.strip("()[] ").removesuffix(","))
     if not all(size.isdecimal() and int(size) > 0 for size in sizes):
-        raise argparse.ArgumentTypeError(f"{text!r} is no shape: write whole numbers with commas, e.g. 3,224,224")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shape: write positive integers with commas, e.g. 3,224,224")
     return tuple(map(int, sizes))
 
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no batch size: write a whole number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a batch size: write a positive integer")
     return int(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code.
+    """Run a command, and return the exit code.
 
     Example:
         >>> main(["inspect", "torch.nn:Identity", "--input", "3"])
@@ -142,18 +143,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print(args.run(args))
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, `head` say, has seen enough
+    except BrokenPipeError:  # the reading process, e.g. `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        print(f"outgrow: {_told(error)}", file=sys.stderr)
+        print(f"outgrow: {_message(error)}", file=sys.stderr)
         return 2
     return 0
 
 
-def _told(error: Exception) -> str:
-    """An error of ours as it is, with a line for each of its reasons; another with its kind."""
+def _message(error: Exception) -> str:
+    """The text of an error; for errors that are not outgrow's own, with the name of the class."""
     from outgrow.errors import GrowthError
 
     text = str(error).strip()
@@ -161,7 +162,7 @@ def _told(error: Exception) -> str:
 
 
 def run_inspect(args: argparse.Namespace) -> str:
-    """What `outgrow inspect` prints."""
+    """The output of `outgrow inspect`."""
     if _is_file(args.target):
         from outgrow.saving.save_load import describe
 
@@ -170,28 +171,31 @@ def run_inspect(args: argparse.Namespace) -> str:
             return _checkpoint_json(about) if args.json else _checkpoint_text(about)
     elif args.model is not None:
         raise CommandError(
-            "--model goes with a checkpoint, a .safetensors file or a run's; here the target itself is the model"
+            f"--model requires a checkpoint (a file of outgrow.save or Run.save) as TARGET, and {args.target} is a model: "
+            "leave --model out"
         )
     return _inspect_model(args)
 
 
 def run_compare(args: argparse.Namespace) -> str:
-    """What `outgrow compare` prints."""
+    """The output of `outgrow compare`."""
     import outgrow
 
     if _is_file(args.target) != (args.model is not None):
-        raise CommandError("--model goes with a checkpoint, a .safetensors file or a run's, and the other way round")
+        raise CommandError(
+            "a checkpoint (a file of outgrow.save or Run.save) as TARGET requires --model, and --model requires a checkpoint"
+        )
     comparison = outgrow.compare(*_model_of(args), args.where)
     return json.dumps(comparison.to_json(), indent=2, ensure_ascii=False) if args.json else str(comparison)
 
 
 def run_timeline(args: argparse.Namespace) -> str:
-    """What `outgrow timeline` prints."""
+    """The output of `outgrow timeline`."""
     from outgrow.runs.schedule import Schedule
     from outgrow.runs.timeline import timeline
 
-    load_plugins()  # a schedule may name a method of theirs
-    schedule = Schedule.from_file(args.schedule)  # its mistakes are told before a model is built
+    load_plugins()  # a schedule may name a method that a plugin registers
+    schedule = Schedule.from_file(args.schedule)  # report its mistakes before a model is built
     found = timeline(*named_model(args.model, args.shapes, args.batch, args.dtype), schedule)
     if args.svg is not None:
         found.svg(args.svg)
@@ -201,7 +205,7 @@ def run_timeline(args: argparse.Namespace) -> str:
 
 
 def _model_of(args: argparse.Namespace) -> tuple[nn.Module, Any]:
-    """The model that a command names, loaded if it names a checkpoint too, and an example for it."""
+    """The model of a command, with the weights of the checkpoint if there is one, and an example input."""
     import outgrow
 
     load_plugins()
@@ -225,32 +229,36 @@ def _inspect_model(args: argparse.Namespace) -> str:
         about = {"target": args.target, "model": type(model).__qualname__, "parameters": parameters, "volumes": facts,
                  "places": [{"name": p.name, "methods": list(p.methods), "reason": p.reason} for p in places]}  # fmt: skip
         return json.dumps(about, indent=2, ensure_ascii=False)
-    title = f"{args.target}: {type(model).__qualname__}, example {_in_words(example)}"
+    title = f"{args.target}: {type(model).__qualname__}, example {_describe_example(example)}"
     growable = sum(volume.growable for volume in volumes)
     noun = "volume" if len(volumes) == 1 else "volumes"
     closing = f"{len(volumes)} {noun}, {growable} can grow; {parameters:,} parameters"
     return "\n\n".join([title, *_volume_tables(volumes, full=args.all), *_place_tables(places, full=args.all), closing])
 
 
-def _in_words(example: Any) -> str:
+def _describe_example(example: Any) -> str:
+    """Shapes and types of an example."""
     import torch
 
     if isinstance(example, torch.Tensor):
         return f"{tuple(example.shape)} {str(example.dtype).removeprefix('torch.')}"
     if isinstance(example, dict):
-        return ", ".join(f"{key}={_in_words(value)}" for key, value in example.items())
+        return ", ".join(f"{key}={_describe_example(value)}" for key, value in example.items())
     if isinstance(example, (tuple, list)):
-        return ", ".join(map(_in_words, example))
+        return ", ".join(map(_describe_example, example))
     return repr(example)
 
 
 def _modules(volume: Volume, role: str) -> list[str]:
-    """Modules with slots of a role; a parameter of the model itself by its own name."""
+    """Names of the modules that write or read a volume; for a parameter of the model itself, the parameter's name."""
     return list(dict.fromkeys(s.tensor.rpartition(".")[0] or s.tensor for s in volume.slots if s.role == role))
 
 
 def _volume_tables(volumes: Sequence[Volume], full: bool) -> list[str]:
-    """A row a volume, or a row for all volumes that differ only in the numbers of their blocks; then the reasons."""
+    """A table with one row per volume, and a table of reasons.
+
+    Unless `full`, volumes that differ only in the number of their block share one row.
+    """
     groups: dict[object, list[Volume]] = {}
     for volume in volumes:
         lists = len(_modules(volume, "writes")), len(_modules(volume, "reads"))
@@ -268,7 +276,7 @@ def _volume_tables(volumes: Sequence[Volume], full: bool) -> list[str]:
 
 
 def _place_tables(places: Sequence[Place], full: bool) -> list[str]:
-    """Behind which modules a block of the model's own kind can be put; with `full`, behind which layers any other too."""
+    """A table of the modules behind which a block can be inserted: one of the model's own kind or, with `full`, any."""
     groups: dict[object, list[Place]] = {}
     for place in places:
         if full or place.own:
@@ -281,7 +289,7 @@ def _place_tables(places: Sequence[Place], full: bool) -> list[str]:
 
 
 def _blockless(text: str) -> str:
-    """Names without the numbers of blocks: blocks.3.mlp → blocks.N.mlp."""
+    """Replace the numbers of blocks in names: blocks.3.mlp → blocks.N.mlp."""
     return re.sub(r"(?<=\.)\d+(?![\w])|(?<![\w.#])\d+(?=\.[a-zA-Z])", "N", text)
 
 
@@ -292,7 +300,7 @@ def _shortened(modules: Sequence[str], most: int = 2) -> str:
 
 
 def _reasons(volume: Volume) -> str:
-    """Why not by which methods; methods with one reason together."""
+    """The reasons why methods can't grow a volume; methods with the same reason are grouped."""
     from outgrow.methods.all_methods import by_name
 
     names = by_name()
@@ -311,23 +319,23 @@ def _checkpoint_text(about: Description) -> str:
     growths = [(place, changes) for place, plans in about.histories.items() for changes in _changes(plans)]
     parts = [f"{about.path}: {about.model}, grown {len(growths)} {'time' if len(growths) == 1 else 'times'}"]
     for number, (place, changes) in enumerate(growths, 1):
-        of_part = f" (of {place} by itself)" if place else ""
+        of_part = f" (of the module {place} alone)" if place else ""
         parts.append(f"growth {number}{of_part}\n" + make_table(COLUMNS, [change.row for change in changes]))
-    rows = [(name, "×".join(map(str, shape)) or "one number", dtype) for name, (dtype, shape) in about.tensors.items()]
+    rows = [(name, "×".join(map(str, shape)) or "scalar", dtype) for name, (dtype, shape) in about.tensors.items()]
     rows += [(alias, f"the same as {name}", "") for alias, name in about.aliases.items()]
     parts.append(make_table(("tensor", "shape", "type"), rows))
-    parts.append(f"{len(about.tensors)} tensors, {_numbers(about):,} numbers; add --model to see what can grow")
+    parts.append(f"{len(about.tensors)} tensors, {_count_values(about):,} values; add --model to see what can grow")
     return "\n\n".join(parts)
 
 
 def _changes(plans: Sequence[Plan]) -> list[list[Change]]:
-    """What each growth changed."""
+    """The changes of each growth."""
     from outgrow.history.growths_on_model import growths
 
     return [[change for plan in growth for change in plan.changes] for growth in growths(plans)]
 
 
-def _numbers(about: Description) -> int:
+def _count_values(about: Description) -> int:
     return sum(math.prod(shape) for _, shape in about.tensors.values())
 
 

@@ -1,4 +1,4 @@
-"""Models and examples as the command line names them: timm:NAME, or MODULE:CALLABLE for code of the user's own."""
+"""Build the model that a command names, timm:NAME or MODULE:CALLABLE, and an example input for it."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 
 class CommandError(Exception):
-    """A command that can't be carried out, in one line for the user."""
+    """A command that can't be carried out; the message has one line."""
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The shape of a model's usual input, without the batch."""
+class InputShape:
+    """The default input shape of a model, without the batch."""
 
     sizes: tuple[int, ...]
 
 
 def named_model(source: str, shapes: Sequence[tuple[int, ...]] | None, batch: int, dtype: str | None) -> tuple[nn.Module, Any]:
-    """A model and an example for it: of the shapes that are given, or its own."""
+    """A model and an example input: of the given shapes, or else the model's default."""
     model, example = build(source)
     if shapes:
         example = make_example(shapes, batch, dtype)
-    elif isinstance(example, Shape):
+    elif isinstance(example, InputShape):
         example = make_example([example.sizes], batch, dtype)
     elif example is None:
-        raise CommandError(f"{source} comes without an example: add --input 3,224,224 (a shape without the batch), "
+        raise CommandError(f"{source} has no example input: add --input 3,224,224 (a shape without the batch), "
                            "or let it return (model, example)")  # fmt: skip
     if dtype and _torch_dtype(dtype).is_floating_point:
         model, example = model.to(_torch_dtype(dtype)), _converted(example, _torch_dtype(dtype))
@@ -42,19 +42,19 @@ def named_model(source: str, shapes: Sequence[tuple[int, ...]] | None, batch: in
 
 
 def build(source: str) -> tuple[nn.Module, Any]:
-    """A model, and its example if there is one: data, a `Shape`, or None."""
+    """A model, and its example: data, an `InputShape`, or None."""
     from torch import nn
 
     library, _, name = source.partition(":")
     if not name:
-        raise CommandError(f"{source}: no such file, and no model: write timm:resnet18, module:callable, or name a checkpoint")
+        raise CommandError(f"{source} is neither a file nor a model: write timm:resnet18, module:callable or a path")
     if library == "timm":
         return _build_timm(name)
     found = _import_attribute(source, library, name)
     made = found if isinstance(found, nn.Module) else _call(source, found)
     model, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
-        raise CommandError(f"{source} gives a {type(made).__name__}: it must give a model, or (model, example)")
+        raise CommandError(f"{source} returns a {type(made).__name__}: it must return a model, or (model, example)")
     return model, example
 
 
@@ -62,7 +62,7 @@ def _import_attribute(source: str, library: str, name: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        module = _past_torchvision(lambda: importlib.import_module(library))
+        module = _with_torchvision(lambda: importlib.import_module(library))
     except Exception as error:
         raise CommandError(f"{source}: can't import {library}: {type(error).__name__}: {error}") from error
     try:
@@ -75,14 +75,14 @@ def _call(source: str, function: Any) -> Any:
     if not callable(function):
         raise CommandError(f"{source} is a {type(function).__name__}: name a model, or a function that returns one")
     try:
-        return _past_torchvision(function)
+        return _with_torchvision(function)
     except Exception as error:
         raise CommandError(f"{source}() failed with {type(error).__name__}: {error}") from error
 
 
-def _build_timm(name: str) -> tuple[nn.Module, Shape | None]:
+def _build_timm(name: str) -> tuple[nn.Module, InputShape | None]:
     try:
-        timm = _past_torchvision(lambda: importlib.import_module("timm"))
+        timm = _with_torchvision(lambda: importlib.import_module("timm"))
     except ImportError as error:
         raise CommandError(f"timm can't be imported ({error}): pip install timm") from error
     if not timm.is_model(name.partition(".")[0]):
@@ -94,19 +94,19 @@ def _build_timm(name: str) -> tuple[nn.Module, Shape | None]:
     model: nn.Module = timm.create_model(name, pretrained=False)
     settings = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
     size = settings.get("input_size")
-    return model, Shape(tuple(size)) if size else None
+    return model, InputShape(tuple(size)) if size else None
 
 
-def _past_torchvision(action: Callable[[], Any]) -> Any:
-    """Do something that may import torchvision.
+def _with_torchvision(action: Callable[[], Any]) -> Any:
+    """Call a function that may import torchvision, and once more with stand-ins if torchvision's operators are missing.
 
-    torchvision's wheel describes its operators at import and fails beside a torch without CUDA, where they are not registered.
-    A model's layers need none of them, so stand-ins of the same names are enough.
+    At import, torchvision's wheel describes its operators, and fails with a torch without CUDA, which does not register them.
+    A model's layers need none of these operators, so stand-ins of the same names are enough.
     """
     try:
         return action()
     except Exception as error:
-        cause: BaseException | None = error  # libraries wrap it into errors of their own
+        cause: BaseException | None = error  # libraries raise their own errors from it
         while cause is not None and "torchvision::nms" not in str(cause):
             cause = cause.__cause__ or cause.__context__
         if cause is None:
@@ -115,7 +115,7 @@ def _past_torchvision(action: Callable[[], Any]) -> Any:
     return action()
 
 
-@functools.cache  # the operators live as long as the object does
+@functools.cache  # the operators exist as long as the Library object
 def _torchvision_stand_ins() -> torch.library.Library:
     import torch
 
@@ -134,7 +134,7 @@ def _torch_dtype(name: str) -> torch.dtype:
 
 
 def make_example(shapes: Sequence[tuple[int, ...]], batch: int, dtype: str | None) -> Any:
-    """Inputs of these shapes behind a batch axis: random numbers, or zeros for whole numbers (a valid index everywhere)."""
+    """Inputs of these shapes with a batch axis in front: random values, or zeros for integer types (a valid index anywhere)."""
     import torch
 
     kind, generator = _torch_dtype(dtype or "float32"), torch.Generator().manual_seed(0)

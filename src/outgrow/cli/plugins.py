@@ -1,7 +1,7 @@
 """Packages that register operators, methods or optimizers, loaded for the command line.
 
-In Python, a plugin is imported like any other package. A command has no place for that import, so that a package can name a
-module to import under the entry points of the group "outgrow":
+In Python, a plugin is imported like any other package. A command line has no place for that import. Instead, a package names
+the module to import under the entry points of the group "outgrow":
 
     [project.entry-points.outgrow]
     mylib = "mylib.growth"
@@ -15,7 +15,7 @@ GROUP = "outgrow"
 
 
 def load_plugins() -> None:
-    """Import what installed packages name. One that fails is reported, and left out."""
+    """Import the plugins of installed packages. A plugin that fails is reported on stderr and skipped."""
     from importlib.metadata import entry_points
 
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
