@@ -64,12 +64,12 @@ FILES: dict[str, tuple[Mistake, str]] = {
     "Run.save, nothing": (lambda s: s.run.save(), "missing a required argument: 'path'"),
     "Run.save, file": (lambda s: s.run.save(io.BytesIO()), "an open file was given"),
     "Run.save, bytes": (lambda s: s.run.save(os.fsencode(s.run_path)), "not of type bytes"),
-    "Run.save, endless": (lambda s: s.run.save(s.run_path, extra=endless()), "holds itself"),
+    "Run.save, endless": (lambda s: s.run.save(s.run_path, extra=endless()), "contains itself"),
     "Run.load, file": (lambda s: s.run.load(io.BytesIO()), "an open file was given"),
     "Run.load, folder": (lambda s: s.run.load(s.folder), "is a folder"),
     "Run.load, state": (lambda s: s.run.load(s.run.state_dict()), "not of type dict"),
     "Run.load_state_dict, path": (lambda s: s.run.load_state_dict(str(s.run_path)), r"run\.load\(path\) reads a file"),
-    "Run.load_state_dict, weights": (lambda s: s.run.load_state_dict(s.model.state_dict()), "is no state of a run"),
+    "Run.load_state_dict, weights": (lambda s: s.run.load_state_dict(s.model.state_dict()), "is not a state of a run"),
 }
 
 CALLS: dict[str, tuple[Mistake, str]] = {

@@ -1,4 +1,4 @@
-"""DistributedDataParallel in a group of one process: what does not need several ranks to be seen."""
+"""DistributedDataParallel in a group of one process: behaviour that does not need several ranks."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ def network() -> nn.Sequential:
 
 
 def reduced(wrapper: DistributedDataParallel, seen: list[int]) -> int:
-    """How many values of gradients the wrapper has sent in one pass."""
+    """The number of gradient values that the wrapper has sent in one pass."""
     seen.clear()
     wrapper.zero_grad()
     wrapper(X).sum().backward()
@@ -90,7 +90,7 @@ class Block(nn.Module):
 
 
 class Plain(nn.Module):
-    """Not an nn.Sequential itself."""
+    """A module with blocks that is not an nn.Sequential itself."""
 
     def __init__(self) -> None:
         super().__init__()

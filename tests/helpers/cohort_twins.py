@@ -1,4 +1,4 @@
-"""A twice grown network, steps on it, and what to compare it by."""
+"""A network that has grown twice, steps on it, and comparisons."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def step(model: nn.Module, *optimizers: Optimizer) -> None:
         optimizer.step()
 
 
-def numbers(model: nn.Module) -> dict[str, Tensor]:
+def values_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
@@ -60,8 +60,8 @@ def hooks(optimizer: Optimizer) -> int:
     return len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
 
 
-class Told(SGD):
-    """Tells the rates that it steps with."""
+class RecordingSGD(SGD):
+    """SGD that records the rates of its steps."""
 
     seen: list[Any]
 

@@ -1,4 +1,4 @@
-"""Commands as the tests of the command line give them: in a folder of their own, with models to name."""
+"""Run commands for tests of the command line, in a temporary folder with models."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command in a folder of its own: exit code, what was printed, and what was complained."""
+    """A function that runs a command in a temporary folder, and returns exit code, stdout and stderr."""
     (tmp_path / "given_models.py").write_text(MODELS)
     (tmp_path / "broken_models.py").write_text("this is no Python")
     monkeypatch.chdir(tmp_path)
@@ -95,7 +95,7 @@ def row(text: str, name: str) -> list[str]:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path, run: Run) -> Path:
-    """A grown `ready`, saved."""
+    """A file of the grown model `ready`."""
     exec(MODELS, names := {})
     model = names["ready"]
     outgrow.widen(model, torch.zeros(2, 4), "0", to=12, method="r2r")
@@ -105,7 +105,7 @@ def checkpoint(tmp_path: Path, run: Run) -> Path:
 
 
 def lean(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a process of its own, without the tests' stand-ins for torchvision."""
+    """Run Python in a new process, without the tests' stand-ins for torchvision."""
     environment = {**os.environ, "COLUMNS": "110", "PYTHONWARNINGS": "", **environment}
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment, check=False

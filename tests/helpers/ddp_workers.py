@@ -1,4 +1,4 @@
-"""The workers of the tests of several processes; `processes.launch` runs them, and any assertion here fails the test there."""
+"""Worker functions for tests with several processes; `processes.launch` runs them, and a failed assertion fails the test."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def whole(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def alone() -> nn.Module:
-    """The truth: one process, whole batches, the same growths."""
+    """The reference: one process, whole batches, the same growths."""
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     data = batches(40)
@@ -80,7 +80,7 @@ def assert_close(one: nn.Module, other: nn.Module) -> None:
 
 
 def assert_mean(wrapper: DistributedDataParallel, batch: tuple[Tensor, Tensor]) -> None:
-    """Gradients that a wrapper leaves are the plain mean over the ranks."""
+    """Check that a wrapper's gradients are the mean over the ranks."""
     x, y = share(batch)
     wrapper.zero_grad()
     cross_entropy(wrapper(x.double()), y).backward()
@@ -91,7 +91,7 @@ def assert_mean(wrapper: DistributedDataParallel, batch: tuple[Tensor, Tensor]) 
 
 
 def data_parallel() -> None:
-    """Three growths in one run, by every setting of the wrapper, given the wrapper or the module in it."""
+    """Three growths in one run, for every setting of the wrapper, with the wrapper or the module inside as argument."""
     settings: list[dict[str, Any]] = [
         {"find_unused_parameters": True},
         {"static_graph": True, "gradient_as_bucket_view": True, "bucket_cap_mb": 1},
@@ -114,7 +114,7 @@ def data_parallel() -> None:
 
 
 def accumulation() -> None:
-    """A growth between the backward passes of one step: gradients so far are each rank's own, and count."""
+    """A growth between the backward passes of one step: the gradients so far differ between ranks, and are kept."""
     data = batches(4)
     for options in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}):
         model = network()
@@ -132,7 +132,7 @@ def accumulation() -> None:
         GROWTHS[0](wrapper)
         x, y = share(data[1])
         cross_entropy(wrapper(x.double()), y).backward()
-        # by hand: a copy that no wrapper knows, whose gradients are grown by the same growth
+        # by hand: a copy without a wrapper, whose gradients grow in the same way
         GROWTHS[0](twin)
         cross_entropy(twin(x.double()), y).backward()
         for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
@@ -141,30 +141,32 @@ def accumulation() -> None:
 
 
 def unlike() -> None:
-    """Ranks that would not grow alike do not grow at all, and say why; wrappers that can't follow are refused first."""
+    """If the growth would differ between ranks, no rank grows; wrappers that can't follow are refused before that."""
     rank = dist.get_rank()
     model = network(norm=True)
     wrapper = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters())
     train(wrapper, optimizer, batches(3))
     before, running = checksums(model), model[1].running_mean.clone()
-    assert not same_everywhere([running])  # each rank's own batches; rank 0's are sent before the next forward pass
+    assert not same_everywhere(
+        [running]
+    )  # ranks have different batches; rank 0's statistics are broadcast before the next forward pass
 
     text = refusal(outgrow.widen, wrapper, X.double(), "0", by=4, seed=rank, optimizer=optimizer)
-    assert "rank 1: its plan is not that of rank 0: seed [1] here, [0] there" in text, text
+    assert "rank 1: its plan differs from the plan of rank 0: seed [1] here, [0] there" in text, text
     assert "the same seed" in text
     text = refusal(outgrow.widen, wrapper, X.double(), "0" if rank else "nonsense", by=4)
     assert "nonsense" in text, text
     assert ("rank 0: " in text) == (rank == 1), text
     text = refusal(outgrow.widen, wrapper, X.double(), "0", by=4 + 2 * rank)
-    assert "rank 1: its plan is not that of rank 0" in text, text
+    assert "rank 1: its plan differs from the plan of rank 0" in text, text
     text = refusal(outgrow.widen, wrapper, (X.double(), X.double()) if rank else X.double(), "0", by=4)
     assert ("has 2 tensors here and 1 on rank 0" in text) if rank else ("rank 1: " in text), text
     assert checksums(model) == before
     assert torch.equal(model[1].running_mean, running)
 
     GROWTHS[0](wrapper, optimizer=optimizer)
-    assert same_everywhere([*model.parameters(), *model.buffers()])  # rank 0's batch statistics were sent
+    assert same_everywhere([*model.parameters(), *model.buffers()])  # rank 0's batch statistics were broadcast
     assert_mean(wrapper, batches(1)[0])
     train(wrapper, optimizer, batches(3))
     assert same_everywhere(model.parameters())
@@ -172,11 +174,11 @@ def unlike() -> None:
     with torch.no_grad():
         model[0].weight[0, 0] += rank
     text = refusal(outgrow.widen, model, X.double(), "0", by=4)
-    assert "rank 1: 0.weight was not as on rank 0, before the growth already" in text, text
+    assert "rank 1: 0.weight differed from rank 0 before the growth already" in text, text
 
 
 def examples() -> None:
-    """An identity layer's batch norm is set by the example: ranks may have examples of their own, rank 0's is taken."""
+    """The batch norm of an identity layer depends on the example: if examples differ between ranks, rank 0's is used."""
     torch.manual_seed(0)
     layers = [nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)]
     model = nn.Sequential(*layers).double()
@@ -193,8 +195,8 @@ def examples() -> None:
     assert not torch.equal(model[3][1].weight, by_second[3][1].weight)
 
 
-def glances() -> None:
-    """A run's check looks at the part of the example that rank 0 has found, where another rank would look at another."""
+def brief_checks() -> None:
+    """A run's check uses the part of the example that rank 0 has chosen, even if another rank would choose another."""
     example = X.double() if dist.get_rank() else X[:1].double().expand(6, 4).contiguous()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
@@ -202,7 +204,7 @@ def glances() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run = outgrow.Run(wrapper, example, optimizer, [outgrow.At(step=1, grow=[outgrow.Widen("0", to=12)])], quiet=True)
     own = run._brief.lengths if run._brief is not None else None
-    assert own == ((6, 4) if dist.get_rank() else (1, 4)), own  # six samples that are alike show no more than one
+    assert own == ((6, 4) if dist.get_rank() else (1, 4)), own  # six equal samples show no more than one
     seen: list[Any] = []
     model.register_forward_pre_hook(lambda module, args: None if args[0].is_meta else seen.append(tuple(args[0].shape)))
     assert run.step() is not None
@@ -211,13 +213,13 @@ def glances() -> None:
 
 
 def hooks() -> None:
-    """Communication hooks without a state go on; others are refused before anything is touched."""
+    """Communication hooks without a state are kept; others are refused before anything changes."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     sent = []
 
-    def counting(state, bucket):  # type: ignore[no-untyped-def]  # torch looks at annotations, and knows no strings
+    def counting(state, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations, and does not accept strings
         sent.append(bucket.buffer().numel())
         return default_hooks.allreduce_hook(state, bucket)
 

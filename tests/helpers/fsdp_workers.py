@@ -1,4 +1,4 @@
-"""The workers of the tests of sharded models and distributed checkpoints; `processes.launch` runs them."""
+"""Worker functions for tests of sharded models and distributed checkpoints; `processes.launch` runs them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.helpers.processes import batches, refusal, share
 
 
 def sharding(**options: Any) -> Callable[[nn.Module], None]:
-    """A user's own function: every block, then the rest."""
+    """A user's function: shard every block, then the rest."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -41,7 +41,7 @@ def whole_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def fully_sharded() -> None:
-    """Ten steps before each growth and ten after the last: as one process does, moments too."""
+    """Ten steps before each growth and ten after the last: parameters and moments equal those of one process."""
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
@@ -54,7 +54,7 @@ def fully_sharded() -> None:
         train(model, optimizer, data[10 * stage : 10 * stage + 10])
         if growth is None:
             break
-        before = model(X.double()).detach()  # leaves parameters whole, for the backward pass that does not come
+        before = model(X.double()).detach()  # leaves parameters whole, for a backward pass that is never made
         growth(model, optimizer=optimizer)
         assert isinstance(model, FSDPModule)
         assert isinstance(model, kind)
@@ -68,11 +68,11 @@ def fully_sharded() -> None:
     for name, parameter in truth.named_parameters():
         torch.testing.assert_close(whole_of(model)[name], parameter.detach(), rtol=1e-9, atol=1e-9)
     assert len(history(model)) == 3
-    assert sum(len(module._forward_pre_hooks) for module in model.modules()) == 3  # one a group, none doubled
+    assert sum(len(module._forward_pre_hooks) for module in model.modules()) == 3  # one per group, none twice
 
 
 def sharded_run() -> None:
-    """A run of a sharded model: rehearsed whole, grown by its schedule, as one process grows by it."""
+    """A run of a sharded model: planned for the whole model, and grown by its schedule as in one process."""
     events = [outgrow.At(step=5, grow=[outgrow.Widen("0", by=4)], lr=0.5), outgrow.At(step=8, grow=[outgrow.Deepen("2")])]
     data, results = batches(12), []
     for sharded in (False, True):
@@ -98,7 +98,7 @@ def sharded_run() -> None:
 
 
 def sharded_refusals() -> None:
-    """Whatever goes wrong, the sharded model and its optimizer are as before, and go on as if nothing had been."""
+    """After any error, the sharded model and its optimizer are as before, and training continues as without the error."""
     from torch.distributed.fsdp import FSDPModule
 
     rank, data, how = dist.get_rank(), batches(6), sharding()
@@ -125,7 +125,7 @@ def sharded_refusals() -> None:
     assert "nonsense" in refusal(outgrow.widen, model, X.double(), "nonsense", by=4, optimizer=optimizer)
     assert "seed" in refusal(outgrow.widen, model, X.double(), "0", by=4, seed=rank, optimizer=optimizer)
     assert "refused" in refusal(outgrow.widen, model, X.double(), "0" if rank else "nonsense", by=4) or not rank
-    for wrong, expected in ((stumbling, "stumbled"), (idle, "left it as it is")):
+    for wrong, expected in ((stumbling, "stumbled"), (idle, "did not shard it again")):
         vars(model)["_outgrow_shard"] = wrong
         assert expected in refusal(GROWTHS[1], model, optimizer=optimizer)
     vars(model)["_outgrow_shard"] = how
@@ -151,7 +151,7 @@ def sharded_refusals() -> None:
     model.set_requires_gradient_sync(True)
     cross_entropy(model(X.double()), torch.zeros(6, dtype=torch.long)).backward()
 
-    # gradients are kept, and an optimizer that was left out is stopped
+    # gradients are kept, and an optimizer that was left out raises
     gradients = {name: parameter.grad.full_tensor() for name, parameter in model.named_parameters()}
     GROWTHS[0](model)
     assert isinstance(model, FSDPModule)
@@ -164,7 +164,7 @@ def sharded_refusals() -> None:
 
 
 def sharded_fades() -> None:
-    """Gates and new columns come in over the steps of a sharded run as over those of a plain one."""
+    """Gates and new columns fade in over the steps of a sharded run as in a plain one."""
     data = batches(12)
     ends = []
     for sharded in (False, True):
@@ -184,7 +184,7 @@ def sharded_fades() -> None:
 
 
 def checkpoints() -> None:
-    """Saved by two processes after growths, loaded into the small model: from there on bitwise as if nothing had been."""
+    """Checkpoints of two processes after growths, loaded into the small model: training then continues bit for bit."""
     import tempfile
 
     import torch.distributed.checkpoint as dcp

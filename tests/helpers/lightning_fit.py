@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
     pytest.mark.filterwarnings("ignore:.*isinstance\\(treespec, LeafSpec\\)"),
 ]
-SIZE, BATCH, EPOCHS, PER_EPOCH = 48, 8, 4, 3  # two batches a step
+SIZE, BATCH, EPOCHS, PER_EPOCH = 48, 8, 4, 3  # two batches per step
 X = torch.randn(SIZE, 1, 6, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.randint(0, 4, (SIZE,), generator=torch.Generator().manual_seed(2))
 DATA = TensorDataset(X, Y)
@@ -86,7 +86,7 @@ def shuffled() -> DataLoader[Any]:
 
 
 class Fit:
-    """A run with all that may be in the way: two batches a step, dropout, clipping, rates that change with every step."""
+    """A run with everything that makes resuming hard: two batches per step, dropout, clipping, a new rate at every step."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Fit:
         validate: bool = True,
         **options: Any,
     ) -> None:
-        L.seed_everything(3 if path is None else 77, verbose=False)  # what a new process has is not what counts
+        L.seed_everything(3 if path is None else 77, verbose=False)  # the random state of the new process must not matter
         self.model = Lit()
         self.grow = grow or outgrow.lightning.Grow(schedule(), X[:4], module="model")
         places = callbacks if self.grow in callbacks else (self.grow, *callbacks)
@@ -121,7 +121,7 @@ class Fit:
         self.trainer.fit(self.model, loader(), DataLoader(DATA, 16) if validate else None, ckpt_path=path)
 
     def state(self) -> dict[str, Any]:
-        """All that must be the same in two runs; how long a growth took need not."""
+        """Everything that must be equal in two runs, i.e. without the seconds of growths."""
         position = self.grow.run.position() if self.grow.run else {}
         return copy.deepcopy(
             {

@@ -1,4 +1,4 @@
-"""What the tests of several processes share: a small task, ranks that are compared bit for bit, and how to launch them.
+"""Helpers for tests with several processes: a small task, a comparison of ranks bit for bit, and the launcher.
 
 Run as a module under torchrun, `tests.helpers.processes NAME …` calls the functions of those names in `ddp_workers.py`,
 `fsdp_workers.py` or `trainer_workers.py`, with gloo on the CPU.
@@ -22,7 +22,7 @@ ROOT, MODULE = str(Path(__file__).parents[2]), "tests.helpers.processes"
 
 
 def launch(*names: str) -> str:
-    """Run workers on two processes, which takes seconds to start; what fails on any rank fails here."""
+    """Run worker functions in two processes, which take seconds to start; a failure on any rank raises here."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", "-m", MODULE, *names]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     environment["PYTHONPATH"] = os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])
@@ -56,7 +56,7 @@ def same_everywhere(tensors: Iterable[Tensor]) -> bool:
 
 
 def hand_mean(module: nn.Module, loss: Tensor) -> list[Tensor]:
-    """Gradients averaged over the ranks by hand, past any wrapper."""
+    """Gradients averaged over the ranks by hand, without a wrapper."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     means = [torch.zeros_like(p) if g is None else g.clone() for p, g in zip(parameters, gradients, strict=True)]
@@ -66,7 +66,7 @@ def hand_mean(module: nn.Module, loss: Tensor) -> list[Tensor]:
 
 
 def refusal(call: object, *args: object, **options: object) -> str:
-    """What an error says that has to come."""
+    """The text of the error that a call must raise."""
     from outgrow import GrowthError
 
     try:
@@ -89,4 +89,4 @@ if __name__ == "__main__":
         dist.barrier()
     dist.destroy_process_group()
     print("all done", flush=True)
-    os._exit(0)  # torch's own threads may not be joined at the end of an interpreter, which ends in an abort now and then
+    os._exit(0)  # torch's threads are sometimes not joined at the exit of the interpreter, which then aborts

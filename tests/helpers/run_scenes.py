@@ -1,4 +1,4 @@
-"""A small run whose parts can be replaced one by one, and what is refused."""
+"""A small run whose parts can be replaced one by one, and a check that a call is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.helpers.training_run import assert_equal
 
 
 class Scene:
-    """A model in training, with all that could be changed by mistake."""
+    """A model in training, with everything that a refused call could change by mistake."""
 
     def __init__(self) -> None:
         self.model = mlp()

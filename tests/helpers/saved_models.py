@@ -1,4 +1,4 @@
-"""Models to save, and eyes to compare them with, for the tests of checkpoints."""
+"""Models to save, and ways to compare them, for tests of checkpoints."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ TOKENS = torch.arange(10).reshape(2, 5)
 
 
 def trained(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    """A model whose every number is arbitrary: fresh ones hide mistakes."""
+    """A model with arbitrary values: initial values hide mistakes."""
     generator = torch.Generator().manual_seed(seed)
     model = build()
     with torch.no_grad():
@@ -98,7 +98,7 @@ def grown_gpt() -> nn.Module:
 
 
 def photograph(model: nn.Module) -> dict[str, Any]:
-    """All that a model is: bytes of its tensors and gradients, their identities, settings, modes, history."""
+    """Everything that a model holds: bytes and identities of tensors and gradients, settings, modes, history."""
     picture: dict[str, Any] = {"repr": repr(model), "history": history(model)}
     for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
         gradient = None if tensor.grad is None else tensor.grad.numpy().tobytes()
@@ -111,7 +111,7 @@ def photograph(model: nn.Module) -> dict[str, Any]:
 
 
 def refused(model: nn.Module, path: Path, *words: str) -> str:
-    """Loading fails with a text that names the file and has these words, and leaves the model and the random state alone."""
+    """Check that loading fails with the file's name and these words, and changes neither model nor random state."""
     for number, parameter in enumerate(model.parameters()):
         parameter.grad = torch.full_like(parameter, float(number))
     before, drawn = photograph(model), (torch.get_rng_state().tolist(), random.getstate())
@@ -126,7 +126,7 @@ def refused(model: nn.Module, path: Path, *words: str) -> str:
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Tensor], dict[str, str]], object]) -> None:
-    """Edit a file with nothing but safetensors and json; the checksums go, as in a file of version 0.1.0."""
+    """Edit a file with safetensors and json only, and remove its checksums, as in a file of version 0.1.0."""
     tensors = safetensors.torch.load_file(path)
     metadata = header(path)["__metadata__"]
     without_checksums(metadata)

@@ -1,4 +1,4 @@
-"""Small networks in small training loops, by `outgrow.Run` and by hand: what tests of runs are made of."""
+"""Small networks in small training loops, with `outgrow.Run` and by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ X = torch.linspace(-1, 1, 6 * 4, dtype=torch.float64).view(6, 4)
 
 
 class Mlp(nn.Module):
-    """A hidden layer to widen, and blocks of one kind to put more behind."""
+    """A hidden layer to widen, and equal blocks behind which more can be inserted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,13 +58,13 @@ def loss_of(model: nn.Module, number: int) -> Tensor:
 
 
 def train(model: nn.Module, optimizers: Any, number: int) -> Tensor:
-    """One step of a plain loop; its loss."""
-    several = optimizers if isinstance(optimizers, list) else [optimizers]
-    for optimizer in several:
+    """Make one step of a plain loop; returns its loss."""
+    all_optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
+    for optimizer in all_optimizers:
         optimizer.zero_grad()
     loss = loss_of(model, number)
     loss.backward()
-    for optimizer in several:
+    for optimizer in all_optimizers:
         optimizer.step()
     return loss
 
@@ -78,13 +78,13 @@ def at(step: int, *grow: Any, **options: Any) -> outgrow.At:
 
 
 def facts(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = (), *others: Any) -> Any:
-    """All numbers of a model and of what follows it, as copies that can be compared."""
+    """All values of a model, its optimizers and other objects, as copies that can be compared."""
     state = {name: (tensor.clone(), tensor.stride()) for name, tensor in model.state_dict().items()}
     gradients = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
     return copy.deepcopy((state, gradients, [one.state_dict() for one in (*optimizers, *others)]))
 
 
 def same(one: nn.Module, other: nn.Module) -> bool:
-    """Whether two models hold the same numbers under the same names."""
+    """Whether two models hold the same values under the same names."""
     a, b = one.state_dict(), other.state_dict()
     return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)

@@ -1,7 +1,7 @@
-"""Workers for the trainers of other libraries in several processes, by DistributedDataParallel; `processes.launch` runs them.
+"""Worker functions for trainers of other libraries in several processes with DistributedDataParallel; see `processes.launch`.
 
-Every rank draws random numbers of its own (dropout), so that a resumed run is the uninterrupted one only if each rank's random
-state was saved.
+Every rank draws its own random numbers (dropout), so that a resumed run equals the uninterrupted one only if the random state
+of each rank was saved.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def schedule() -> list[Any]:
 
 
 def measured(epoch: int) -> float:
-    """Something that ranks measure differently: at the end of the second epoch, rank 0 says it is time, and rank 1 does not."""
+    """A metric that differs between ranks: after the second epoch, a rule is true on rank 0 and false on rank 1."""
     return epoch - 10.0 * dist.get_rank()
 
 
@@ -58,14 +58,14 @@ def training(model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
 
 
 def own_random_state(draws: int) -> None:
-    """Each rank's is another; what was drawn before does not count in a resumed run. Seeds, by which data is shuffled, stay."""
+    """Give each rank another random state. Earlier draws do not matter in a resumed run; the seeds that shuffle data stay."""
     torch.manual_seed(0)
     torch.rand(draws + dist.get_rank())
 
 
 @contextmanager
 def shared_folder() -> Iterator[Path]:
-    """The same for all ranks."""
+    """A folder that all ranks use."""
     with tempfile.TemporaryDirectory() as folder:
         given = [folder]
         dist.broadcast_object_list(given)
@@ -74,9 +74,9 @@ def shared_folder() -> Iterator[Path]:
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
-    """This rank's part, as a loader with a distributed sampler gives it."""
+    """This rank's part of a batch, as from a loader with a distributed sampler."""
     if step % PER_EPOCH == 0:
-        torch.empty((), dtype=torch.int64).random_()  # which a DataLoader draws for its workers
+        torch.empty((), dtype=torch.int64).random_()  # a DataLoader draws this for its workers
     sampler: DistributedSampler[Any] = DistributedSampler(DATA, shuffle=True)
     sampler.set_epoch(step // PER_EPOCH)
     at = BATCH * (step % PER_EPOCH)
@@ -85,7 +85,7 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 
 
 def train(run: outgrow.Run, backward: Any = Tensor.backward, until: int = PER_EPOCH * EPOCHS) -> dict[str, Any]:
-    """A plain loop; all that must be the same in two runs."""
+    """Train in a plain loop; returns everything that must be equal in two runs."""
     (optimizer,), (scheduler,) = run.optimizers, run.schedulers
     while run.steps < until:
         x, y = batch(run.steps)
@@ -108,7 +108,7 @@ def state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
 
 @cache
 def by_hand() -> dict[str, Any]:
-    """The truth: no trainer, a wrapper of torch's own."""
+    """The reference: no trainer, only torch's wrapper."""
     model, optimizer, scheduler = parts()
     run = outgrow.Run(DistributedDataParallel(model), X[:4], optimizer, schedule(), scheduler, quiet=True)
     own_random_state(5)
@@ -118,13 +118,13 @@ def by_hand() -> dict[str, Any]:
 
 
 def rules() -> None:
-    """Rank 0 decides, also where it alone has measured anything, and where it can't; then all say so."""
+    """Rank 0 decides, also if only rank 0 has metrics; if it raises, all ranks raise."""
     model, optimizer, _ = parts()
     run = outgrow.Run(DistributedDataParallel(model), X[:4], optimizer, schedule()[1:], quiet=True, check=False)
     first = dist.get_rank() == 0
     text = refusal(run.epoch, None if first else {"measured": 2.0})
     assert "call run.epoch(metrics)" in text, text
-    assert ("rank 0 decides for all" in text) != first, text
+    assert ("rank 0 decides for all ranks" in text) != first, text
     assert run.epochs == 0
     assert run.epoch({"measured": 1.0} if first else None) is None
     assert run.metrics == [{"measured": 1.0}]
@@ -154,7 +154,7 @@ def in_lightning() -> None:
             assert same_everywhere(self.parameters())
 
         def configure_optimizers(self) -> Any:
-            optimizer, scheduler = training(self.model)  # which is grown already in a run that is resumed
+            optimizer, scheduler = training(self.model)  # the model has already grown in a resumed run
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def fit(*callbacks: L.Callback, path: Path | None = None) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def in_accelerate() -> None:
 
     accelerator, run = make(5)
     with shared_folder() as folder:
-        for step in (4, 7):  # behind the first growth; within the fade of the second
+        for step in (4, 7):  # after the first growth; within the fade of the second
             train(run, accelerator.backward, step)
             accelerator.save_state(str(folder / str(step)))
             accelerator, run = make(77)
@@ -278,5 +278,5 @@ def in_the_trainer() -> None:
         if run.steps % 3 == 0:
             run.epoch({"eval_loss": 0.0})
     assert len(run.done) == 2
-    for name, value in model.state_dict().items():  # the Trainer's gradients are rounded otherwise, from the first step on
+    for name, value in model.state_dict().items():  # the Trainer's gradients are rounded differently from the first step on
         torch.testing.assert_close(value, whole["model"][name], rtol=0.0, atol=1e-6)

@@ -1,4 +1,4 @@
-"""A real little training run with three growths and all that can follow one: what resumed runs are compared by."""
+"""A small real training run with three growths and everything that can follow one, for comparisons with resumed runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS, PER_EPOCH, EVERY = 36, 6, 3
 
 
 class Net(nn.Module):
-    """Convolutions with batch norm and dropout, and residual blocks to put more behind."""
+    """Convolutions with batch norm and dropout, and residual blocks behind which more can be inserted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def falls(past: Any) -> bool:
 
 
 class Trial:
-    """The run, made anew from the small constructor."""
+    """The run, with a newly built small model."""
 
     def __init__(self, optimizer: str = "adamw", **options: Any) -> None:
         torch.manual_seed(0)
@@ -91,7 +91,7 @@ class Trial:
         )
 
     def go(self, until: int = STEPS, path: Path | None = None, every: int = EVERY) -> Trial:
-        """Train on; two batches are gathered for a step. Saved every so often, after steps as well as epochs."""
+        """Continue training, with two batches per step; save after every few steps, and after epochs."""
         self.model.train()
         while self.run.steps < until:
             self.optimizer.zero_grad()
@@ -115,7 +115,7 @@ class Trial:
 
 
 def assert_equal(one: Any, other: Any, where: str = "") -> None:
-    """Bit for bit, in nested dicts and lists."""
+    """Check that nested dicts and lists are equal bit for bit."""
     assert type(one) is type(other), (where, type(one), type(other))
     if isinstance(one, Tensor):
         assert one.dtype == other.dtype, where
@@ -133,6 +133,6 @@ def assert_equal(one: Any, other: Any, where: str = "") -> None:
 
 
 def without_times(state: dict[str, Any]) -> dict[str, Any]:
-    """What must be the same in two runs: all but how long growths took, and whether their losses were told."""
+    """Everything that must be equal in two runs: without the seconds of growths, and without the flag of unlogged ones."""
     position = {**state["outgrow"], "records": len(state["outgrow"]["records"])}
     return {**state, "outgrow": position}

@@ -1,4 +1,4 @@
-"""A tiny language model in the Transformers Trainer, with several growths: what resumed runs are compared by."""
+"""A small language model in the Transformers Trainer, with several growths, for comparisons with resumed runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PER_EPOCH, EPOCHS = 5, 4  # optimizer steps
 
 
 class Tokens(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """Random sequences that repeat themselves, so that there is something to learn."""
+    """Random sequences with repetitions, which can be learned."""
 
     def __init__(self, count: int, seed: int = 0) -> None:
         half = torch.randint(0, 32, (count, 5), generator=torch.Generator().manual_seed(seed))
@@ -33,7 +33,7 @@ EXAMPLE = {"input_ids": Tokens(2).rows, "labels": Tokens(2).rows}
 
 
 def build() -> transformers.PreTrainedModel:
-    """The small model, always alike."""
+    """The small model, always with the same values."""
     config = transformers.LlamaConfig(
         vocab_size=32,
         hidden_size=16,
@@ -54,7 +54,7 @@ def build() -> transformers.PreTrainedModel:
 
 
 def events() -> list[Any]:
-    """Three growths of all kinds: the first two fade in, and are under way for a while."""
+    """Three growths of all kinds; the first two fade in over several steps."""
     return [
         outgrow.At(step=3, grow=[outgrow.Widen("*.mlp.*", factor=1.5, fade=6)], lr=0.5, warmup=3),
         outgrow.At(epoch=2, grow=[outgrow.Deepen("model.layers.0", fade=4)], weight_decay=0.5),
@@ -65,7 +65,7 @@ def events() -> list[Any]:
 def trainer(
     folder: Path, schedule: Any = None, model: Any = None, optimizers: Any = (None, None), evaluate: Any = None, **options: Any
 ) -> transformers.Trainer:
-    """A Trainer with gathered batches, clipping, warm-up, dropout and a cosine schedule, made anew."""
+    """A new Trainer with gradient accumulation, clipping, warm-up, dropout and a cosine schedule."""
     settings = {
         "num_train_epochs": EPOCHS,
         "per_device_train_batch_size": 4,
@@ -100,7 +100,7 @@ def grow_of(one: transformers.Trainer) -> outgrow.transformers.Grow:
 
 
 def state(one: transformers.Trainer) -> dict[str, Any]:
-    """All that must be the same in two runs."""
+    """Everything that must be equal in two runs."""
     logged = [[each.get(key) for key in ("step", "loss", "grad_norm", "learning_rate")] for each in one.state.log_history]
     position = grow_of(one).run.position()
     return {

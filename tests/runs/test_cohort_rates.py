@@ -1,7 +1,7 @@
-"""Updates by cohort, against twins by hand.
+"""Updates by cohort, compared with copies that are trained by hand.
 
-The truth for optimizers that treat every number by itself: all entries of a cohort are one long parameter of a twin, in a group
-with a learning rate of its own. For the others: a copy makes each step unscaled, and the two ends are combined by hand.
+The reference for elementwise optimizers: all entries of a cohort are one long parameter of a second model, in a group with its
+own learning rate. For the others: a copy makes each step unscaled, and old and new values are combined by hand.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch.optim import SGD, AdamW, Optimizer
 import outgrow
 from outgrow.history.cohorts import cohorts
 from outgrow.runs.cohort_rates import Pace
-from tests.helpers.cohort_twins import Told, X, backward, hooks, numbers, same, small, step, twice_grown
+from tests.helpers.cohort_twins import RecordingSGD, X, backward, hooks, same, small, step, twice_grown, values_of
 
 FACTORS = {0: 0.25, 1: 1.3, 2: 0.0}
-GAP = {0: 0.25, 1: 1.0, 2: 0.0}  # what is scaled stands on both sides of what is not
+GAP = {0: 0.25, 1: 1.0, 2: 0.0}  # scaled entries on both sides of unscaled ones
 ELEMENTWISE: dict[str, dict[str, Any]] = {
     "SGD": {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01},
     "SGD nesterov": {"lr": 0.05, "momentum": 0.9, "nesterov": True},
@@ -42,7 +42,7 @@ HOWS = [(case, how) for case in ELEMENTWISE for how in ("", "foreach", *["fused"
 
 
 class ByCohort:
-    """A twin that trains one long parameter for each cohort, each in a group with its own rate."""
+    """A model with one long parameter per cohort, each in a group with its own rate."""
 
     def __init__(self, model: nn.Module, kind: Any, options: dict[str, Any]) -> None:
         found = cohorts(model)
@@ -76,7 +76,7 @@ def test_a_factor_is_a_learning_rate_of_its_own(case: str, how: str) -> None:
     twin = ByCohort(model, kind, options)
     optimizer = kind(model.parameters(), **options, **({how: True} if how else {}))
     Pace(model, optimizer).set(FACTORS)
-    start = numbers(model)
+    start = values_of(model)
     for _ in range(5):
         step(model, optimizer)
         twin.step()
@@ -103,10 +103,10 @@ def test_any_optimizer_makes_the_step_it_would_make_scaled(case: str) -> None:
     found = cohorts(model)
     for _ in range(3):
         backward(model)
-        before = numbers(model)
+        before = values_of(model)
         plain, alone = copy.deepcopy((model, optimizer))
         for p, twin in zip(model.parameters(), plain.parameters(), strict=True):
-            twin.grad = p.grad.clone()  # which copies of parameters leave out
+            twin.grad = p.grad.clone()  # deepcopy leaves gradients out
         assert not hooks(alone)
         alone.step()
         optimizer.step()
@@ -132,7 +132,7 @@ def test_sparse_gradients() -> None:
     pace = Pace(model, optimizer)
     outgrow.widen(model, words, "embed", by=2, optimizer=optimizer)
     pace.grown(train="new")
-    before = numbers(model)["embed.weight"]
+    before = values_of(model)["embed.weight"]
     model(words).sum().backward()
     optimizer.step()
     changed = (model.embed.weight != before).nonzero().tolist()
@@ -149,8 +149,8 @@ def test_ones_change_nothing_to_the_last_bit(factor: float) -> None:
     assert not hooks(optimizers[1])
     Pace(models[2], optimizers[2]).set({1: factor})
     for model, optimizer in zip(models, optimizers, strict=True):
-        step(model, optimizer)  # from large numbers to small ones: w₀ + (w − w₀) is not w there
-    assert same(numbers(models[0]), numbers(models[1]))
+        step(model, optimizer)  # from large values to small ones: there, w₀ + (w − w₀) is not w
+    assert same(values_of(models[0]), values_of(models[1]))
     found = cohorts(models[2])
     for (name, p), q in zip(models[0].named_parameters(), models[2].parameters(), strict=True):
         rest = (found[name] != 1).expand_as(p)
@@ -164,7 +164,7 @@ def test_a_hold_ends_after_its_steps(hold: int) -> None:
     pace = Pace(model, optimizer)
     outgrow.widen(model, X, "1.f.0", by=4, method="r2r", optimizer=optimizer)
     pace.grown(train="new", hold=hold)
-    found, start = cohorts(model), numbers(model)
+    found, start = cohorts(model), values_of(model)
     for number in range(1, hold + 3):
         step(model, optimizer)
         for name, p in model.named_parameters():
@@ -179,16 +179,16 @@ def test_a_hold_without_a_number_ends_with_the_next_growth() -> None:
     model = small()
     optimizer = SGD(model.parameters(), lr=0.05)
     pace = Pace(model, optimizer)
-    for told in (True, False):
+    for announced in (True, False):
         outgrow.widen(model, X, "1.f.0", by=2, method="r2r", optimizer=optimizer)
         pace.grown(train="new")
-        start = numbers(model)
+        start = values_of(model)
         for _ in range(5):
             step(model, optimizer)
         assert torch.equal(model[2].weight, start["2.weight"])
         assert torch.equal(model[1].f[0].bias[:6], start["1.f.0.bias"][:6])
         outgrow.deepen(model, X, "1", optimizer=optimizer)
-        if told:
+        if announced:
             pace.grown()
         step(model, optimizer)
         assert not torch.equal(model[3].weight, start["2.weight"])
@@ -205,7 +205,7 @@ def test_a_hold_of_steps_goes_on_over_another_growth() -> None:
     pace = Pace(model, optimizer)
     outgrow.widen(model, X, "1.f.0", by=2, optimizer=optimizer)
     pace.grown(train="new", hold=3)
-    start = numbers(model)["2.weight"]
+    start = values_of(model)["2.weight"]
     step(model, optimizer)
     outgrow.widen(model, X, "1.f.0", by=2, optimizer=optimizer)
     pace.grown(new_lr=2.0)
@@ -216,13 +216,13 @@ def test_a_hold_of_steps_goes_on_over_another_growth() -> None:
 
 def test_every_growth_counts_from_its_own_start() -> None:
     model = small()
-    optimizer = Told(model.parameters(), lr=0.5)
+    optimizer = RecordingSGD(model.parameters(), lr=0.5)
     optimizer.seen = []
     pace = Pace(model, optimizer)
     for growth in range(2):
         outgrow.widen(model, X, "1.f.0", by=2, optimizer=optimizer)
         pace.grown(train="new", hold=2, warmup=4)
-        start = numbers(model)["2.weight"]
+        start = values_of(model)["2.weight"]
         for number in range(1, 6):
             step(model, optimizer)
             assert torch.equal(model[2].weight, start) == (number <= 2), (growth, number)
@@ -237,10 +237,10 @@ def test_new_blocks_are_cohorts_as_a_whole() -> None:
         outgrow.deepen(model, X, "1", optimizer=optimizer)
     pace.grown(new_lr=3.0)
     assert pace.factors == {0: 1.0, 1: 3.0}
-    start = numbers(models[0])
+    start = values_of(models[0])
     for model, optimizer in zip(models, optimizers, strict=True):
         step(model, optimizer)
-    mine, plain = numbers(models[0]), numbers(models[1])
+    mine, plain = values_of(models[0]), values_of(models[1])
     for name, before in start.items():
         factor = 3.0 if name.startswith("2.") else 1.0
         assert torch.allclose(mine[name] - before, factor * (plain[name] - before), rtol=1e-9, atol=1e-14)
@@ -258,10 +258,10 @@ def test_what_fades_in_is_not_scaled() -> None:
     (model, optimizer), (frozen, still) = grown_model(), grown_model()
     still.param_groups[0]["lr"] = 0.0
     Pace(model, optimizer).set({0: 0.0, 1: 0.0, 2: 0.0})
-    start = numbers(model)
+    start = values_of(model)
     for _ in range(4):
         step(model, optimizer)
         step(frozen, still)
-    assert same(numbers(model), numbers(frozen))
+    assert same(values_of(model), values_of(frozen))
     assert not torch.equal(model[1].f[2].weight, start["1.f.2.weight"])
     assert torch.equal(model(X), frozen(X))

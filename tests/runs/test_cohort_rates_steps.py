@@ -1,4 +1,4 @@
-"""What steps do to a pace: warm-ups, steps that fail or are skipped, runs that are taken up again; and what is refused."""
+"""`Pace` over many steps: warm-ups, steps that fail or are skipped, resumed runs, and refused arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 import outgrow
 from outgrow.errors import OptimizerError, ScheduleError
 from outgrow.runs.cohort_rates import Pace
-from tests.helpers.cohort_twins import Told, X, Y, backward, hooks, numbers, same, small, step, twice_grown
+from tests.helpers.cohort_twins import RecordingSGD, X, Y, backward, hooks, same, small, step, twice_grown, values_of
 
 
 @pytest.mark.parametrize("tensor", [False, True])
@@ -26,7 +26,7 @@ def test_a_warm_up_is_seen_by_steps_alone(tensor: bool) -> None:
     rate = torch.tensor(0.5) if tensor else 0.5
     model = small()
     one, two = list(model[0].parameters()), list(model[1:].parameters())
-    optimizer, twin = (Told([{"params": one}, {"params": two}], lr=rate) for rate in (rate, 0.5))
+    optimizer, twin = (RecordingSGD([{"params": one}, {"params": two}], lr=rate) for rate in (rate, 0.5))
     scheduler, other = (schedules.ExponentialLR(o, 0.9) for o in (optimizer, twin))
     optimizer.seen, twin.seen = [], []
     pace = Pace(model, optimizer)
@@ -63,7 +63,7 @@ def test_a_step_that_fails_leaves_no_trace() -> None:
         for model, optimizer in zip(models, optimizers, strict=True):
             step(model, optimizer)
             assert optimizer.param_groups[0]["lr"] == 0.1
-    assert same(numbers(models[0]), numbers(models[1]))
+    assert same(values_of(models[0]), values_of(models[1]))
 
 
 def test_closures() -> None:
@@ -74,7 +74,7 @@ def test_closures() -> None:
     for _ in range(4):
         optimizers[0].step(lambda: backward(models[0]))
         step(models[1], optimizers[1])
-    assert same(numbers(models[0]), numbers(models[1]))
+    assert same(values_of(models[0]), values_of(models[1]))
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -90,10 +90,10 @@ def test_steps_that_a_grad_scaler_skips_do_not_count(fused: bool) -> None:
         scaler.scale((model(X.float()) - Y).square().mean()).backward()
         if not finite:
             model[0].bias.grad[0] = float("inf")
-        before = numbers(model)
+        before = values_of(model)
         scaler.step(optimizer)
         scaler.update()
-        assert same(before, numbers(model)) != finite
+        assert same(before, values_of(model)) != finite
         assert optimizer.param_groups[0]["lr"] == 0.05
     assert pace.state_dict()["made"] == [[2, 2]]
 
@@ -112,7 +112,7 @@ def test_an_optimizer_built_on_another_is_scaled_once() -> None:
     for _ in range(5):
         for model, optimizer in zip(models, optimizers, strict=True):
             step(model, optimizer)
-    assert same(numbers(models[0]), numbers(models[1]))
+    assert same(values_of(models[0]), values_of(models[1]))
 
 
 def test_several_optimizers_count_by_themselves_and_frozen_parameters_stay() -> None:
@@ -123,7 +123,7 @@ def test_several_optimizers_count_by_themselves_and_frozen_parameters_stay() -> 
     pace = Pace(model, [first, second])
     outgrow.widen(model, X, "*", by=2, optimizer=[first, second], average=average)
     pace.grown(train="new", hold=2)
-    start, mean = numbers(model), numbers(average)
+    start, mean = values_of(model), values_of(average)
     for _ in range(3):
         step(model, second)
     assert not torch.equal(model[2].bias, start["2.bias"])
@@ -132,16 +132,16 @@ def test_several_optimizers_count_by_themselves_and_frozen_parameters_stay() -> 
     first.step()
     assert torch.equal(model[0].weight[:4], start["0.weight"][:4])
     assert not torch.equal(model[0].weight[4:], start["0.weight"][4:])
-    assert same(numbers(average), mean)
+    assert same(values_of(average), mean)
 
 
-def test_a_part_that_grows_untold_keeps_factors_right() -> None:
+def test_factors_stay_right_if_a_part_grows_without_a_call_of_grown() -> None:
     model = small()
     optimizer = SGD(model.parameters(), lr=0.05)
     pace = Pace(model, optimizer)
     pace.set({0: 0.0})
     outgrow.widen(model[1], torch.randn(4, 4).double(), "f.0", by=2, optimizer=optimizer)
-    start = numbers(model)
+    start = values_of(model)
     step(model, optimizer)
     assert (model[1].f[0].bias == start["1.f.0.bias"]).tolist() == [True] * 6 + [False] * 2
     assert torch.equal(model[0].weight, start["0.weight"])
@@ -157,14 +157,14 @@ def test_low_precision_and_updates_that_are_not_finite() -> None:
     optimizer.step()
     assert torch.allclose(model.weight.float(), before - 0.05, atol=0.004)
     pace.set({0: 0.0})
-    kept = numbers(model)
+    kept = values_of(model)
     model.weight.grad = torch.full_like(model.weight, float("nan"))
     optimizer.step()
-    assert same(numbers(model), kept)
+    assert same(values_of(model), kept)
 
 
 def make_run(path: Path | None = None, state: Any = None) -> tuple[nn.Module, Optimizer, Any, Pace]:
-    """A run that has just grown, or one that is taken up from what was saved."""
+    """A run that has just grown, or one that is resumed from a saved state."""
     model = small() if path is None else outgrow.load(small(), path)
     optimizer = AdamW(model.parameters(), lr=0.02)
     scheduler = schedules.OneCycleLR(optimizer, 0.05, 40)
@@ -181,7 +181,7 @@ def make_run(path: Path | None = None, state: Any = None) -> tuple[nn.Module, Op
 
 
 @pytest.mark.parametrize("moment", [0, 3, 6, 7, 9])
-def test_a_run_that_is_taken_up_again_is_the_same_to_the_last_bit(moment: int, path: Path) -> None:
+def test_a_resumed_run_is_the_same_to_the_last_bit(moment: int, path: Path) -> None:
     model, optimizer, scheduler, pace = make_run()
     for number in range(14):
         if number == moment:
@@ -193,7 +193,7 @@ def test_a_run_that_is_taken_up_again_is_the_same_to_the_last_bit(moment: int, p
     for _ in range(moment, 14):
         step(again, resumed)
         schedule.step()
-    assert same(numbers(model), numbers(again))
+    assert same(values_of(model), values_of(again))
     assert taken.state_dict() == pace.state_dict()
     assert taken.factors == {0: 1.0, 1: 1.3, 2: 0.7}
 
@@ -204,7 +204,7 @@ def test_line_searches_are_refused_and_all_is_as_before() -> None:
     pace = Pace(model, optimizer)
     known = pace.state_dict()
     for change in (lambda: pace.set({0: 0.5}), lambda: pace.grown(new_lr=2.0, warmup=3)):
-        with pytest.raises(OptimizerError, match=r"(?s)LBFGS.*remembers its own steps.*leave new_lr="):
+        with pytest.raises(OptimizerError, match=r"(?s)LBFGS.*stores its own steps.*leave new_lr="):
             change()
         assert pace.state_dict() == known
         assert not hooks(optimizer)
@@ -217,11 +217,11 @@ def test_line_searches_are_refused_and_all_is_as_before() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "reason"),
     [
-        (lambda pace: pace.set({3: 1.0}), OptimizerError, "no cohort 3: the model grew 2 times"),
-        (lambda pace: pace.set({0: -1.0}), OptimizerError, "from 0 on"),
-        (lambda pace: pace.set({0: float("nan")}), OptimizerError, "from 0 on"),
+        (lambda pace: pace.set({3: 1.0}), OptimizerError, "no cohort 3: the model has grown 2 times"),
+        (lambda pace: pace.set({0: -1.0}), OptimizerError, "not negative"),
+        (lambda pace: pace.set({0: float("nan")}), OptimizerError, "not negative"),
         (lambda pace: pace.grown(train="old"), ScheduleError, "train='old'"),
-        (lambda pace: pace.grown(hold=3), ScheduleError, "write that too"),
+        (lambda pace: pace.grown(hold=3), ScheduleError, "add train='new'"),
         (lambda pace: pace.grown(warmup=0), ScheduleError, "warmup=0"),
         (lambda pace: pace.grown(new_lr=-2.0), OptimizerError, "a factor of -2.0 for cohort 2"),
         (lambda pace: pace.load_state_dict({**pace.state_dict(), "made": []}), OptimizerError, "of 0 optimizers"),
@@ -229,7 +229,7 @@ def test_line_searches_are_refused_and_all_is_as_before() -> None:
         (lambda pace: pace.load_state_dict({**pace.state_dict(), "factors": {"7": 2.0}}), OptimizerError, "no cohort 7"),
     ],
 )
-def test_what_makes_no_sense_is_refused(call: Callable[[Pace], None], error: type[Exception], reason: str) -> None:
+def test_meaningless_arguments_are_refused(call: Callable[[Pace], None], error: type[Exception], reason: str) -> None:
     model = twice_grown()
     pace = Pace(model, SGD(model.parameters(), lr=0.1))
     pace.set({1: 2.0})

@@ -35,7 +35,7 @@ RECORD = Record(
 )
 LINE = (
     "grown at step 1,200: Widen '*' × 1.5 · 2 volumes · parameters 1.20 M → 2.60 M (× 2.2) · FLOPs × 2.1 · error 3e-07"
-    " · loss 0.512, of the next step 0.513 · 0.8 s"
+    " · loss 0.512, next step 0.513 · 0.8 s"
 )
 UNCHECKED = Record(number=3, epoch=4, what="Widen 'a' by 2", sizes=(("a", 8, 10),), parameters=(8, 16), flops=(0, 0))
 
@@ -54,7 +54,7 @@ def test_of_a_real_growth() -> None:
     assert record.sizes == (("0", 8, 16),)
     assert record.parameters == (58, sum(parameter.numel() for parameter in model.parameters()))
     assert str(record).startswith("grown at step 7, epoch 2: Widen '0' to 16 · 1 volume · parameters 58 → 114 (× 2)")
-    assert "(the function is NOT preserved) · loss 1, of the next step 2" in str(record)
+    assert "(the function is NOT preserved) · loss 1, next step 2" in str(record)
     assert record.seconds == growth.seconds
     assert Record.of(growth, transforms, 1, seconds=9.0).seconds == 9.0
 
@@ -103,7 +103,7 @@ def test_to_jsonl_after_a_line_that_was_cut_off(tmp_path: Path) -> None:
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard itself reads there."""
+    """The scalars that TensorBoard itself reads from a folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder))
@@ -147,9 +147,9 @@ def test_a_sink_that_fails_does_not_stop_the_run(tmp_path: Path) -> None:
     seen: list[Record] = []
     with pytest.warns(UserWarning, match="growth 2 could not be logged to") as caught:
         write(RECORD, [broken, other, tmp_path / "missing" / "log.csv", tmp_path / "log.txt", 3, seen.append])
-    told = [str(warning.message) for warning in caught]
-    assert ["disk full" in told[0], "other columns" in told[1], "No such file" in told[2]] == [True] * 3
-    assert ["ends in .csv or .jsonl" in told[3], "a int is nothing to log to" in told[4], len(told)] == [True, True, 5]
+    texts = [str(warning.message) for warning in caught]
+    assert ["disk full" in texts[0], "other columns" in texts[1], "No such file" in texts[2]] == [True] * 3
+    assert ["must end in .csv or .jsonl" in texts[3], "can't be logged to a int" in texts[4], len(texts)] == [True, True, 5]
     assert seen == [RECORD]
     assert other.read_text() == "a,b\n1,2\n"
 
@@ -169,7 +169,7 @@ class Terminal(io.StringIO):
 
 
 def made(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """A terminal as sys.stderr; called by tests themselves, as pytest puts another there after fixtures."""
+    """A terminal as sys.stderr; called by the tests themselves, since pytest replaces sys.stderr after fixtures."""
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("TERM", "xterm")
@@ -179,7 +179,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 
 def shown(stream: Terminal) -> list[str]:
-    """The lines that a terminal would show in the end: carriage returns, cursor movements and erasing carried out."""
+    """The lines that a terminal shows in the end, after carriage returns, cursor movements and erasing."""
     screen, row, column = [""], 0, 0
     for code, motion, plain in re.findall(r"\x1b\[([\d;?]*)([A-Za-z])|([^\x1b])", stream.getvalue()):
         if motion == "A":
@@ -271,4 +271,4 @@ def test_tracking_that_is_broken_off_ends_its_bar(monkeypatch: pytest.MonkeyPatc
 
     with pytest.raises(ValueError, match="the loop's own"):
         list(track(some(), "x"))
-    assert sys.stderr is terminal  # rich had put its own there
+    assert sys.stderr is terminal  # rich had replaced it

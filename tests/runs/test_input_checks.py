@@ -41,12 +41,12 @@ CASES: dict[str, tuple[Callable[[Scene], Any], type[Exception], str]] = {
     "a factor that shrinks": (lambda s: s.run([at(3, outgrow.Widen("*", factor=0.5))]), GrowthError, "factor"),
     "by less than nothing": (lambda s: s.run([at(3, outgrow.Widen("blocks.0.up", by=-2))]), GrowthError, "by"),
     "a smaller kernel": (lambda s: s.run([at(3, outgrow.Kernel("stem", 1))]), GrowthError, "stem"),
-    "step 0": (lambda s: s.run([at(0)]), ScheduleError, "step=0: write after how many steps, a whole number above 0"),
+    "step 0": (lambda s: s.run([at(0)]), ScheduleError, "step=0: write a number of steps, an integer above 0"),
     "epoch -1": (lambda s: s.run([outgrow.At(epoch=-1, grow=[WIDEN])]), ScheduleError, "epoch=-1"),
     "neither step nor epoch": (lambda s: s.run([outgrow.At(grow=[WIDEN])]), ScheduleError, "exactly one of step= and epoch="),
-    "events that go back in time": (lambda s: s.run([at(5), at(3, DEEPEN)]), ScheduleError, "back in time"),
+    "events that are not in order": (lambda s: s.run([at(5), at(3, DEEPEN)]), ScheduleError, "not in order of time"),
     "no schedule": (lambda s: s.run({"step": 3}), ScheduleError, "a schedule is a list of"),
-    "no events": (lambda s: s.run([WIDEN]), ScheduleError, "is no event"),
+    "no events": (lambda s: s.run([WIDEN]), ScheduleError, "is not an event"),
     "a number for a schedule": (lambda s: s.run(3), ScheduleError, "a schedule is a list of"),
     "a file that is not there": (lambda s: s.run("nowhere.toml"), ScheduleError, "nowhere.toml"),
     "an optimizer of another model": (
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[Callable[[Scene], Any], type[Exception], str]] = {
         OptimizerError,
         "belongs to another model",
     ),
-    "no optimizer": (lambda s: s.run(GOOD, optimizer=[], scheduler=None), OptimizerError, "needs its optimizer"),
+    "no optimizer": (lambda s: s.run(GOOD, optimizer=[], scheduler=None), OptimizerError, "needs an optimizer"),
     "what is no optimizer": (lambda s: s.run(GOOD, optimizer=3), OptimizerError, "int is no optimizer"),
     "an optimizer that follows no growth": (
         lambda s: s.run(GOOD, optimizer=torch.optim.LBFGS(s.model.parameters()), scheduler=None),
@@ -71,20 +71,20 @@ CASES: dict[str, tuple[Callable[[Scene], Any], type[Exception], str]] = {
     "a scheduler of another optimizer": (
         lambda s: s.run(GOOD, optimizer=SGD(s.model.parameters(), lr=0.1)),
         OptimizerError,
-        "CosineAnnealingLR sets rates of another optimizer, AdamW",
+        "CosineAnnealingLR sets the rates of an optimizer outside the run, AdamW",
     ),
     "a scheduler of another optimizer, and a factor": (
         lambda s: s.run([at(3, lr=0.5)], optimizer=SGD(s.model.parameters(), lr=0.1)),
         OptimizerError,
-        "rates of another optimizer",
+        "rates of an optimizer outside the run",
     ),
-    "what is no scheduler": (lambda s: s.run(GOOD, scheduler=0.1), GrowthError, "scheduler 0 is of type float"),
+    "not a scheduler": (lambda s: s.run(GOOD, scheduler=0.1), GrowthError, "scheduler 0 is of type float"),
     "an average of another model": (lambda s: s.run(GOOD, average=copy.deepcopy(s.model.blocks)), GrowthError, "another model"),
     "the model as its own average": (lambda s: s.run(GOOD, average=s.model), GrowthError, "shares tensors"),
     "what has no state": (lambda s: s.run(GOOD, also={"order": [1, 2]}), GrowthError, "order is of type list"),
     "things without names": (lambda s: s.run(GOOD, also=[torch.Generator()]), GrowthError, "also= is of type list"),
     "a seed that is none": (lambda s: s.run(GOOD, seed="x"), GrowthError, "seed='x'"),
-    "nothing to log to": (lambda s: s.run(GOOD, log="log.txt"), ScheduleError, "ends in .csv or .jsonl"),
+    "log without a known ending": (lambda s: s.run(GOOD, log="log.txt"), ScheduleError, "must end in .csv or .jsonl"),
     "no model": (lambda s: s.run(GOOD, model=Scene), GrowthError, "pass a torch.nn.Module"),
 }
 
@@ -97,8 +97,8 @@ def test_refused_before_training_starts(case: str) -> None:
         make(scene)
 
 
-def test_names_of_later_stages_are_those_of_the_model_then() -> None:
-    """What is no layer of the model yet, and is one after a deepening, can be named."""
+def test_names_of_later_stages_refer_to_the_model_at_that_stage() -> None:
+    """A layer that an earlier deepening inserts can be named."""
     scene = Scene()
     before = scene.state()
     run = scene.run([at(1, DEEPEN), at(2, outgrow.Widen("blocks.2.up", to=12))])
@@ -119,10 +119,10 @@ def test_metrics_that_a_rule_needs() -> None:
         with refused(scene, ScheduleError, "val_loss has not improved for 2 epochs.*run.epoch", run):
             run.epoch(metrics)
     for metrics, missing in (({"loss": 1.0}, "val_loss|accuracy"), ({"val_loss": 1.0}, "accuracy")):
-        with refused(scene, ScheduleError, f"looks at '({missing})', which was not measured", run):
+        with refused(scene, ScheduleError, f"reads the metric '({missing})', which was not measured", run):
             run.epoch(metrics)
     for value in ("low", None, torch.ones(2)):
-        with refused(scene, GrowthError, "the metric 'val_loss' is no number", run):
+        with refused(scene, GrowthError, "the metric 'val_loss' is not a number", run):
             run.epoch({"val_loss": value, "accuracy": 0.1})
     for metrics in (0.5, [("val_loss", 0.5)]):
         with refused(scene, ScheduleError, "metrics are a dict", run):
@@ -139,7 +139,7 @@ def test_metrics_that_are_not_numbers_are_no_improvement() -> None:
         run.epoch({"val_loss": loss, "accuracy": math.nan}) is not None
         for loss in (1.0, math.nan, 0.5, math.nan, math.nan, 0.6)
     ]
-    assert grown == [False, False, False, False, False, True]  # not while it is none
+    assert grown == [False, False, False, False, False, True]  # not while it is NaN
     assert run.epoch({"val_loss": 1.0, "accuracy": math.nan}) is None
     assert run.epoch({"val_loss": 1.0, "accuracy": 0.95}) is not None
     assert len(scene.model.blocks) == 3
@@ -147,7 +147,7 @@ def test_metrics_that_are_not_numbers_are_no_improvement() -> None:
 
 @pytest.mark.parametrize("moment", ["step", "epoch", "rule"])
 def test_a_growth_that_fails_leaves_everything_as_before(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same call then tries again; the run is that of a twin in which nothing failed."""
+    """The same call then tries again; the run equals one without a failure."""
     options: dict[str, Any] = {
         "grow": [WIDEN, DEEPEN],
         "lr": 0.2,
@@ -203,13 +203,13 @@ def test_of_two_growths_at_one_moment_the_second_may_fail(monkeypatch: pytest.Mo
     assert (run.steps, len(run.done), scene.model.blocks[0].up.out_features, len(scene.model.blocks)) == (1, 2, 12, 3)
 
 
-def test_an_optimizer_made_anew_behind_the_runs_back_is_stopped() -> None:
-    """Nobody told the run of it: its state does not follow, and its next step says so."""
+def test_a_new_optimizer_that_the_run_does_not_know_is_stopped() -> None:
+    """Its state does not follow the growth, and its next step raises."""
     model = mlp()
     given, real = AdamW(model.parameters(), lr=1e-2), AdamW(model.parameters(), lr=1e-2)
     run = started(model, given, [outgrow.At(epoch=1, grow=[WIDEN])])
     train(model, real, 1)
-    run.epoch()  # run.step() would have told
+    run.epoch()  # run.step() would have raised
     with pytest.raises(outgrow.GrowthError, match="from before its parameters grew"):
         train(model, real, 2)
 

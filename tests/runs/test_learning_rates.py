@@ -1,4 +1,4 @@
-"""A factor on learning rates: every rate from then on is that many times what a twin without the factor gives."""
+"""A factor on learning rates: every later rate is the factor times the rate of a copy without it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OLD = torch.__version__.startswith("2.6")
 
 
 class Decay:
-    """A rule with a state of its own, as people write them."""
+    """A user's rule with a state of its own."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -88,7 +88,7 @@ def momenta(optimizer: Optimizer) -> list[Any]:
 
 
 def facts(optimizer: Optimizer, *schedulers: Any) -> str:
-    """All that could be changed, as text."""
+    """The state of an optimizer and of schedulers, as text."""
     groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     return repr((groups, [copy.deepcopy(scheduler.state_dict()) for scheduler in schedulers]))
 
@@ -220,7 +220,7 @@ def test_wrappers_of_accelerate() -> None:
 
 
 class Elsewhere(s.LRScheduler):
-    """Keeps its peak in a place of its own."""
+    """Stores its largest rate in an attribute of its own."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.peak, self.seen = 0.5, deque[int](maxlen=3)
@@ -232,7 +232,7 @@ class Elsewhere(s.LRScheduler):
 
 
 class Floor(s.LRScheduler):
-    """Follows at first."""
+    """Follows a factor at first, until its rates reach a constant minimum."""
 
     def get_lr(self) -> list[Any]:
         return [max(1e-4, base * 0.8**self.last_epoch) for base in self.base_lrs]
@@ -250,7 +250,7 @@ class Needy(s.LRScheduler):
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [(Elsewhere, "it keeps rates where"), (Floor, r"would become 0\.0001"), (Needy, "needs the loss")],
+    [(Elsewhere, "it stores rates in an unknown place"), (Floor, r"would become 0\.0001"), (Needy, "needs the loss")],
 )
 def test_a_scheduler_that_does_not_follow_is_refused(kind: Any, reason: str) -> None:
     optimizer = make_optimizer()
@@ -301,14 +301,14 @@ def test_trying_copies_neither_the_model_nor_its_state() -> None:
 
 
 @pytest.mark.parametrize("factor", [0, -1, float("nan"), float("inf"), "2"])
-def test_factors_that_make_no_sense(factor: Any) -> None:
+def test_meaningless_factors_are_refused(factor: Any) -> None:
     with pytest.raises(OptimizerError, match="write a number above 0"):
         scale_rates([make_optimizer()], [], factor, Journal())
 
 
-def test_what_is_no_scheduler_or_sets_other_rates_is_refused() -> None:
+def test_other_objects_and_schedulers_of_other_optimizers_are_refused() -> None:
     optimizer, other = make_optimizer(), make_optimizer()
-    with pytest.raises(OptimizerError, match="SimpleNamespace is no learning-rate scheduler"):
+    with pytest.raises(OptimizerError, match="SimpleNamespace is not a learning-rate scheduler"):
         scale_rates([optimizer], [SimpleNamespace(scheduler=None)], 0.5, Journal())
     with pytest.raises(OptimizerError, match="rates of another optimizer"):
         scale_rates([optimizer], [s.StepLR(other, 3)], 0.5, Journal())

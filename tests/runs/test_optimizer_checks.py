@@ -1,4 +1,4 @@
-"""Optimizers and the growths of a run: those that can't follow are refused before training starts, or start again."""
+"""Optimizers that can't follow the growths of a run are refused before training starts, or their state is reset."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def network() -> nn.Sequential:
 
 
 class Recalling(Optimizer):
-    """Of a class that nobody has described; counts steps in its group, where no default says so."""
+    """An optimizer of an unknown class; it counts steps in its group, under a key without a default."""
 
     def __init__(self, params: Any, lr: float = 0.1, scale: float = 1.0) -> None:
         super().__init__(params, {"lr": lr, "scale": scale})
@@ -39,7 +39,7 @@ class Recalling(Optimizer):
 
 
 class Forgetful(Optimizer):
-    """Of an unknown class too, but it keeps nothing."""
+    """An optimizer of an unknown class without state."""
 
     def __init__(self, params: Any, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
@@ -119,7 +119,7 @@ def test_an_optimizer_that_can_not_follow_is_refused_before_its_first_step(kind:
     assert model[0].out_features == 8
 
 
-def test_one_that_keeps_nothing_is_not_refused() -> None:
+def test_an_optimizer_without_state_is_not_refused() -> None:
     model = network()
     optimizer = Forgetful(model.parameters())
     run = run_of(model, optimizer, WIDEN, DEEPEN)
@@ -129,17 +129,17 @@ def test_one_that_keeps_nothing_is_not_refused() -> None:
     assert len(run.records) == 2
 
 
-def test_methods_that_an_optimizer_can_not_follow_are_found_in_the_rehearsal() -> None:
+def test_methods_that_an_optimizer_can_not_follow_are_found_in_the_dry_run() -> None:
     import pytorch_optimizer
 
     model = network()
     optimizer = pytorch_optimizer.MADGRAD(model.parameters())
     run_of(model, optimizer, WIDEN)
-    with pytest.raises(OptimizerError, match="can't follow units that are copies"):
+    with pytest.raises(OptimizerError, match="can't follow units that are copied"):
         run_of(model, optimizer, outgrow.Widen("0", by=4, method="net2net"))
 
 
-def test_of_several_only_those_are_looked_at_whose_parameters_grow() -> None:
+def test_of_several_optimizers_only_those_are_checked_whose_parameters_grow() -> None:
     model = nn.Sequential(*network(), nn.ReLU(), nn.Linear(2, 2))
     optimizers = [torch.optim.Adam(model[:3].parameters()), LBFGS(model[4].parameters())]
     run_of(model, optimizers, WIDEN)
@@ -148,7 +148,7 @@ def test_of_several_only_those_are_looked_at_whose_parameters_grow() -> None:
 
 
 def test_advice_in_a_run_can_be_followed_there() -> None:
-    """State of an unknown key is met at the growth only."""
+    """State under an unknown key is found only at the growth."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run = run_of(model, optimizer, WIDEN)
@@ -165,7 +165,7 @@ def test_advice_in_a_run_can_be_followed_there() -> None:
 
 @pytest.mark.parametrize("name", FRESH)
 def test_a_fresh_start_is_that_of_a_new_optimizer(name: str) -> None:
-    """The truth is a loop by hand, in which another optimizer is made after each growth."""
+    """The reference is a loop by hand, in which a new optimizer is made after each growth."""
     model, twin = network(), network()
     optimizer = FRESH[name](model.parameters())
     run = run_of(model, optimizer, WIDEN, DEEPEN, state="fresh")

@@ -1,4 +1,4 @@
-"""A model whose code changes in mid-run, after its growths were planned: the refusal says so, and its way out is one."""
+"""A model whose code changes in mid-run, after its growths were planned: the refusal says so, and its way out works."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.helpers.training_run import assert_equal
 
 
 class Normed(Block):
-    """Has a norm over the units: pairs of equal units are not exact any more, whole copies are."""
+    """A block with a norm over the units: there, pairs of equal units are not exact, whole copies are."""
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.up(x)
@@ -26,28 +26,28 @@ class Normed(Block):
 
 
 class Sized(Block):
-    """Takes for granted that there are eight units."""
+    """A block whose code assumes eight units."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.down(torch.relu(self.up(x)).view(-1, 8))
 
 
 class Unrolled(Mlp):
-    """Runs two blocks, however many there are."""
+    """A network that runs two blocks, whatever their number."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.blocks[1](self.blocks[0](torch.tanh(self.stem(x)))))
 
 
 class Counting(Mlp):
-    """Depends on the number of its blocks, which nothing but its outputs tells."""
+    """A network whose outputs depend on the number of its blocks, which only a comparison of outputs detects."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.blocks(torch.tanh(self.stem(x))) / len(self.blocks))
 
 
 class Bare(nn.Module):
-    """A layer that keeps no sizes."""
+    """A layer without attributes for its sizes."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -97,13 +97,13 @@ CASES: dict[str, tuple[Any, Callable[[nn.Module], None], type[Exception], str]] 
 
 @pytest.mark.parametrize("check", [True, "full"])
 @pytest.mark.parametrize("case", CASES)
-def test_what_was_planned_for_other_code_is_refused_with_a_way_out(case: str, check: Any) -> None:
+def test_a_plan_for_other_code_is_refused_with_a_way_out(case: str, check: Any) -> None:
     grow, change, kind, reason = CASES[case]
     model, optimizer, run = in_training(grow, check=check)
     change(model)
     train(model, optimizer, 1)
     before = facts(model, [optimizer]), copy.deepcopy(run.position())
-    with pytest.raises(kind, match=r"^the model's code does something else than when the run was made") as caught:
+    with pytest.raises(kind, match=r"^the model's code has changed since the run was made") as caught:
         run.step()
     assert_equal((facts(model, [optimizer]), run.position()), before)
     caught.match(reason)
@@ -111,7 +111,7 @@ def test_what_was_planned_for_other_code_is_refused_with_a_way_out(case: str, ch
 
 
 @pytest.mark.parametrize("case", ["another method", "no attribute"])
-def test_the_way_out_is_one(case: str) -> None:
+def test_the_way_out_works(case: str) -> None:
     grow, change, *_ = CASES[case]
     model, optimizer, run = in_training(grow)
     change(model)
@@ -128,7 +128,7 @@ def test_the_way_out_is_one(case: str) -> None:
     assert [group["lr"] for group in optimizer.param_groups] == [5e-3]
 
 
-def test_what_a_new_plan_would_not_see_either_is_told_as_before() -> None:
+def test_an_error_that_a_new_plan_does_not_avoid_is_reported_unchanged() -> None:
     model, optimizer, run = in_training(DEEPEN)
     becomes(Counting)(model)
     train(model, optimizer, 1)

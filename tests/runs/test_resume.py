@@ -1,4 +1,4 @@
-"""A run that is stopped, or killed, and resumed from the small constructor is bit for bit the run that was not."""
+"""A run that is stopped or killed, and resumed with a newly built small model, equals an uninterrupted run bit for bit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_every_moment_can_be_resumed_from(optimizer: str, tmp_path: Path) -> Non
     for until in range(1, STEPS, 4):
         part.go(until).run.save(path, extra={"until": until})
         again = Trial(optimizer)
-        torch.manual_seed(77)  # what a new process has is not what counts
+        torch.manual_seed(77)  # the random state of the new process must not matter
         assert again.run.load(path) == {"until": until}
         assert_equal(without_times(again.state()), without_times(part.state()))
         part = again
@@ -58,7 +58,7 @@ def test_a_file_is_the_old_one_or_the_new_one(tmp_path: Path, monkeypatch: pytes
 
 
 def child(work: Callable[[], None]) -> int:
-    """A process of its own that is only forked, so that a hundred of them take no time to start."""
+    """Run something in a forked process, which starts quickly enough for a hundred of them."""
     process = os.fork()
     if not process:
         try:
@@ -69,7 +69,7 @@ def child(work: Callable[[], None]) -> int:
 
 
 def train(folder: Path, armed: Callable[[], None] | None = None) -> None:
-    """What a user's script does: go on from the file if there is one, to the end."""
+    """A user's script: continue from the file if there is one, and train to the end."""
     trial = Trial()
     if (folder / "run.pt").exists():
         trial.run.load(folder / "run.pt")
@@ -98,7 +98,7 @@ def dying(number: int, dice: random.Random) -> Callable[[], None]:
 
 
 def resumed_after(folder: Path, kill: Callable[[Path], None]) -> bool:
-    """Start a run, have it killed, and start it again until it is through; whether it died before it was."""
+    """Start a run, kill it, and start it again until it ends; returns whether it was killed before its end."""
     kill(folder)
     early = not (folder / "end.pt").exists()
     os.waitpid(child(lambda: train(folder)), 0)
@@ -121,7 +121,7 @@ def killed_at(number: int, dice: random.Random) -> Callable[[Path], None]:
 
 
 def check(points: int, tmp_path: Path) -> None:
-    """Half of the points are moments of a clock, half are chosen."""
+    """Kill runs at many points: half of them at random times, half at chosen places in the code."""
     started = time.perf_counter()
     (tmp_path / "whole").mkdir()
     os.waitpid(child(lambda: train(tmp_path / "whole")), 0)

@@ -24,7 +24,7 @@ FADED = outgrow.Deepen("blocks.0", fade=5)
 
 
 class Scene:
-    """A run from the small constructor; options replace its parts."""
+    """A run with a newly built small model; options replace its parts."""
 
     def __init__(self, schedule: Any = None, **options: Any) -> None:
         self.model: Any = options.pop("model", None) or mlp()
@@ -74,7 +74,7 @@ def test_at_every_moment_around_the_growths(tmp_path: Path) -> None:
     for moment in (3, 4, 6, 9):
         part = Scene().go(moment - 1)
         part.step()
-        part.run.save(path)  # after the growth at this step, before that at the end of the epoch
+        part.run.save(path)  # after the growth at this step, before the growth at the end of the epoch
         again = resumed(path)
         assert_equal(again.state(), part.state())
         if moment % 3 == 0:
@@ -131,7 +131,7 @@ def test_back_into_the_live_run(tmp_path: Path) -> None:
     assert_equal(live.state(), saved)
     assert_equal(live.go(14).state(), whole.state())
     before = live.state()
-    with pytest.raises(CheckpointError, match="has grown once since the checkpoint"):  # that is not undone
+    with pytest.raises(CheckpointError, match="has grown once since the checkpoint"):  # a growth can't be undone
         live.run.load(path)
     assert_equal(live.state(), before)
 
@@ -175,7 +175,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a run in the middle of a fade."""
+    """The file of a run in the middle of a fade."""
     path = tmp_path_factory.mktemp("run") / "run.pt"
     Scene().go(8).run.save(path)
     return path
@@ -184,7 +184,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("live", [False, True])
 @pytest.mark.parametrize("case", OTHERS)
 def test_a_run_that_is_made_otherwise(case: str, live: bool, file: Path) -> None:
-    """live: in the middle of a fade, of which nothing may be lost."""
+    """live: the run is in the middle of a fade, and its state must stay unchanged."""
     options, reason = OTHERS[case]
     other = Scene(**{**options, **({"model": options["model"]()} if "model" in options else {})})
     if live:
@@ -256,7 +256,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 @pytest.mark.parametrize("live", [False, True])
 def test_files_that_are_not_whole(live: bool, file: Path, tmp_path: Path) -> None:
-    """One after the other, into a run that goes on in the end as if nothing had been."""
+    """They are loaded one after the other into a run, which then continues as if nothing had happened."""
     scene = Scene().go(7) if live else Scene()
     before, path = scene.state(), tmp_path / "run.pt"
     for case, (damage, reason) in DAMAGES.items():
@@ -269,7 +269,7 @@ def test_files_that_are_not_whole(live: bool, file: Path, tmp_path: Path) -> Non
 
 
 def test_a_schedule_that_the_saved_run_did_not_have_at_all(tmp_path: Path) -> None:
-    """Growths that have happened are in the file: the schedule that made them may be gone."""
+    """Past growths are in the file, so the schedule may no longer list them."""
     path = tmp_path / "run.pt"
     Scene().go(10).run.save(path)
     again = resumed(path, schedule=[])
@@ -277,7 +277,7 @@ def test_a_schedule_that_the_saved_run_did_not_have_at_all(tmp_path: Path) -> No
     assert_equal(again.model.state_dict(), Scene().go(10).model.state_dict())
 
 
-def test_places_that_can_not_be(tmp_path: Path) -> None:
+def test_paths_that_can_not_be_written(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "run.safetensors", tmp_path / "nowhere" / "run.pt"):
         with pytest.raises(GrowthError, match=re.escape(str(place))):
             Scene().run.save(place)
@@ -286,7 +286,7 @@ def test_places_that_can_not_be(tmp_path: Path) -> None:
 
 
 def test_the_run_of_all_other_tests_goes_on_after_a_load_that_failed(tmp_path: Path) -> None:
-    """With everything that can follow a growth: three of them, fades under way, an average with buffers."""
+    """A run with three growths, unfinished fades and an average with buffers."""
     path = tmp_path / "run.pt"
     trial = Trial().go(21)
     trial.run.save(path)

@@ -1,4 +1,4 @@
-"""How training goes on from a growth in a run: rates, decay, warm-ups, what is new alone, and an optimizer that starts anew."""
+"""Options of events: rates, weight decay, warm-ups, training of new entries only, and a reset of the optimizer's state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LATER = outgrow.Widen("blocks.1.up", to=10)
 
 
 def pair(lr: float = 0.1) -> tuple[Any, Optimizer, Any, Optimizer]:
-    """A model, and its twin that is grown and trained by hand; the updates of plain descent can be told by hand."""
+    """A model, and a copy that is grown and trained by hand; with plain gradient descent, updates can be computed by hand."""
     model, twin = mlp(), mlp()
     return model, SGD(model.parameters(), lr=lr), twin, SGD(twin.parameters(), lr=lr)
 
@@ -57,7 +57,7 @@ def assert_close(model: nn.Module, twin: nn.Module) -> None:
     torch.testing.assert_close(dict(model.state_dict()), dict(twin.state_dict()), rtol=1e-11, atol=1e-14)
 
 
-def test_a_rate_for_what_is_new() -> None:
+def test_a_rate_for_new_entries() -> None:
     model, optimizer, twin, other = pair()
     run = started(model, optimizer, [at(2, WIDEN, DEEPEN, new_lr=1.3), at(4, LATER)])
     for step in range(1, 8):
@@ -76,8 +76,8 @@ def test_a_rate_for_what_is_new() -> None:
 
 
 @pytest.mark.parametrize("hold", [2, None])
-def test_new_units_alone(hold: int | None) -> None:
-    """What was there before stays, to the last bit, for so many steps, or until the next growth; what is new moves."""
+def test_training_of_new_entries_only(hold: int | None) -> None:
+    """Earlier entries stay equal to the last bit for `hold` steps, or until the next growth; new entries change."""
     model = mlp()
     optimizer = AdamW(model.parameters(), lr=1e-2)
     run = started(model, optimizer, [at(2, WIDEN, DEEPEN, train="new", hold=hold), at(6, LATER)])
@@ -94,7 +94,7 @@ def test_new_units_alone(hold: int | None) -> None:
         run.step()
 
 
-def test_an_optimizer_that_starts_anew() -> None:
+def test_a_reset_of_the_optimizers_state() -> None:
     model, twin = mlp(), mlp()
     optimizer, other = AdamW(model.parameters(), lr=1e-2), AdamW(twin.parameters(), lr=1e-2)
     run = started(model, optimizer, [at(3, WIDEN, DEEPEN, state="fresh")])

@@ -1,4 +1,4 @@
-"""What a run tells of its growths: losses that go on, cohorts, and one line each wherever it is logged to."""
+"""Reports of a run: the loss continues over growths, cohorts are known, and every log gets one line per growth."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LATER = outgrow.Widen("blocks.*", to=16)
 
 
 class Digits:
-    """A small convolutional network that learns scikit-learn's digits."""
+    """A small convolutional network and scikit-learn's digits."""
 
     def __init__(self) -> None:
         from sklearn.datasets import load_digits
@@ -33,7 +33,7 @@ class Digits:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
 
     def loss(self, start: int) -> Tensor:
-        """On a batch, in train mode."""
+        """The loss of a batch, in train mode."""
         pick = torch.arange(start * 64, start * 64 + 64) % len(self.x)
         return nn.functional.cross_entropy(self.model(self.x[pick]), self.y[pick])
 
@@ -58,7 +58,7 @@ def test_the_loss_goes_on_over_growths_and_digits_are_learned() -> None:
     run = outgrow.Run(model, digits.x[:16], optimizer, events, quiet=True)
 
     def without_dropout(step: int) -> float:
-        """The training loss, by the batch's own statistics, which stay as they are."""
+        """The training loss with batch statistics; running statistics stay unchanged."""
         norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
         kept = [(tensor, tensor.clone()) for norm in norms for tensor in norm.buffers()]
         drop = [module for module in model.modules() if isinstance(module, nn.Dropout)]
@@ -114,7 +114,7 @@ def test_cohorts_of_several_growths() -> None:
     assert all(one.rms > 0 for one in gradients.values())
 
 
-def test_one_line_a_growth(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_line_per_growth(capsys: pytest.CaptureFixture[str]) -> None:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run = outgrow.Run(model, X, optimizer, [at(2), at(3, DEEPEN), outgrow.At(epoch=1, grow=[LATER])])
@@ -132,13 +132,13 @@ def test_one_line_a_growth(capsys: pytest.CaptureFixture[str]) -> None:
         "grown at step 3, epoch 0",
         "grown at step 3, epoch 1",
     ]
-    assert f"loss {losses[1]:.4g}, of the next step {losses[2]:.4g}" in lines[0]
+    assert f"loss {losses[1]:.4g}, next step {losses[2]:.4g}" in lines[0]
     assert "loss" not in lines[1]
-    assert f"loss {losses[2]:.4g}, of the next step {losses[3]:.4g}" in lines[2]
+    assert f"loss {losses[2]:.4g}, next step {losses[3]:.4g}" in lines[2]
     assert lines == [str(record) for record in run.records]
 
 
-def test_without_losses_a_growth_is_told_at_once_and_not_at_all_if_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_losses_a_growth_is_logged_at_once_and_not_at_all_if_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     for quiet in (False, True):
         model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -151,9 +151,9 @@ def test_without_losses_a_growth_is_told_at_once_and_not_at_all_if_quiet(capsys:
 
 
 def test_files_and_loggers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model, told = mlp(), []
+    model, received = mlp(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    sinks = [tmp_path / "log.csv", str(tmp_path / "log.jsonl"), logging.getLogger("my.run"), told.append]
+    sinks = [tmp_path / "log.csv", str(tmp_path / "log.jsonl"), logging.getLogger("my.run"), received.append]
     run = started(model, optimizer, [at(1), at(2, DEEPEN)], log=sinks)
     with caplog.at_level(logging.INFO):
         losses = []
@@ -163,7 +163,7 @@ def test_files_and_loggers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     with open(tmp_path / "log.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert told == run.records
+    assert received == run.records
     assert [record.message for record in caplog.records] == [str(record) for record in run.records]
     for number, (row, line) in enumerate(zip(rows, lines, strict=True)):
         assert (int(row["step"]), line["step"]) == (number + 1, number + 1)
@@ -174,7 +174,7 @@ def test_files_and_loggers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_saving_right_after_a_growth_keeps_the_loss_after_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever goes on, the run that was saved or the one that is resumed, tells it."""
+    """Both the saved run, if it continues, and the resumed run log it."""
 
     def make() -> tuple[Any, Any, outgrow.Run]:
         model = mlp()
@@ -182,7 +182,7 @@ def test_saving_right_after_a_growth_keeps_the_loss_after_it(tmp_path: Path, cap
         return model, optimizer, outgrow.Run(model, X, optimizer, [at(2), outgrow.At(epoch=1, grow=[DEEPEN])])
 
     def go_on(model: Any, optimizer: Any, run: outgrow.Run) -> list[str]:
-        run.epoch()  # its loss before is that of the last step
+        run.epoch()  # the loss before the growth is the last step's
         run.step(train(model, optimizer, 3))
         return [line.rpartition(" · ")[0] for line in capsys.readouterr().err.splitlines()]  # all but the seconds
 
@@ -198,7 +198,7 @@ def test_saving_right_after_a_growth_keeps_the_loss_after_it(tmp_path: Path, cap
     assert again[2].records[1].loss_after == run.records[1].loss_after is not None
 
 
-def test_a_growth_at_the_end_is_told_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_growth_at_the_end_is_logged_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run = outgrow.Run(model, X, optimizer, [at(1)])
@@ -208,12 +208,12 @@ def test_a_growth_at_the_end_is_told_by_hand(capsys: pytest.CaptureFixture[str])
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_losses_that_are_no_numbers_are_refused_before_anything_happens() -> None:
+def test_losses_that_are_not_numbers_are_refused_before_anything_happens() -> None:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run = started(model, optimizer, [at(1)])
     for loss in (torch.ones(3), "low", batch):
-        with pytest.raises(outgrow.GrowthError, match="the loss is no number"):
+        with pytest.raises(outgrow.GrowthError, match="the loss is not a number"):
             run.step(loss)
     assert (run.steps, len(run.records), model.blocks[0].up.out_features) == (0, 0, 8)
     run.step(torch.tensor([0.5]))

@@ -1,4 +1,4 @@
-"""Growth in the middle of a plain loop: all that belongs to training goes on as in a twin that is grown by hand."""
+"""Growth in the middle of a plain loop: everything in training continues as for a copy that is grown by hand."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_several_optimizers() -> None:
     assert not {id(p) for p in model.blocks.parameters()} & {id(p) for p in optimizers[0].param_groups[0]["params"]}
 
 
-def test_groups_keep_their_settings_and_take_what_is_new() -> None:
+def test_groups_keep_their_settings_and_get_new_parameters() -> None:
     model = mlp()
     weights = [(n, p) for n, p in model.named_parameters() if p.ndim > 1 and n != "head.weight"]
     biases = [(n, p) for n, p in model.named_parameters() if p.ndim == 1]
@@ -86,7 +86,7 @@ SCHEDULERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_every_rate_after_the_growth_is_a_fifth(name: str) -> None:
-    """The twin does not grow; its rates do not depend on what it trains."""
+    """The copy does not grow; its rates do not depend on the parameters."""
 
     def make() -> tuple[Mlp, Optimizer, Any]:
         model = mlp()
@@ -158,7 +158,7 @@ def test_averages(kind: str) -> None:
 
 
 def test_gradients_gathered_before_a_growth_are_kept() -> None:
-    """Growth by r2r between two passes of one step: old entries have the gradients of a twin that does not grow."""
+    """Growth by r2r between two passes of one step: old entries have the gradients of a copy that does not grow."""
     model, twin = mlp(), mlp()
     optimizer, other = SGD(model.parameters(), lr=0.1), SGD(twin.parameters(), lr=0.1)
     run = started(model, optimizer, [outgrow.At(epoch=1, grow=[WIDEN, outgrow.Widen("blocks.1.up", to=10, method="r2r")])])
@@ -301,7 +301,7 @@ def test_bfloat16() -> None:
         model(x).float().square().mean().backward()
         optimizer.step()
         before, grown = model(x).float(), run.step()
-        if grown is not None:  # eight bits of a number's size
+        if grown is not None:  # bfloat16 has eight significant bits
             torch.testing.assert_close(model(x).float(), before, rtol=0.02, atol=0.02)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert {v.dtype for state in optimizer.state.values() for k, v in state.items() if k != "step"} == {torch.bfloat16}

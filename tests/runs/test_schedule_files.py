@@ -1,4 +1,4 @@
-"""Schedules as TOML and JSON: both ways, and every mistake in a file."""
+"""Schedules as TOML and JSON: reading, writing, and mistakes in a file."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_json_as_a_person_writes_it(tmp_path: Path) -> None:
     assert outgrow.Schedule.from_file(str(path)) == MEANT
 
 
-def test_what_is_left_out_is_the_default() -> None:
+def test_fields_that_are_left_out_have_their_defaults() -> None:
     event = {"epoch": 3, "grow": [{"deepen": "1"}, {"widen": "*", "to": 8}]}
     assert outgrow.Schedule.from_dict({"growth": [event]}).to_dict() == {"growth": [event]}
 
@@ -172,9 +172,9 @@ MISTAKES = {
     f"[[growth]]\nepohc = 3\n{GROW}": "growth 2: there is no key 'epohc': did you mean 'epoch'?",
     f"[[growth]]\nepoch = 3\ngrown = 4\n{GROW}": "growth 2: there is no key 'grown': did you mean 'grow'?",
     f"[[growth]]\nepoch = 3\nLR = 0.5\n{GROW}": "growth 2: there is no key 'LR': did you mean 'lr'?",
-    f"[[growth]]\nepoch = 3\nstep = 4\n{GROW}": "growth 2: say when by one of 'epoch', 'step' and 'when', not step and epoch",
-    f"[[growth]]\n{GROW}": "not none of them",
-    "[[growth]]\nepoch = 3": "growth 2: say what to grow",
+    f"[[growth]]\nepoch = 3\nstep = 4\n{GROW}": "'step' and 'when' is required, and it has step and epoch",
+    f"[[growth]]\n{GROW}": "it has none",
+    "[[growth]]\nepoch = 3": "growth 2: 'grow' is missing",
     AT + "grow = [{ widne = '*', factor = 2 }]": "growth 2, transform 1: a transform has one of 'widen', "
     "'deepen', 'kernel', 'branch' and names the place there; for 'widne', did you mean 'widen'?",
     AT + "grow = [{ widen = '*', deepen = '1' }]": "transform 1: .* it has widen and deepen",
@@ -185,26 +185,26 @@ MISTAKES = {
     AT + "grow = [{ widen = '*', factor = 0.5 }]": "factor=0.5 does not grow anything",
     AT + "grow = [{ widen = { a = 1 }, factor = 2 }]": "widen is a table",
     AT + "grow = [{ kernel = 'conv1' }]": r"\(kernel\): 'size' is missing",
-    AT + "grow = ['widen']": "transform 1: 'widen' is no table: write e.g. { widen",
+    AT + "grow = ['widen']": "transform 1: 'widen' is not a table: write e.g. { widen",
     AT + "grow = []": "growth 2: grow=.*: write a list of transforms",
     AT + "grow = [{ deepen = '1', method = { name = 'r2r' } }]": "method is a table",
     AT + "grow = [{ widen = '*', factor = 2, method = { name = 'r2' } }]": "did you mean 'r2r'",
     AT + "grow = [{ widen = '*', factor = 2, method = { nam = 'r2r' } }]": "method: 'name' is missing; for 'nam'",
     AT + "grow = [{ widen = '*', factor = 2, method = { name = 'r2r', zero = 1 } }]": "there is no key 'zero'",
     AT + "grow = [{ widen = '*', factor = 2, method = 3 }]": "there is no method 3",
-    f"[[growth]]\nepoch = '3'\n{GROW}": "growth 2: epoch='3': write after how many epochs",
+    f"[[growth]]\nepoch = '3'\n{GROW}": "growth 2: epoch='3': write a number of epochs",
     f"[[growth]]\nepoch = 2026-01-01\n{GROW}": "growth 2: epoch=datetime.date",
     f"[[growth]]\nepoch = 3\nlr = 'low'\n{GROW}": "growth 2: lr='low': write a factor",
     f"[[growth]]\nepoch = 3\ntrain = ['new']\n{GROW}": r"growth 2: train=\['new'\]: write 'all'",
-    f"[[growth]]\nwhen = 'plateau'\n{GROW}": "growth 2, when: 'plateau' is no table: write e.g. { rule",
+    f"[[growth]]\nwhen = 'plateau'\n{GROW}": "growth 2, when: 'plateau' is not a table: write e.g. { rule",
     f"[[growth]]\nwhen = {{ rule = 'plato', metric = 'loss' }}\n{GROW}": "rule = 'plato': did you mean 'plateau'",
     f"[[growth]]\nwhen = {{ rule = 'plateau' }}\n{GROW}": r"when \(plateau\): 'metric' is missing",
     f"[[growth]]\nwhen = {{ rule = 'plateau', metric = 3 }}\n{GROW}": "write the name of a metric",
-    f"[[growth]]\nwhen = {{ rule = 'plateau', metric = 'loss', least = 'x' }}\n{GROW}": "least='x': write by how much",
+    f"[[growth]]\nwhen = {{ rule = 'plateau', metric = 'loss', least = 'x' }}\n{GROW}": "least='x': write the least",
     f"[[growth]]\nwhen = {{ rule = 'reached', metric = 'loss', value = 'x' }}\n{GROW}": "value='x': write a number",
     f"[[growths]]\nepoch = 3\n{GROW}": "there is no key 'growths': did you mean 'growth'",
-    "[[growth]\n": "plan.toml is no TOML: ",
-    "[[growth]]\nepoch = 0\n" + GROW: "epoch=0: write after how many epochs",
+    "[[growth]\n": "plan.toml is not valid TOML: ",
+    "[[growth]]\nepoch = 0\n" + GROW: "epoch=0: write a number of epochs",
 }
 
 
@@ -217,28 +217,28 @@ def test_mistakes_name_file_entry_and_way_out(tmp_path: Path, mistake: str) -> N
     assert str(error.value).startswith(str(path))
 
 
-def test_events_that_go_back_in_time(tmp_path: Path) -> None:
+def test_events_that_are_not_in_order(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     path.write_text(f"[[growth]]\nepoch = 5\n{GROW}\n[[growth]]\nepoch = 4\n{GROW}")
-    with pytest.raises(ScheduleError, match=r"plan.toml: events go back in time"):
+    with pytest.raises(ScheduleError, match=r"plan.toml: events are not in order of time"):
         outgrow.Schedule.from_file(path)
 
 
 FILES = {
     "plan.json": {
-        b"[": "is no JSON",
-        b"[]": "a schedule is a table with 'growth' in it",
+        b"[": "is not valid JSON",
+        b"[]": "a schedule is a table with the key 'growth'",
         b"{}": "'growth' must be a list",
         b'{"growth": {}}': "'growth' must be a list",
-        b'{"growth": ["x"]}': "growth 1: 'x' is no table",
-        b'{"growth": [{"epoch": 1, "epoch": 2}]}': "the key 'epoch' is there twice",
+        b'{"growth": ["x"]}': "growth 1: 'x' is not a table",
+        b'{"growth": [{"epoch": 1, "epoch": 2}]}': "the key 'epoch' occurs twice",
         b'{"growth": [{"when": {"rule": "plateau", "metrics": "a"}, "grow": []}]}': r"growth 1, when \(plateau\): there is "
         "no key 'metrics': did you mean 'metric'",
-        b"\xff\xfe": "is no JSON: 'utf-8' codec",
+        b"\xff\xfe": "is not valid JSON: 'utf-8' codec",
         b"[" * 100_000: "nested too deeply",
     },
-    "plan.toml": {b"": "'growth' must be a list", b"growth = 3": "'growth' must be a list", b"\xff": "is no TOML"},
-    "plan.yaml": {b"": "a .toml or .json file"},
+    "plan.toml": {b"": "'growth' must be a list", b"growth = 3": "'growth' must be a list", b"\xff": "is not valid TOML"},
+    "plan.yaml": {b"": "must end in .toml or .json"},
 }
 
 
@@ -268,7 +268,7 @@ def test_python_code_can_not_be_written(tmp_path: Path) -> None:
         "growth 1, transform 1: init=.*mine.* is a function": outgrow.At(
             step=1, grow=[outgrow.Widen(by=2, method=outgrow.R2R(init=mine))]
         ),
-        "is a method of your own": outgrow.At(step=1, grow=[outgrow.Widen(by=2, method=Mine())]),
+        "is a method without a name": outgrow.At(step=1, grow=[outgrow.Widen(by=2, method=Mine())]),
     }
     for message, event in cases.items():
         with pytest.raises(ScheduleError, match=message):

@@ -1,4 +1,4 @@
-"""Rules wait for what is listed before them, fixed times do not; what can't be read back is not written."""
+"""Rules wait for the events before them, fixed times do not; values that can't be read back are not written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make(*events: Any, **options: Any) -> outgrow.Run:
     return outgrow.Run(model, X, torch.optim.SGD(model.parameters(), lr=0.1), events, quiet=True, **options)
 
 
-def test_a_rule_waits_for_what_is_listed_before_it() -> None:
+def test_a_rule_waits_for_the_events_before_it() -> None:
     fixed = outgrow.At(epoch=3, grow=[outgrow.Deepen(after="1")])
     run = make(fixed, outgrow.When(lambda past: True, grow=[outgrow.Widen("2.branch.0", by=4)]))
     grown = [run.epoch({"loss": 1.0}) is not None for _ in range(4)]
@@ -34,23 +34,23 @@ def test_a_rule_waits_for_what_is_listed_before_it() -> None:
     assert [record.what for record in run.records] == ["Deepen after '1' + 1", "Widen '2.branch.0' by 4"]
 
 
-def test_a_fixed_time_must_be_possible_before_the_rules_that_are_listed_before_it() -> None:
+def test_an_event_at_a_fixed_time_must_be_possible_without_the_rules_before_it() -> None:
     rule = outgrow.When(outgrow.plateau("loss"), grow=[outgrow.Deepen(after="1")])
-    with pytest.raises(ScheduleError, match=r"fire late.*2\.branch\.0"):
+    with pytest.raises(ScheduleError, match=r"after all fixed times.*2\.branch\.0"):
         make(rule, outgrow.At(epoch=9, grow=[outgrow.Widen("2.branch.0", by=4)]))
     run = make(rule, outgrow.At(epoch=1, grow=[outgrow.Widen("0", by=4)]))
     run.epoch({"loss": 1.0})
     assert run.model[0].out_features == 12
 
 
-def test_a_metric_that_is_no_number_does_not_grow_anything() -> None:
+def test_a_metric_of_nan_causes_no_growth() -> None:
     rule = outgrow.plateau("loss", patience=1)
     assert rule([{"loss": 1.0}, {"loss": 2.0}])
     assert not rule([{"loss": 1.0}, {"loss": float("nan")}, {"loss": float("nan")}])
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_training_that_has_diverged_is_told_as_such(bad: float) -> None:
+def test_a_diverged_model_is_reported_as_such(bad: float) -> None:
     model = small()
     with torch.no_grad():
         model[2].weight[0, 0] = bad
@@ -89,7 +89,7 @@ def test_numbers_of_numpy_are_saved_and_read_back(tmp_path: Path) -> None:
     assert sampler.order.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_what_could_not_be_read_back_is_not_written(tmp_path: Path) -> None:
+def test_values_that_could_not_be_read_back_are_not_written(tmp_path: Path) -> None:
     run = make()
     run.save(tmp_path / "run.pt")
     good = (tmp_path / "run.pt").read_bytes()
@@ -110,7 +110,7 @@ class Decoder(nn.Module):
         return self.layers(x)
 
 
-def test_what_a_transposed_convolution_reads_in_another_shape_is_left_out() -> None:
+def test_a_volume_that_a_transposed_convolution_reads_in_another_shape_is_left_out() -> None:
     model = Decoder().double()
     growth = outgrow.widen(model, X, "*", factor=1.5)
     assert [change.volume for change in growth.plan.changes] == ["layers.3"]

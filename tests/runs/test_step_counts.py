@@ -1,4 +1,4 @@
-"""An optimizer that was made anew in the middle of a run: noticed at once, not at the next growth."""
+"""A new optimizer in the middle of a run is detected at its first step, not at the next growth."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ def advance(model: nn.Module, optimizers: Any, run: outgrow.Run, until: int) -> 
         run.step()
 
 
-def test_an_optimizer_that_was_made_anew_is_noticed_at_its_first_step() -> None:
+def test_a_new_optimizer_is_detected_at_its_first_step() -> None:
     model = mlp()
     run = run_of(model, AdamW(model.parameters(), lr=1e-2))
     advance(model, run.optimizers[0], run, 3)
-    anew = AdamW(model.parameters(), lr=1e-3)
+    new = AdamW(model.parameters(), lr=1e-3)
     before = copy.deepcopy(run.position())
-    train(model, anew, 3)
-    state = facts(model, [anew])
+    train(model, new, 3)
+    state = facts(model, [new])
     with pytest.raises(OptimizerError, match=r"AdamW: it trains stem.weight and 11 more[\s\S]*position=position"):
         run.step()
     assert_equal(run.position(), before)
-    assert_equal(facts(model, [anew]), state)
+    assert_equal(facts(model, [new]), state)
 
 
 def test_the_way_out_leads_to_the_same_run() -> None:
-    """The truth is a loop by hand, where the growths are made when they are due."""
+    """The reference is a loop by hand, which grows at the same steps."""
     model, twin = mlp(), mlp()
     run = run_of(model, SGD(model.parameters(), lr=0.1))
     advance(model, run.optimizers[0], run, 3)
-    anew = AdamW(model.parameters(), lr=1e-3)
-    train(model, anew, 3)
+    new = AdamW(model.parameters(), lr=1e-3)
+    train(model, new, 3)
     with pytest.raises(OptimizerError):
         run.step()
     position = run.position()
-    run = run_of(model, anew, position=position)
+    run = run_of(model, new, position=position)
     run.go_to(position)
     run.step()
-    advance(model, anew, run, 8)
+    advance(model, new, run, 8)
     assert len(run.records) == 2
 
     optimizer: Any = SGD(twin.parameters(), lr=0.1)
@@ -67,17 +67,17 @@ def test_the_way_out_leads_to_the_same_run() -> None:
     assert same(model, twin)
 
 
-def test_optimizers_of_other_models_and_those_beside_the_own_are_let_be() -> None:
+def test_optimizers_of_other_models_and_additional_optimizers_are_accepted() -> None:
     model, other = mlp(), mlp(1)
     own, stranger = AdamW(model.parameters(), lr=1e-2), AdamW(other.parameters(), lr=1e-2)
     beside = SGD([{"params": model.head.parameters()}], lr=1e-3)
     run = run_of(model, own)
     for step in range(2):
-        train(model, [own, beside], step)  # a second one, which the user has not told of
+        train(model, [own, beside], step)  # a second one, which was not passed to the run
         train(other, stranger, step)
         run.step()
     train(other, stranger, 2)
-    run.step()  # the own one made no step: a GradScaler that has found infinities, say
+    run.step()  # the run's own optimizer made no step, e.g. because a GradScaler found infinities
     assert run.steps == 3
 
 
@@ -85,7 +85,7 @@ def test_parts_that_no_run_trains_may_have_optimizers_of_their_own() -> None:
     model = mlp()
     parts = [SGD(model.blocks.parameters(), lr=0.1), SGD([*model.stem.parameters(), *model.head.parameters()], lr=0.1)]
     run = outgrow.Run(model, X, parts[0], [outgrow.At(step=5, grow=[WIDEN])], quiet=True)
-    train(model, parts[1], 0)  # one after the other
+    train(model, parts[1], 0)  # the two train in turn
     run.step()
     train(model, parts[0], 1)
     run.step()
@@ -94,8 +94,8 @@ def test_parts_that_no_run_trains_may_have_optimizers_of_their_own() -> None:
 
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")  # fades of other tests, whose hook is in the way too
-def test_a_compiled_step_is_no_reason_to_complain() -> None:
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")  # the hook of fades in other tests
+def test_a_compiled_step_is_accepted() -> None:
     model = mlp()
     optimizer = SGD(model.parameters(), lr=0.1)
     run = run_of(model, optimizer)

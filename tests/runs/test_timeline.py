@@ -1,4 +1,4 @@
-"""Timelines against the real growths that they foretell."""
+"""Timelines compared with real growths."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from outgrow import At, Branch, Deepen, Kernel, Schedule, Widen, grow, plateau
 from outgrow.errors import GrowthError, MethodError, ScheduleError, TraceError
 from outgrow.runs.schedule import When
-from outgrow.runs.timeline import _twin, timeline
+from outgrow.runs.timeline import _copy, timeline
 
 
 def cnn() -> tuple[nn.Module, Any]:
@@ -52,8 +52,8 @@ def llama() -> tuple[nn.Module, Any]:
     return LlamaForCausalLM(config), {"input_ids": torch.randint(64, (2, 7)), "use_cache": False}
 
 
-class Looking(nn.Module):
-    """Code that looks at numbers, which a rehearsal without any can't run."""
+class ReadsValues(nn.Module):
+    """Code that reads values of tensors, and can't run on the meta device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Looking(nn.Module):
 
 
 class Keeping(nn.Module):
-    """Tensors that are not registered: one plain, one part of a graph."""
+    """Unregistered tensors: a plain one, and one in an autograd graph."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Keeping(nn.Module):
 
 
 class Drawing(nn.Module):
-    """A variational autoencoder: what computes the deviation runs in training only."""
+    """A variational autoencoder: the layer of the standard deviation runs in training only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ SCHEDULES: dict[str, tuple[Callable[[], tuple[nn.Module, Any]], list[Any]]] = {
             [Widen("*mlp*", by=4)],
         ],
     ),
-    "looking": (lambda: (Looking(), torch.randn(3, 4)), [[Widen("a", by=2)], [Deepen("a")]]),
+    "reads values": (lambda: (ReadsValues(), torch.randn(3, 4)), [[Widen("a", by=2)], [Deepen("a")]]),
     "keeping": (lambda: (Keeping(), torch.randn(3, 4)), [[Widen("a", by=2)]]),
     "drawing": (lambda: (Drawing(), torch.randn(3, 4)), [[Widen("*", by=2)]]),
     "normed": (normed, [[Widen("*", by=2)]]),
@@ -138,7 +138,7 @@ SCHEDULES: dict[str, tuple[Callable[[], tuple[nn.Module, Any]], list[Any]]] = {
 
 
 def flops(model: nn.Module, example: Any) -> int:
-    """As torch counts them, in a real pass."""
+    """FLOPs of a real pass, counted by torch."""
     twin = copy.deepcopy(model).eval()
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         twin(**example) if isinstance(example, dict) else twin(example)
@@ -146,7 +146,7 @@ def flops(model: nn.Module, example: Any) -> int:
 
 
 def steps(model: nn.Module, count: int) -> None:
-    """Let optimizer steps go by that move nothing but what fades in."""
+    """Make optimizer steps that change nothing except fades."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -155,7 +155,7 @@ def steps(model: nn.Module, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_foretells_what_a_real_run_does(name: str) -> None:
+def test_agrees_with_a_real_run(name: str) -> None:
     make, growths = SCHEDULES[name]
     torch.manual_seed(0)
     model, example = make()
@@ -174,7 +174,7 @@ def test_foretells_what_a_real_run_does(name: str) -> None:
 
 
 def everything(model: nn.Module) -> list[Any]:
-    """All there is to a model, and the random state."""
+    """Everything that a model holds, and the random state."""
     modules = [(path, type(module), module.training, sorted(vars(module))) for path, module in model.named_modules()]
     hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
     tensors = [(name, id(tensor), tensor.requires_grad) for name, tensor in model.state_dict(keep_vars=True).items()]
@@ -182,7 +182,7 @@ def everything(model: nn.Module) -> list[Any]:
     return [modules, hooks, tensors, states]
 
 
-@pytest.mark.parametrize("name", ["cnn", "mlp", "llama", "looking"])
+@pytest.mark.parametrize("name", ["cnn", "mlp", "llama", "reads values"])
 def test_changes_nothing(name: str) -> None:
     make, growths = SCHEDULES[name]
     model, example = make()
@@ -196,15 +196,15 @@ def test_changes_nothing(name: str) -> None:
     assert torch.equal(given, example if isinstance(example, Tensor) else example["input_ids"])
 
 
-def test_twin_has_no_numbers_and_keeps_ties() -> None:
+def test_the_copy_is_on_the_meta_device_and_keeps_ties() -> None:
     model, _ = llama()
-    twin = _twin(model, numbers=False)
+    twin = _copy(model, meta=True)
     assert all(tensor.is_meta for tensor in (*twin.parameters(), *twin.buffers()))
     assert twin.lm_head.weight is twin.model.embed_tokens.weight
     assert all(a.requires_grad == b.requires_grad for a, b in zip(model.parameters(), twin.parameters(), strict=True))
 
 
-def test_a_model_without_numbers_that_would_not_fit_anywhere() -> None:
+def test_a_model_on_the_meta_device_that_would_not_fit_into_memory() -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(2**17, 2**10), nn.ReLU(), nn.Linear(2**10, 2**17), nn.ReLU(), nn.Linear(2**17, 2**17))
     found = timeline(model, torch.zeros(1, 2**17, device="meta"), [At(step=1, grow=[Widen("0", by=2)])])
@@ -233,7 +233,7 @@ def test_fails_early(transform: Any) -> None:
         grow(model, example, *before.grow)
     with pytest.raises(GrowthError) as real:
         grow(model, example, *event.grow)
-    assert str(error.value) == f"event 3, at epoch 25: {real.value}"  # the reason that the run would have met
+    assert str(error.value) == f"event 3, at epoch 25: {real.value}"  # the error of the real run
     assert type(error.value.__cause__) is type(real.value)
 
 
@@ -245,7 +245,7 @@ def test_a_method_that_is_not_exact_there() -> None:
     assert isinstance(error.value.__cause__, MethodError)
 
 
-@pytest.mark.parametrize("make", [cnn, lambda: (Looking(), None)])
+@pytest.mark.parametrize("make", [cnn, lambda: (ReadsValues(), None)])
 def test_an_example_of_another_shape(make: Callable[[], tuple[nn.Module, Any]]) -> None:
     model, _ = make()
     wrong = torch.randn(2, 3, 5, 7)
@@ -256,7 +256,7 @@ def test_an_example_of_another_shape(make: Callable[[], tuple[nn.Module, Any]]) 
     assert str(error.value) == str(real.value)
 
 
-def test_what_a_growth_refuses_before_it_looks() -> None:
+def test_arguments_that_a_growth_refuses_at_once() -> None:
     with pytest.raises(GrowthError, match=r"pass a torch\.nn\.Module"):
         timeline("resnet18", torch.zeros(1, 3), STAGES)  # type: ignore[arg-type]
     with pytest.raises(GrowthError, match="no parameters"):
@@ -268,8 +268,8 @@ def test_what_a_growth_refuses_before_it_looks() -> None:
 
 
 @pytest.mark.parametrize(("second", "possible"), [(3, False), (20, True)])
-def test_knows_what_is_still_fading_in(second: int, possible: bool) -> None:
-    """Behind an activation that sets in over ten steps, an identity layer is exact only when it is there."""
+def test_takes_unfinished_fades_into_account(second: int, possible: bool) -> None:
+    """Behind an activation that fades in over ten steps, an identity layer is exact only after the fade."""
     model, example = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(3, 4)
     first, then = Deepen("0", method="netmorph", fade=10), Deepen("1.0", method="net2net")
     schedule = [At(step=1, grow=[first]), At(step=second, grow=[then])]
@@ -291,10 +291,10 @@ def test_as_table_data_and_picture(tmp_path: Path) -> None:
     model, example = cnn()
     schedule = [*STAGES, When(plateau("a<b"), grow=[Widen("*", factor=1.5, method="random")])]
     found = timeline(model, example, schedule)
-    told = str(found)
-    assert all(name in told for name in ("start", "epoch 5", "a<b has not improved", "0: 8 → 16", "(does not preserve)"))
-    assert f"{found.stages[3].parameters:,} (× " in told
-    assert max(map(len, told.splitlines())) <= 132
+    text = str(found)
+    assert all(name in text for name in ("start", "epoch 5", "a<b has not improved", "0: 8 → 16", "(does not preserve)"))
+    assert f"{found.stages[3].parameters:,} (× " in text
+    assert max(map(len, text.splitlines())) <= 132
     data = json.loads(json.dumps(found.to_json()))
     assert [stage["parameters"] for stage in data["stages"]] == [stage.parameters for stage in found.stages]
     assert data["stages"][1]["changes"][0] | {"old": 8, "new": 16, "method": "r2r"} == data["stages"][1]["changes"][0]

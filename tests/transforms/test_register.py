@@ -164,7 +164,7 @@ def test_what_is_not_registered_is_no_transform() -> None:
     REGISTERED.clear()
     with pytest.raises(GrowthError, match=r"Vocabulary.*is no transform"):
         outgrow.grow(net(), IDS, Vocabulary("0"))
-    with pytest.raises(ScheduleError, match="is no transform"):
+    with pytest.raises(ScheduleError, match="is not a transform"):
         outgrow.At(step=1, grow=[Vocabulary("0")])
     entry = {"growth": [{"step": 1, "grow": [{"vocabulary": "0"}]}]}
     with pytest.raises(ScheduleError, match="one of 'widen', 'deepen', 'kernel', 'branch'"):

@@ -1,1 +1,1 @@
-"""Several processes: DistributedDataParallel, FSDP2, and decisions that all ranks take alike."""
+"""Several processes: DistributedDataParallel, FSDP2, and decisions that are the same on all ranks."""

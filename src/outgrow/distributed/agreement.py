@@ -1,7 +1,7 @@
-"""What has to be decided alike by all processes that train a model together: rank 0 decides, and tells the others.
+"""Decisions that must be the same on all ranks: rank 0 decides, and broadcasts the result.
 
-A rule looks at metrics, and those may be each rank's own, or there on one rank alone. Were one rank to grow and another not,
-both would wait for each other for ever.
+Rules depend on metrics, which may differ between ranks, or exist on one rank only. If one rank grew and another did not, both
+would wait for each other forever.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def team(given: Any, model: nn.Module) -> Any:
-    """The process group that trains the model in what was given; None if this process does alone."""
+    """The process group that trains a model; None if this process trains it alone. given: the model or a wrapper around it."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
     group = group_of(model)
@@ -32,28 +32,28 @@ def team(given: Any, model: nn.Module) -> Any:
 
 
 def by_first(group: Any, decide: Callable[[], T]) -> T:
-    """What `decide` returns on rank 0 of a group, on all of its ranks; where it raises there, all raise."""
+    """Call `decide` on rank 0 of a group, and return its result on all ranks; if it raises there, all ranks raise."""
     if group is None:
         return decide()
-    told: list[Any] = [None]
+    message: list[Any] = [None]
     failure: Exception | None = None
     if dist.get_rank(group) == 0:
         try:
-            told = [(decide(), "")]
+            message = [(decide(), "")]
         except Exception as error:
-            failure, told = error, [(None, f"{type(error).__name__}: {error}")]
-    dist.broadcast_object_list(told, src=dist.get_global_rank(group, 0), group=group)
-    decided, reason = told[0]
+            failure, message = error, [(None, f"{type(error).__name__}: {error}")]
+    dist.broadcast_object_list(message, src=dist.get_global_rank(group, 0), group=group)
+    decided, reason = message[0]
     if failure is not None:
         raise failure
     if reason:
-        raise ParallelError("rank 0 decides for all, and could not", [Problem("rank 0", reason)])
+        raise ParallelError("rank 0 decides for all ranks, and raised an error", [Problem("rank 0", reason)])
     result: T = decided
     return result
 
 
 def of_all(group: Any, mine: T) -> list[T]:
-    """What every rank of a group has, in the order of ranks."""
+    """The value of every rank of a group, in the order of ranks."""
     if group is None:
         return [mine]
     everyone: list[Any] = [None] * dist.get_world_size(group)

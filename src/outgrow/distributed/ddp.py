@@ -1,17 +1,17 @@
-"""Growth in several processes: every rank grows alike, and DistributedDataParallel wrappers go on.
+"""Growth in several processes: all ranks grow in the same way, and DistributedDataParallel wrappers stay usable.
 
-A wrapper averages gradients with a *reducer*, which holds the parameters, buckets of their sizes, and hooks on them. Kept over
-a growth it would fail, or miss new parameters so that the ranks drift apart. `renew` builds the reducer anew inside the same
-wrapper, so that whoever holds it (a training loop, Lightning's strategy, Accelerate) goes on with it. A growth does so for
-every living wrapper around the model, whether it was given the wrapper or the module in it.
+A wrapper averages gradients with a *reducer*, which holds the parameters, buckets of their sizes, and hooks on them. After a
+growth, the old reducer would fail, or would miss new parameters, so that the ranks diverge. `renew` builds a new reducer inside
+the same wrapper, so that all references to the wrapper (in a training loop, Lightning's strategy, Accelerate) stay valid. A
+growth does this for every existing wrapper around the model, whether the call got the wrapper or the module inside.
 
-Ranks stay alike bit for bit if they grow alike. So, where a wrapper spans several ranks:
+Ranks stay equal bit for bit if they grow in the same way. So, if a wrapper spans several ranks:
 
-    before   tensors of the example come from rank 0, and so do buffers, if the wrapper sends them at its next forward anyway
-    after    plans and checksums of the parameters are compared over all ranks; one that differs, or that refused the growth,
-             is named, and then no rank has grown
+    before   tensors of the example come from rank 0, and so do buffers, if the wrapper broadcasts them at its next forward pass
+    after    plans and checksums of the parameters are compared over all ranks; if a rank differs or has refused the growth, the
+             error names it, and no rank has grown
 
-Gradients are left as they are on each rank: under `no_sync` they are its own, and are averaged by the next backward pass.
+Gradients stay unchanged on each rank: under `no_sync` they differ between ranks, and the next backward pass averages them.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from outgrow.errors import GrowthError, ParallelError, Problem
 from outgrow.growth_plan.plan import Plan
 from outgrow.model.example import Example
 
-ANEW = "grow the module in it (wrapper.module) once the wrapper is dropped (del wrapper), then wrap it again"
-ALIKE = (
-    "call the growth on every rank, with the same transforms and the same seed, on models that are alike. Where numbers come "
-    "from batch statistics that are each rank's own (broadcast_buffers=False), make those alike first"
+WRAP_AGAIN = "delete the wrapper (del wrapper), grow the module that was in it (wrapper.module), then wrap it again"
+SAME_ON_ALL_RANKS = (
+    "call the growth on every rank, with the same transforms and the same seed, on equal models. If values depend on batch "
+    "statistics that differ between ranks (broadcast_buffers=False), make those equal first"
 )
 
 
 def renew(wrapper: DistributedDataParallel) -> None:
-    """Let a DistributedDataParallel wrapper see its module as it is now: other shapes, other parameters.
+    """Build the reducer of a DistributedDataParallel wrapper again, for the current shapes and parameters of its module.
 
-    Growths do so by themselves. Nothing is sent between ranks, and gradients are left as they are.
+    Growths do this themselves. Nothing is sent between ranks, and gradients stay unchanged.
 
-    Raises ParallelError, and changes nothing, for what can't go on: communication hooks with a state of their own, DDP's own
-    mixed precision, delayed all-reduce, optimizers that run within the backward pass, and the Python reducer.
+    Raises ParallelError, and changes nothing, for wrappers that can't be renewed: with communication hooks that have a state,
+    DDP's own mixed precision, delayed all-reduce, optimizers inside the backward pass, or the Python reducer.
     """
     check_renewable([wrapper])
     hooks, builtin = list(wrapper._comm_hooks), _builtin_hook(wrapper)
     wrapper._remove_autograd_hooks()
-    del wrapper.reducer, wrapper.logger  # the accumulators it holds are of the old shapes, and go with it
+    del wrapper.reducer, wrapper.logger  # also deletes gradient accumulators of the old shapes
     ignored = wrapper.parameters_to_ignore
     wrapper._module_parameters = [p for name, p in wrapper.module.named_parameters() if name not in ignored]
     parameters, sparse = wrapper._build_params_for_reducer()
@@ -72,21 +72,21 @@ def renew(wrapper: DistributedDataParallel) -> None:
 
 @contextlib.contextmanager
 def _quiet(wrapper: DistributedDataParallel) -> Iterator[None]:
-    """`_set_static_graph` warns about both options, as the constructor did already."""
+    """Suppress the warning of `_set_static_graph` about two options; the constructor has given it already."""
     unused, wrapper.find_unused_parameters = wrapper.find_unused_parameters, False
     yield
     wrapper.find_unused_parameters = unused
 
 
 def _builtin_hook(wrapper: DistributedDataParallel) -> Any:
-    """One of torch's own communication hooks written in C++: only the log tells of it."""
+    """The communication hook, if it is one of torch's own in C++, which only the wrapper's logging data show."""
     name = str(wrapper._get_ddp_logging_data().get("comm_hook", ""))
     kinds = getattr(dist, "BuiltinCommHookType").__members__.values()  # noqa: B009
     return next((kind for kind in kinds if str(kind) == name), None)
 
 
 def check_renewable(wrappers: Sequence[DistributedDataParallel]) -> None:
-    """Raise one error with all reasons why wrappers can't go on after a growth."""
+    """Raise one error with all reasons why wrappers can't be renewed after a growth."""
     problems = []
     for wrapper in wrappers:
         states = [state for _, state in getattr(wrapper, "_comm_hooks", ())]
@@ -94,14 +94,14 @@ def check_renewable(wrappers: Sequence[DistributedDataParallel]) -> None:
             "mixed_precision=": wrapper.mixed_precision is not None,
             "delay_all_reduce_named_params=": bool(wrapper._delay_all_reduce_params),
             "the Python reducer (torch._dynamo.config.optimize_ddp)": wrapper._use_python_reducer,
-            "an optimizer within the backward pass": any(hasattr(p, "_in_backward_optimizers") for p in wrapper.parameters()),
-            "a communication hook with a state of its own (PowerSGD, say)": not all(
+            "an optimizer inside the backward pass": any(hasattr(p, "_in_backward_optimizers") for p in wrapper.parameters()),
+            "a communication hook with a state (e.g. PowerSGD)": not all(
                 state is None or isinstance(state, dist.ProcessGroup) for state in states
             ),
         }
         where = f"DistributedDataParallel around {type(wrapper.module).__name__}"
         problems += [
-            Problem(where, f"it has {reason}, which is bound to the old shapes", ANEW)
+            Problem(where, f"it has {reason}, which is bound to the old shapes", WRAP_AGAIN)
             for reason, found in reasons.items()
             if found
         ]
@@ -110,14 +110,14 @@ def check_renewable(wrappers: Sequence[DistributedDataParallel]) -> None:
 
 
 def wrappers_around(models: Sequence[nn.Module], given: Any = None) -> list[DistributedDataParallel]:
-    """All living DistributedDataParallel wrappers that any of these modules is in, the given one first."""
+    """All existing DistributedDataParallel wrappers around any of these modules, the given one first."""
     if not (dist.is_available() and dist.is_initialized()):
         return []
     if isinstance(given, DistributedDataParallel):
         return [given, *(wrapper for wrapper in _around(models) if wrapper is not given)]
     found = [ref(wrapper) for wrapper in _around(models)]
     if found:
-        gc.collect()  # one that was dropped may not have been collected yet, and that on one rank alone
+        gc.collect()  # a deleted wrapper may not have been collected yet, possibly on one rank only
     return [wrapper for each in found if (wrapper := each()) is not None]
 
 
@@ -125,7 +125,7 @@ def _around(models: Sequence[nn.Module]) -> list[DistributedDataParallel]:
     kinds = {DistributedDataParallel}
     while more := {kind for known in kinds for kind in known.__subclasses__()} - kinds:
         kinds |= more
-    # an object refers to its class. A list of all objects would hold, for a moment, tuples that other threads are still filling
+    # an object refers to its class. gc.get_objects() would also return tuples that other threads are still filling
     wrappers = [one for one in gc.get_referrers(*kinds) if type(one) in kinds and "module" in one._modules]
     known = {id(model) for model in models}
     return [wrapper for wrapper in wrappers if any(id(module) in known for module in wrapper.modules())]
@@ -138,25 +138,25 @@ def renew_around(models: Sequence[nn.Module]) -> None:
 
 @dataclass(eq=False)
 class Ranks:
-    """The processes that take part in a growth; without a group, this one alone."""
+    """The processes that take part in a growth; without a group, only this one."""
 
     model: nn.Module
     example: Example
-    lengths: Sequence[int] | None = None  # of the part of the example that will do
+    lengths: Sequence[int] | None = None  # of the part of the example that the check uses
     group: Any = None
     before: Mapping[str, int] = field(default_factory=dict)
     again: Callable[[], None] = lambda: None
     agreed: bool = False
 
     def conclude(self, plans: Sequence[Plan]) -> None:
-        """Raise, on all ranks, if the growth did not come out alike on all of them; then shard again what was sharded."""
+        """Raise, on all ranks, if the growth differs between ranks; otherwise shard again what was sharded."""
         if self.group is not None:
             after = checksums(self.model)
             self._compare({"plans": [plan.to_json() for plan in plans], "before": self.before, "after": after})
         self.again()
 
-    def tell(self, error: Exception) -> None:
-        """Let the other ranks know that this one has not grown."""
+    def report_failure(self, error: Exception) -> None:
+        """Report to the other ranks that this one has not grown."""
         if self.group is not None and not self.agreed:
             with contextlib.suppress(ParallelError):
                 self._compare({"refused": str(error) or type(error).__name__})
@@ -167,24 +167,26 @@ class Ranks:
         dist.all_gather_object(everyone, mine, group=self.group)
         refused = [Problem(f"rank {rank}", one["refused"]) for rank, one in enumerate(everyone) if "refused" in one]
         if refused:
-            raise ParallelError("a rank refused the growth, so that none has grown", refused)
+            raise ParallelError("a rank refused the growth, so no rank has grown", refused)
         problems = [
-            Problem(f"rank {rank}", text, ALIKE) for rank, one in enumerate(everyone) if (text := _told(everyone[0], one))
+            Problem(f"rank {rank}", text, SAME_ON_ALL_RANKS)
+            for rank, one in enumerate(everyone)
+            if (text := _difference(everyone[0], one))
         ]
         if problems:
-            raise ParallelError("the ranks did not grow alike, so that none has grown", problems)
+            raise ParallelError("the growth differs between ranks, so no rank has grown", problems)
 
 
-def _told(first: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """How a rank differs from rank 0, in a few words; empty if it does not."""
+def _difference(first: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """The difference of a rank from rank 0, in a few words; empty if there is none."""
     if first["before"] != other["before"]:
-        return f"{_differing(first['before'], other['before'])} was not as on rank 0, before the growth already"
+        return f"{_differing(first['before'], other['before'])} differed from rank 0 before the growth already"
     if first["plans"] != other["plans"]:
         seeds = [[plan.get("seed") for plan in one["plans"]] for one in (first, other)]
         which = f": seed {seeds[1]} here, {seeds[0]} there" if seeds[0] != seeds[1] else ""
-        return f"its plan is not that of rank 0{which}"
+        return f"its plan differs from the plan of rank 0{which}"
     if first["after"] != other["after"]:
-        return f"{_differing(first['after'], other['after'])} did not get the numbers of rank 0"
+        return f"{_differing(first['after'], other['after'])} did not get the values of rank 0"
     return ""
 
 
@@ -194,7 +196,7 @@ def _differing(one: Mapping[str, int], other: Mapping[str, int]) -> str:
 
 @torch.no_grad()
 def checksums(model: nn.Module) -> dict[str, int]:
-    """A number for each parameter that tells its bits and, along every axis, their places; found where the parameter is."""
+    """A checksum per parameter of its bits and their positions along every axis, computed on the parameter's device."""
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     result = {}
     for name, parameter in model.named_parameters():
@@ -218,7 +220,10 @@ def together(
     example: Example,
     lengths: Sequence[int] | None = None,
 ) -> Iterator[Ranks]:
-    """A growth of the model in what was given, with all that is around it: alike on all ranks, or on none."""
+    """Surround a growth with the work on wrappers and ranks: it is the same on all ranks, or happens on none.
+
+    given: the model or a wrapper around it.
+    """
     wrappers = wrappers_around([model, *copies], given)
     check_renewable(wrappers)
     buffers: list[tuple[Tensor, Tensor]] = []
@@ -236,17 +241,17 @@ def together(
             with torch.no_grad():
                 for buffer, old in buffers:
                     buffer.copy_(old)
-            for wrapper in wrappers:  # tensors that were put back have new gradient accumulators, too
+            for wrapper in wrappers:  # restored tensors have new gradient accumulators, too
                 renew(wrapper)
             if isinstance(error, Exception):
-                ranks.tell(error)
+                ranks.report_failure(error)
             raise
     for wrapper in wrappers:
         renew(wrapper)
 
 
 def _buffers_from_first(wrapper: DistributedDataParallel) -> list[tuple[Tensor, Tensor]]:
-    """Send rank 0's buffers, as the wrapper would before its next forward pass; returns those that were here."""
+    """Broadcast rank 0's buffers, as the wrapper would before its next forward pass; returns this rank's previous ones."""
     wrapper._assign_modules_buffers()
     if not (wrapper.broadcast_buffers and wrapper.modules_buffers):
         return []
@@ -256,7 +261,7 @@ def _buffers_from_first(wrapper: DistributedDataParallel) -> list[tuple[Tensor, 
 
 
 def _from_first(example: Example, lengths: Sequence[int] | None, group: Any) -> tuple[Example, Sequence[int] | None]:
-    """The example with the tensors of rank 0's, where this rank has its own; and which part of it rank 0 looks at."""
+    """The example with its tensors replaced by those of rank 0, and the lengths that rank 0 uses for the check."""
     leaves, form = tree_flatten(example)
     mine = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     sent: list[Any] = [[leaves[index].detach().cpu() for index in mine], lengths]

@@ -1,15 +1,15 @@
-"""Sharded models (FSDP2's `fully_shard`) grow: gathered, grown as plain tensors, and sharded again by the user's function.
+"""Growth of sharded models (FSDP2's `fully_shard`): gather, grow plain tensors, and shard again with the user's function.
 
     DTensor parameters, gradients, moments  →  whole plain tensors on every rank  →  the growth  →  shard(model)  →  DTensors
 
-`fully_shard` leaves much on a model: its class, hooks, a state, parameters of another kind. All of that is taken off for the
-growth, so that it is an ordinary one, and put on again by the function that put it on first, which `shard` remembers: new
-blocks are then sharded as it says, too. Should the growth be refused, everything that was taken off is put back as it was; no
-number has been sent but to gather.
+`fully_shard` changes the classes of modules, adds hooks and a state, and replaces parameters by DTensors. All of this is undone
+before the growth, so that the growth is an ordinary one, and done again by the user's function, which `shard` stores: new
+blocks are then sharded as that function says. If the growth is refused, everything is restored; no values have been sent
+except to gather.
 
-For the moment of the growth every rank holds the whole model, its gradients and the optimizer's state, beside its own shards,
-and the growth's old and new tensors one at a time. Sharding makes new parameters: optimizers that are passed to the growth are
-given them; one that was left out is stopped at its next step.
+During the growth every rank holds the whole model, its gradients and the optimizer's state, besides its own shards, and the
+growth's old and new tensors one at a time. Sharding creates new parameters: optimizers that are passed to the growth get them;
+an optimizer that was left out raises at its next step.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from outgrow.wrong_arguments import usage
 M = TypeVar("M", bound=nn.Module)
 HOW = "_outgrow_shard"
 MANAGED = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
-WAY_OUT = "tell how it is sharded: outgrow.shard(model, function), where function(model) calls fully_shard"
-STEP_FIRST = "make the optimizer's step first, or drop the gradients: optimizer.zero_grad()"
+USE_SHARD = "shard it with outgrow.shard(model, function), where function(model) calls fully_shard"
+STEP_FIRST = "make the optimizer's step first, or delete the gradients: optimizer.zero_grad()"
 
 How = Callable[[Any], object]
 
 
 @usage("outgrow.shard(model, function)")
 def shard(model: M, how: How) -> M:
-    """Shard a model by a function of yours, which is remembered: growths shard the model again by it. Returns the model.
+    """Shard a model with a function, and store the function: growths shard the model again with it. Returns the model.
 
-    A model that is sharded already is left as it is. Make the optimizer after this, as always with `fully_shard`:
+    A model that is already sharded stays unchanged. Make the optimizer after this, as always with `fully_shard`:
 
         def how(model):
             for block in model.blocks:
@@ -75,21 +75,24 @@ def shard(model: M, how: How) -> M:
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether any part of it is; between a forward and a backward pass parameters may be whole, but the part's class tells."""
+    """Whether any part of a model is sharded.
+
+    Between a forward and a backward pass parameters may be whole, but the class of the module shows it.
+    """
     return isinstance(model, nn.Module) and any(_in_shards(module) for module in model.modules())
 
 
 def group_of(model: nn.Module) -> Any:
-    """The processes that hold a sharded model together; None if it is whole."""
+    """The process group that holds a sharded model; None if the model is not sharded."""
     shards = (parameter for parameter in model.parameters() if is_dtensor(parameter))
     return next((_group(parameter) for parameter in shards), None)
 
 
 @torch.no_grad()
 def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, those in shards gathered one by one on every rank, and kept in memory (not on a device) on the first.
+    """The same tensors, with sharded ones gathered one by one: on rank 0 in CPU memory, on other ranks an empty tensor.
 
-    A tensor that stands under two names is one tensor afterwards, too. Other ranks get an empty tensor in its place.
+    A tensor with two names is one tensor afterwards, too.
     """
     known: dict[int, Tensor] = {}
     for tensor in tensors.values():
@@ -106,7 +109,7 @@ def _in_shards(module: nn.Module) -> bool:
 
 @dataclass(eq=False)
 class Shards:
-    """What was gathered, and how to shard it again."""
+    """The gathered models, and how to shard them again."""
 
     roots: Sequence[tuple[nn.Module, How]] = ()
     optimizers: Sequence[Optimizer] = ()
@@ -115,13 +118,13 @@ class Shards:
     gone: list[tuple[Tensor, str]] = field(default_factory=list)
 
     def again(self) -> None:
-        """Shard the models as they are now, and what belongs to them."""
+        """Shard the models as they are now, with their gradients and optimizer states."""
         places = {id(p): (p, module, name) for root, _ in self.roots for p, module, name in _places(root)}
         for root, how in self.roots:
             how(root)
         kinds = {type(module._parameters[name]).__name__ for _, module, name in places.values()}
         if self.roots and "DTensor" not in kinds:
-            raise ParallelError("the function that should shard the model again left it as it is", [Problem("", WAY_OUT)])
+            raise ParallelError("the function that shards the model did not shard it again", [Problem("", USE_SHARD)])
         after = {key: (plain, _held(module, name)) for key, (plain, module, name) in places.items()}
         for plain, new in after.values():
             if new is not plain and plain.grad is not None:
@@ -145,7 +148,7 @@ def _places(root: nn.Module) -> Iterator[tuple[nn.Parameter, nn.Module, str]]:
 
 @contextlib.contextmanager
 def gathered(models: Sequence[nn.Module], optimizers: Sequence[Any]) -> Iterator[Shards]:
-    """Sharded models as plain ones, for a while; on any failure all is put back as it was. `Shards.again` ends it well."""
+    """Make sharded models plain inside a block, which should call `Shards.again` at its end; a failure restores everything."""
     sharded = [model for model in models if is_sharded(model)]
     if not sharded:
         yield Shards()
@@ -163,7 +166,7 @@ def gathered(models: Sequence[nn.Module], optimizers: Sequence[Any]) -> Iterator
 
 @contextlib.contextmanager
 def seen_whole(models: Sequence[nn.Module], optimizers: Sequence[Any]) -> Iterator[bool]:
-    """Sharded models as plain ones, for a look that changes nothing: then all is as it was. Whether any is sharded."""
+    """Make sharded models plain inside a block that only reads them, and restore them. Yields whether any is sharded."""
     sharded = [model for model in models if is_sharded(model)]
     if not sharded:
         yield False
@@ -177,45 +180,45 @@ def seen_whole(models: Sequence[nn.Module], optimizers: Sequence[Any]) -> Iterat
 
 
 def _roots(models: Sequence[nn.Module]) -> list[tuple[nn.Module, How]]:
-    """The modules that were sharded, each with the function that did it."""
+    """The modules that `shard` has sharded, each with its function."""
     from torch.distributed.fsdp import FSDPModule
 
     roots = [(module, vars(module)[HOW]) for model in models for module in model.modules() if HOW in vars(module)]
     inside = {id(module) for root, _ in roots for module in root.modules()}
     parts = [(path, module) for model in models for path, module in model.named_modules() if _in_shards(module)]
     left = [path or "the model" for path, module in parts if id(module) not in inside]
-    problems = [Problem(path, "it is in shards, and a growth needs it whole", WAY_OUT) for path in left[:1]]
+    problems = [Problem(path, "it is sharded, and a growth has to gather it", USE_SHARD) for path in left[:1]]
     for root, _ in roots:
         for path, module in root.named_modules():
             parameters = _managed(module) if isinstance(module, FSDPModule) else []
             if any(getattr(parameter, "is_dtensor", False) for parameter in parameters):
-                problems.append(Problem(path, "it is tensor-parallel too, which outgrow can't take off", "grow it before that"))
+                problems.append(Problem(path, "it is tensor-parallel too, which outgrow can't remove", "grow it before that"))
             if any(_pending(parameter) for parameter in parameters):
-                problems.append(Problem(path, "it holds gradients that were not reduced yet", STEP_FIRST))
+                problems.append(Problem(path, "it holds gradients that are not reduced yet", STEP_FIRST))
     if problems:
         raise ParallelError("a sharded model can't be grown", problems)
     return roots
 
 
 def _managed(module: Any) -> list[Any]:
-    """What `fully_shard` keeps of each parameter of a module's group."""
+    """The objects in which `fully_shard` manages the parameters of a module's group."""
     return [parameter for group in _groups(module._get_fsdp_state()) for parameter in group.fsdp_params]
 
 
 def _groups(state: Any) -> list[Any]:
-    several = getattr(state, "_fsdp_param_groups", None)
-    return list(several) if several is not None else [group for group in (state._fsdp_param_group,) if group is not None]
+    groups = getattr(state, "_fsdp_param_groups", None)
+    return list(groups) if groups is not None else [group for group in (state._fsdp_param_group,) if group is not None]
 
 
 def _pending(parameter: Any) -> bool:
-    """Whether gradients wait on this rank alone, under set_requires_gradient_sync(False)."""
+    """Whether this rank holds gradients that are not reduced, because of set_requires_gradient_sync(False)."""
     whole = getattr(parameter, "_unsharded_param", None)
     return parameter.unsharded_accumulated_grad is not None or (whole is not None and whole.grad is not None)
 
 
 @torch.no_grad()
 def _gather(shards: Shards) -> None:
-    """Replace shards by whole tensors, in the same order on all ranks, and take off what `fully_shard` has put on."""
+    """Replace shards by whole tensors, in the same order on all ranks, and remove what `fully_shard` has added."""
     from torch.distributed.fsdp import FSDPModule
 
     modules = list({id(module): module for root, _ in shards.roots for module in root.modules()}.values())
@@ -223,7 +226,7 @@ def _gather(shards: Shards) -> None:
         if isinstance(module, FSDPModule):
             module.reshard()
     for module in modules:
-        _put_back_later(module, shards.journal)
+        _note_module(module, shards.journal)
     wholes: dict[int, nn.Parameter] = {}
     for root, _ in shards.roots:
         for name, parameter in root.named_parameters():
@@ -247,18 +250,18 @@ def _gather(shards: Shards) -> None:
 
 
 def _whole(value: Any, parameter: Tensor) -> Tensor:
-    """A whole tensor; shards that were offloaded are sent from the device that the ranks talk through."""
+    """The whole tensor of shards; offloaded shards are first moved to the device through which ranks communicate."""
     if value.shape != parameter.shape:
-        reason = f"state of shape {tuple(value.shape)} is in shards of its own, and none that outgrow could lay out again"
+        reason = f"state of shape {tuple(value.shape)} is sharded differently from its parameter, and can't be sharded again"
         raise ParallelError(
-            "a sharded model can't be grown", [Problem("the optimizer", reason, "leave it out, make a new one")]
+            "a sharded model can't be grown", [Problem("the optimizer", reason, "leave it out, and make a new one")]
         )
     result: Tensor = value.detach().to(value.device_mesh.device_type).full_tensor()
     return result.clone()
 
 
 def _group(parameter: Any) -> Any:
-    """The processes that hold a parameter together."""
+    """The process group that holds a parameter."""
     mesh = parameter.device_mesh
     if mesh.ndim == 1:
         return mesh.get_group()
@@ -271,10 +274,10 @@ def _exchange(
     moved: Callable[[Any, Any], Any],
     journal: Journal,
 ) -> None:
-    """Let optimizers hold other parameters in the same places; `moved` turns tensors of their state into the other kind."""
+    """Replace the parameters of optimizers, and convert the tensors of their state with `moved`."""
     for optimizer in optimizers:
         held = [group["params"] for group in optimizer.param_groups]
-        journal.note(partial(_put_held, optimizer, dict(optimizer.state), held))
+        journal.note(partial(_restore_optimizer, optimizer, dict(optimizer.state), held))
         for group in optimizer.param_groups:
             for old in group["params"]:
                 if id(old) in others and old in optimizer.state:
@@ -285,13 +288,13 @@ def _exchange(
 
 
 def _moved(value: Any, old: Tensor, like: Any, moved: Callable[[Any, Any], Any]) -> Any:
-    """Gathering is for what is in shards, laying out for what has the parameter's shape."""
+    """Convert a value of an optimizer's state: gather it if it is sharded, or shard it if it is a tensor with axes."""
     if is_dtensor(old):
         return moved(value, like) if is_dtensor(value) else value
     return moved(value, like) if isinstance(value, Tensor) and value.ndim else value
 
 
-def _put_held(optimizer: Optimizer, state: Mapping[Any, Any], held: Sequence[list[Tensor]]) -> None:
+def _restore_optimizer(optimizer: Optimizer, state: Mapping[Any, Any], held: Sequence[list[Tensor]]) -> None:
     optimizer.state.clear()
     optimizer.state.update(state)
     for group, parameters in zip(optimizer.param_groups, held, strict=True):
@@ -299,7 +302,7 @@ def _put_held(optimizer: Optimizer, state: Mapping[Any, Any], held: Sequence[lis
 
 
 def _set_clocks(roots: Sequence[tuple[nn.Module, How]], others: Mapping[int, nn.Parameter], journal: Journal) -> None:
-    """Fades that are under way go by the steps of the parameters that took the place of those before."""
+    """Let unfinished fades count the steps of the new parameters instead of the replaced ones."""
     for root, _ in roots:
         for gate in gates_of(root).values():
             if id(gate.clock) in others:
@@ -307,8 +310,8 @@ def _set_clocks(roots: Sequence[tuple[nn.Module, How]], others: Mapping[int, nn.
                 gate.clock = others[id(gate.clock)]
 
 
-def _put_back_later(module: nn.Module, journal: Journal) -> None:
-    """Note all that a module has: class, attributes, what is in those that are dicts (parameters, hooks), state."""
+def _note_module(module: nn.Module, journal: Journal) -> None:
+    """Let the journal restore a module: class, attributes, contents of dicts (parameters, hooks), and FSDP state."""
     from torch.distributed._composable_state import _module_state_mapping as states
 
     kind, attributes, state = type(module), dict(vars(module)), states.get(module)
@@ -329,7 +332,7 @@ def _put_back_later(module: nn.Module, journal: Journal) -> None:
 
 
 def _strip(module: Any) -> None:
-    """Take off a module what `fully_shard` has put on it."""
+    """Remove from a module what `fully_shard` has added."""
     from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
     from torch.distributed._composable_state import _module_state_mapping
 

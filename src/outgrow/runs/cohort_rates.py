@@ -1,11 +1,11 @@
-"""How fast each cohort learns: factors on the updates that optimizers make, entry by entry, and warm-ups after a growth.
+"""Learning speed per cohort: factors on the optimizers' updates, entry by entry, and warm-ups after a growth.
 
-    update of an entry = factor of its cohort · what the optimizer makes of it
+    update of an entry = factor of its cohort · the optimizer's own update
 
-Entries of one parameter differ in age, and parameter groups can't tell them apart; so updates are scaled around the steps of
-any optimizer (see `runs/step_hooks.py`). Where an update is the learning rate times something, this is a factor on the learning
-rate. What the optimizer remembers goes on as ever, also for entries that are held by a factor of zero. What fades in is not
-scaled: torch calls an optimizer's own hooks before the global one that fades go by.
+The entries of one parameter can belong to several cohorts, which parameter groups can't separate. So updates are scaled before
+and after the steps of any optimizer (see `runs/step_hooks.py`). If an update is the learning rate times something, this is a
+factor on the learning rate. The optimizer's state is updated as usual, also for entries that are held by a factor of zero.
+Values that fade in are not scaled: torch calls an optimizer's own hooks before the global hook that advances fades.
 
 A warm-up multiplies learning rates by (k + 1)/n in step k after the growth, within the step only: schedulers never see it.
 """
@@ -26,32 +26,32 @@ from outgrow.history.cohorts import Cohorts, cohorts
 from outgrow.history.growths_on_model import history
 from outgrow.optimizers.lookup import weights_of
 from outgrow.optimizers.wrappers import held_by, unwrapped
-from outgrow.runs.step_hooks import Rein, Share
+from outgrow.runs.step_hooks import ScaledEntries, StepHooks
 from outgrow.wrong_arguments import usage
 
-Made = Sequence[tuple[int, int]]  # by optimizer: steps since a hold, and since a warm-up, began
+StepsMade = Sequence[tuple[int, int]]  # per optimizer: steps since the hold began, and since the warm-up began
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Factors by cohort, a hold of what is old, and a warm-up."""
+    """Factors by cohort, a hold of the older cohorts, and a warm-up."""
 
     factors: Mapping[int, float] = field(default_factory=dict)
     held_before: int | None = None  # cohorts before this one are held
-    hold: int | None = None  # for so many steps; until the next growth if None
-    warmup: int = 0  # steps
+    hold: int | None = None  # number of steps; None: until the next growth
+    warmup: int = 0  # number of steps
 
     def factor(self, cohort: int, held: int) -> float:
-        """The factor of a cohort for an optimizer that has made so many steps since the hold began."""
+        """The factor of a cohort for an optimizer that has made `held` steps since the hold began."""
         holding = self.held_before is not None and (self.hold is None or held < self.hold)
         return 0.0 if holding and cohort < (self.held_before or 0) else self.factors.get(cohort, 1.0)
 
 
 @usage("outgrow.Pace(model, optimizer)")
 class Pace:
-    """Scales the updates of some optimizers by cohort, and warms their learning rates up again after a growth.
+    """Scale the updates of optimizers by cohort, and warm up their learning rates after a growth.
 
-    Optimizers have hooks of it only while there is something to scale.
+    Hooks are registered on the optimizers only while there is something to scale.
 
     Example:
         >>> import outgrow
@@ -67,35 +67,35 @@ class Pace:
     def __init__(self, model: nn.Module, optimizers: Any) -> None:
         given = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
         self.model = model
-        self._reins = [Rein(self, optimizer) for optimizer in unwrapped(given)]
+        self._hooks = [StepHooks(self, optimizer) for optimizer in unwrapped(given)]
         self._settings = Settings()
-        self._seen: object = None
+        self._history: object = None  # of the model, when the factors were computed
 
     @property
     def factors(self) -> dict[int, float]:
-        """The factor of each cohort, whatever is held at the moment."""
+        """The factor of each cohort, without a hold."""
         return {cohort: self._settings.factors.get(cohort, 1.0) for cohort in range(cohorts(self.model).count + 1)}
 
     def grown(
         self, new_lr: float | None = None, train: str = "all", hold: int | None = None, warmup: int | None = None
     ) -> None:
-        """Go on from a growth that has just been made.
+        """Take a growth into account; call it right after the growth.
 
         Args:
-            new_lr: a factor for what came with this growth, for good.
-            train: "new" holds all that was there before, for `hold` steps, or until the next growth.
-            warmup: over how many steps learning rates rise again.
+            new_lr: a permanent factor for the entries added by this growth.
+            train: "new" holds all earlier entries, for `hold` steps, or until the next growth.
+            warmup: the number of steps over which learning rates rise again.
 
-        Each optimizer counts its own steps. An earlier warm-up, or hold of a number of steps, goes on if this growth does not
-        begin another.
+        Each optimizer counts its own steps. An earlier warm-up, or an earlier hold of a fixed number of steps, continues unless
+        this growth starts another.
         """
         if train not in ("all", "new"):
-            raise ScheduleError(f"train={train!r}: write 'all', or 'new' to hold what was there before")
+            raise ScheduleError(f"train={train!r}: write 'all', or 'new' to hold the earlier entries")
         if hold is not None and train != "new":
-            raise ScheduleError("hold= says for how many steps train='new' holds what was there before: write that too")
+            raise ScheduleError("hold= is the number of steps for which train='new' holds the earlier entries: add train='new'")
         for name, steps in (("hold", hold), ("warmup", warmup)):
             if steps is not None and (type(steps) is not int or steps < 1):
-                raise ScheduleError(f"{name}={steps!r}: write over how many steps, a whole number above 0")
+                raise ScheduleError(f"{name}={steps!r}: write a number of steps, an integer above 0")
         found, settings = cohorts(self.model), self._settings
         if new_lr is not None:
             settings = replace(settings, factors={**settings.factors, **_checked({found.count: new_lr}, found)})
@@ -103,11 +103,11 @@ class Pace:
             settings = replace(settings, held_before=found.count, hold=hold)
         if warmup is not None:
             settings = replace(settings, warmup=warmup)
-        made = [(0 if train == "new" else held, 0 if warmup else warmed) for held, warmed in self._made()]
-        self._take(settings, made, found)
+        made = [(0 if train == "new" else held, 0 if warmup else warmed) for held, warmed in self._steps_made()]
+        self._apply(settings, made, found)
 
     def set(self, factors: Mapping[int, float]) -> None:
-        """Give some cohorts a factor each, for good; others keep theirs.
+        """Set permanent factors of some cohorts; others keep theirs.
 
         Example:
             >>> model = nn.Linear(2, 1)
@@ -118,90 +118,94 @@ class Pace:
         """
         found = cohorts(self.model)
         known = {**self._settings.factors, **_checked(factors, found)}
-        self._take(replace(self._settings, factors=known), self._made(), found)
+        self._apply(replace(self._settings, factors=known), self._steps_made(), found)
 
     def remove(self) -> None:
-        """Let optimizers make their steps by themselves again."""
-        self._take(Settings(), self._made(), cohorts(self.model))
+        """Remove all factors, holds and warm-ups."""
+        self._apply(Settings(), self._steps_made(), cohorts(self.model))
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a run needs to go on, as plain JSON values; which entries are meant is in the model's history."""
+        """The state as plain JSON values; the entries of each cohort follow from the model's growth history."""
         settings = self._settings
         return {
             "factors": {str(cohort): factor for cohort, factor in settings.factors.items()},
             "held_before": settings.held_before,
             "hold": settings.hold,
             "warmup": settings.warmup,
-            "made": [list(pair) for pair in self._made()],
+            "made": [list(pair) for pair in self._steps_made()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave, on a model that has been through the same growths."""
+        """Load the result of `state_dict`, for a model with the same growths."""
         found, made = cohorts(self.model), [(int(held), int(warmed)) for held, warmed in state["made"]]
-        if len(made) != len(self._reins):
-            raise OptimizerError(f"the state is of {len(made)} optimizers, and there are {len(self._reins)} here")
+        if len(made) != len(self._hooks):
+            raise OptimizerError(f"the state is of {len(made)} optimizers, and there are {len(self._hooks)} here")
         factors = _checked({int(cohort): factor for cohort, factor in state["factors"].items()}, found)
         if (state["held_before"] or 0) > found.count:
             raise OptimizerError(f"the state is of a model that grew {state['held_before']} times, this one {found.count}")
-        self._take(Settings(factors, state["held_before"], state["hold"], int(state["warmup"])), made, found)
+        self._apply(Settings(factors, state["held_before"], state["hold"], int(state["warmup"])), made, found)
 
-    def look(self, rein: Rein) -> None:
-        """Before a step: a growth that nobody told of changes shapes, and ends a hold until the next growth."""
-        held = [p for p in held_by(rein.optimizer) if id(p) in rein.shares]
-        if any(p.shape != rein.shares[id(p)].shape for p in held) or history(self.model) is not self._seen:
-            self._take(self._settings, self._made(), cohorts(self.model))
+    def before_step(self, hooks: StepHooks) -> None:
+        """Recompute factors after a growth without a call of `grown`: shapes differ, and a hold until the next growth ends."""
+        held = [p for p in held_by(hooks.optimizer) if id(p) in hooks.scaled]
+        if any(p.shape != hooks.scaled[id(p)].shape for p in held) or history(self.model) is not self._history:
+            self._apply(self._settings, self._steps_made(), cohorts(self.model))
 
-    def stepped(self, rein: Rein) -> None:
-        """After a step: count it, and see whether a hold or a warm-up is over."""
+    def after_step(self, hooks: StepHooks) -> None:
+        """Count a step, and end a hold or a warm-up that is over."""
         settings = self._settings
-        ends = settings.held_before is not None and rein.held + 1 == settings.hold
-        rein.held += settings.held_before is not None
-        rein.warmed = min(rein.warmed + 1, settings.warmup)
-        rein.level = _level(settings, rein.warmed)
+        ends = settings.held_before is not None and hooks.held + 1 == settings.hold
+        hooks.held += settings.held_before is not None
+        hooks.warmed = min(hooks.warmed + 1, settings.warmup)
+        hooks.rate_factor = _warmup_factor(settings, hooks.warmed)
         if ends:
-            self._take(settings, self._made(), cohorts(self.model))
+            self._apply(settings, self._steps_made(), cohorts(self.model))
         else:
-            rein.settle()
+            hooks.update()
 
-    def _made(self) -> list[tuple[int, int]]:
-        return [(rein.held, rein.warmed) for rein in self._reins]
+    def _steps_made(self) -> list[tuple[int, int]]:
+        return [(hooks.held, hooks.warmed) for hooks in self._hooks]
 
-    def _take(self, settings: Settings, made: Made, found: Cohorts) -> None:
-        """Go by other settings, or for another model; on a refusal all is as before."""
+    def _apply(self, settings: Settings, made: StepsMade, found: Cohorts) -> None:
+        """Use these settings, for the model as it is now; if they are refused, nothing changes."""
         if settings.hold is None and settings.held_before is not None and settings.held_before < found.count:
             settings = replace(settings, held_before=None)
-        news = []
-        for rein, (held, _) in zip(self._reins, made, strict=True):
+        scaled = []
+        for hooks, (held, _) in zip(self._hooks, made, strict=True):
             by_cohort = [settings.factor(cohort, held) for cohort in range(found.count + 1)]
-            mine = {id(parameter) for parameter in held_by(rein.optimizer)}
-            news.append(_shares([(n, p) for n, p in self.model.named_parameters() if id(p) in mine], found, by_cohort))
-            if news[-1] and isinstance(rein.optimizer, LBFGS):
-                reason = "it searches along lines and remembers its own steps, which can't be changed afterwards"
+            mine = {id(parameter) for parameter in held_by(hooks.optimizer)}
+            parameters = [(name, p) for name, p in self.model.named_parameters() if id(p) in mine]
+            scaled.append(_scaled_entries(parameters, found, by_cohort))
+            if scaled[-1] and isinstance(hooks.optimizer, LBFGS):
+                reason = "its line search stores its own steps, which can't be changed afterwards"
                 raise OptimizerError("updates can't be scaled", [Problem("LBFGS", reason, "leave new_lr= and train= out")])
-            if news[-1] and weights_of(rein.optimizer):
+            if scaled[-1] and weights_of(hooks.optimizer):
                 reason = (
-                    f"it mixes the parameters with weights of its own ({weights_of(rein.optimizer)!r}), which would not follow"
+                    f"it mixes the parameters with weights of its own ({weights_of(hooks.optimizer)!r}), which would not follow"
                 )
-                problem = Problem(type(rein.optimizer).__name__, reason, "leave new_lr= and train= out")
+                problem = Problem(type(hooks.optimizer).__name__, reason, "leave new_lr= and train= out")
                 raise OptimizerError("updates can't be scaled", [problem])
-        self._settings, self._seen = settings, history(self.model)
-        for rein, (held, warmed), shares in zip(self._reins, made, news, strict=True):
-            rein.held, rein.warmed, rein.shares, rein.level = held, warmed, shares, _level(settings, warmed)
-            rein.settle()
+        self._settings, self._history = settings, history(self.model)
+        for hooks, (held, warmed), entries in zip(self._hooks, made, scaled, strict=True):
+            hooks.held, hooks.warmed, hooks.scaled = held, warmed, entries
+            hooks.rate_factor = _warmup_factor(settings, warmed)
+            hooks.update()
 
 
-def _level(settings: Settings, warmed: int) -> float:
+def _warmup_factor(settings: Settings, warmed: int) -> float:
     return min((warmed + 1) / settings.warmup, 1.0) if settings.warmup else 1.0
 
 
-def _shares(parameters: Sequence[tuple[str, nn.Parameter]], found: Cohorts, by_cohort: Sequence[float]) -> dict[int, Share]:
-    """For parameters whose factors are not all one, by id, what is to be scaled of them."""
-    result: dict[int, Share] = {}
+def _scaled_entries(
+    parameters: Sequence[tuple[str, nn.Parameter]], found: Cohorts, by_cohort: Sequence[float]
+) -> dict[int, ScaledEntries]:
+    """For each parameter whose factors are not all one, by id: the entries to scale."""
+    result: dict[int, ScaledEntries] = {}
     for name, parameter in parameters if any(factor != 1 for factor in by_cohort) else ():
         exact = parameter.dtype in (torch.float64, torch.complex128)
         factors = torch.tensor(by_cohort, dtype=torch.float64 if exact else torch.float32)[found[name].long()]
         if bool((factors != 1).any()):
-            result[id(parameter)] = Share(parameter, factors.to(parameter.device))
+            result[id(parameter)] = ScaledEntries(parameter, factors.to(parameter.device))
     return result
 
 
@@ -209,9 +213,9 @@ def _checked(factors: Mapping[int, float], found: Cohorts) -> dict[int, float]:
     for cohort, factor in factors.items():
         if type(cohort) is not int or not 0 <= cohort <= found.count:
             raise OptimizerError(
-                f"there is no cohort {cohort!r}: the model grew {found.count} times, so write 0 … {found.count}"
+                f"there is no cohort {cohort!r}: the model has grown {found.count} times, so write 0 … {found.count}"
             )
         number = isinstance(factor, (int, float)) and not isinstance(factor, bool) and isfinite(factor)
         if not number or factor < 0:
-            raise OptimizerError(f"a factor of {factor!r} for cohort {cohort}: write a number from 0 on, e.g. 1.3")
+            raise OptimizerError(f"a factor of {factor!r} for cohort {cohort}: write a number that is not negative, e.g. 1.3")
     return {cohort: float(factor) for cohort, factor in factors.items()}

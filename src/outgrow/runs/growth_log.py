@@ -1,9 +1,9 @@
-"""One line a growth, wherever a run is logged to.
+"""The growth log of a run: one line per growth.
 
     grown at step 1,200: Widen '*' × 1.5 · 12 volumes · parameters 1.20 M → 2.60 M (× 2.2) · FLOPs × 2.1 · error 3e-07 · 0.8 s
 
-A *sink* is anything that a record can be given to: a logger of Python's, of Lightning's or of TensorBoard's, a function, or a
-path ending in .csv or .jsonl. One that fails must not end a run of days: it is named in a warning.
+A *sink* receives the records: a `logging.Logger`, a Lightning logger, a TensorBoard writer, a function, or a path ending in
+.csv or .jsonl. A sink that fails must not end a long run: the failure is reported as a warning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Size = int | tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What a growth in a run did. `str(record)` is its line in the log."""
+    """The result of a growth in a run. `str(record)` is its line in the log."""
 
     number: int  # of the growth, from 1
     step: int | None = None
@@ -47,7 +47,10 @@ class Record:
 
     @classmethod
     def of(cls, growth: Growth, transforms: Sequence[Transform], number: int, **when: Any) -> Record:
-        """The record of a growth; `when`: step, epoch, loss_before, loss_after, and seconds if these are more than its own."""
+        """The record of a growth.
+
+        when: step, epoch, loss_before, loss_after; and seconds, if the growth took longer than `growth.seconds`.
+        """
         return cls(
             number=number,
             what=", ".join(map(described, transforms)),
@@ -73,23 +76,23 @@ class Record:
             error if self.preserving else f"{error} (the function is NOT preserved)",
         ]
         if self.loss_before is not None and self.loss_after is not None:
-            parts.append(f"loss {self.loss_before:.4g}, of the next step {self.loss_after:.4g}")
+            parts.append(f"loss {self.loss_before:.4g}, next step {self.loss_after:.4g}")
         return " · ".join([*parts, f"{self.seconds:.1f} s"])
 
     def as_metrics(self) -> dict[str, float]:
-        """Numbers by name, for loggers of metrics; what is not known is left out."""
+        """The values by name, for metric loggers; unknown values are left out."""
         values = {name: value for name, value in _flat(self).items() if name not in ("step", "epoch", "what")}
         return {f"outgrow/{name}": float(value) for name, value in values.items() if value is not None}
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain JSON values; what is no finite number is None."""
+        """The record as plain JSON values; NaN and infinity become None."""
         values = {name: _finite(value) for name, value in asdict(self).items()}
         data: dict[str, Any] = json.loads(json.dumps(values))
         return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Record:
-        """The record that `to_json` was made from."""
+        """The record from the result of `to_json`."""
         values: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in data.items()}
         values["sizes"] = tuple((name, _size(old), _size(new)) for name, old, new in data["sizes"])
         values["error"] = float("nan") if data["error"] is None else data["error"]
@@ -105,7 +108,7 @@ def _finite(value: Any) -> Any:
 
 
 def _flat(record: Record) -> dict[str, Any]:
-    """A record as one row of words and numbers."""
+    """A record as one row of strings and numbers."""
     row = {name: value for name, value in asdict(record).items() if name != "sizes"}
     row["parameters_before"], row["parameters"] = record.parameters
     row["flops_before"], row["flops"] = record.flops
@@ -115,34 +118,35 @@ def _flat(record: Record) -> dict[str, Any]:
 
 
 def write(record: Record, sinks: Any) -> None:
-    """Give a record to a sink, or to each of several; those that fail are named in a warning, and do not stop anything."""
+    """Write a record to one sink or to several; a sink that fails is reported in a warning, and the run continues."""
     for sink in sinks if isinstance(sinks, (list, tuple)) else [] if sinks is None else [sinks]:
         try:
             _writer(sink)(record, sink)
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"
-            warnings.warn(f"growth {record.number} could not be logged to {_name(sink)}: {told}; the run goes on", stacklevel=2)
+            reason = f"{type(error).__name__}: {error}"
+            message = f"growth {record.number} could not be logged to {_name(sink)}: {reason}; the run continues"
+            warnings.warn(message, stacklevel=2)
 
 
 def check_sinks(sinks: Any) -> None:
-    """Refuse what no record can be given to, before a run starts."""
+    """Raise if a record can't be written to a sink, before a run starts."""
     for sink in sinks if isinstance(sinks, (list, tuple)) else [] if sinks is None else [sinks]:
         _writer(sink)
         if isinstance(sink, (str, os.PathLike)):
             folder = os.path.dirname(os.path.abspath(sink))
             if not os.path.isdir(folder):
-                raise ScheduleError(f"the log {_name(sink)}: there is no folder {folder}: create it first")
+                raise ScheduleError(f"the log {_name(sink)}: the folder {folder} does not exist: create it first")
             if os.path.isdir(sink):
                 raise ScheduleError(f"the log {_name(sink)} is a folder: name a .csv or .jsonl file in it")
 
 
 def _writer(sink: Any) -> Callable[[Record, Any], None]:
-    """Who knows how to write to a sink: found by what it can do, so that no library of loggers is imported."""
+    """The function that writes to a sink, chosen by the sink's methods, so that no logging library is imported."""
     if isinstance(sink, (str, os.PathLike)):
         kinds = {".csv": _to_csv, ".jsonl": _to_jsonl}
         kind = kinds.get(os.path.splitext(os.fspath(sink))[1])
         if kind is None:
-            raise ScheduleError(f"{_name(sink)}: a log is a file that ends in .csv or .jsonl")
+            raise ScheduleError(f"{_name(sink)}: the path of a log must end in .csv or .jsonl")
         return kind
     if isinstance(sink, (logging.Logger, logging.LoggerAdapter)):
         return lambda record, sink: sink.info("%s", record)
@@ -153,7 +157,7 @@ def _writer(sink: Any) -> Callable[[Record, Any], None]:
     if callable(sink):
         return lambda record, sink: sink(record)
     raise ScheduleError(
-        f"{_name(sink)} is nothing to log to: pass a logging.Logger, a logger of Lightning's, a TensorBoard SummaryWriter, "
+        f"growths can't be logged to {_name(sink)}: pass a logging.Logger, a Lightning logger, a TensorBoard SummaryWriter, "
         "a function of a record, or the path of a .csv or .jsonl file"
     )
 
@@ -182,14 +186,14 @@ def _to_csv(record: Record, path: Any) -> None:
     if os.path.exists(path) and os.path.getsize(path):
         with open(path, encoding="utf-8", newline="") as file:
             if file.readline() != header:
-                raise ScheduleError("it is a table of something else, with other columns")
+                raise ScheduleError("the file is a table with other columns")
         _append(path, text.getvalue().removeprefix(header))
     else:
         _append(path, text.getvalue())
 
 
 def _append(path: Any, text: str) -> None:
-    """At the end of a file; on a line of its own, also if the last one was cut off by a crash."""
+    """Append text to a file, on a new line even if the last line was cut off by a crash."""
     with open(path, "ab+") as file:
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)

@@ -1,10 +1,10 @@
-"""Learning rates at a growth: a factor on every rate that a scheduler gives from then on.
+"""Learning rates at a growth: a factor on all rates that a scheduler sets from then on.
 
     rate′(t) = factor · rate(t)   for all t after the growth
 
-All that a scheduler makes of its numbers is linear in them: the group's present rate, the rates it started from, its floors
-and peaks. So each of these is multiplied once, and nothing is wrapped: states that are saved hold the new numbers, and load as
-ever. Whether that suffices is tried beforehand on copies; a scheduler that keeps rates elsewhere is refused.
+The rates of a scheduler are linear in the values that it stores: the group's current rate, the initial rates, minima and
+maxima. So each of these values is multiplied once, and nothing is wrapped: state dicts hold the new values, and load as usual.
+Whether that is enough is tested beforehand on copies; a scheduler that stores rates elsewhere is refused.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from outgrow.optimizers.wrappers import unwrapped
 IN_GROUPS = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
 IN_SCHEDULERS = ("base_lrs", "_last_lr", "eta_min", "min_lrs", "max_lrs", "default_min_lr")
 TRIED = 50  # steps that are compared
-CLOSE, TINY = 1e-3, 1e-6  # rounding, which rates in float32 gather: relative to a rate, and to the largest there was
+CLOSE, TINY = 1e-3, 1e-6  # tolerance for rounding of rates in float32: relative to a rate, and to the largest rate
 BY_HAND = "leave lr= out, and change its rates by hand after the growth"
 
 
 def scale_rates(optimizers: Sequence[Any], schedulers: Sequence[Any], factor: float, journal: Journal) -> None:
-    """Multiply all learning rates of some optimizers, now and for ever.
+    """Multiply all learning rates of some optimizers, permanently.
 
-    Trainers' wrappers around optimizers and schedulers are looked through. OptimizerError, and nothing is changed, if a
+    Wrappers of trainers around optimizers and schedulers are unwrapped. Raises OptimizerError, and changes nothing, if a
     scheduler would not follow.
     """
     _check_factor(factor, positive=True)
@@ -57,7 +57,7 @@ def scale_decay(optimizers: Sequence[Any], factor: float, journal: Journal) -> N
 
 
 def bare_schedulers(schedulers: Sequence[Any]) -> list[LRScheduler]:
-    """Schedulers of torch's kind, each once: trainers wrap theirs in an object with an attribute `scheduler`."""
+    """The torch schedulers in these, each once: trainers wrap schedulers in an object with an attribute `scheduler`."""
     found: dict[int, LRScheduler] = {}
     for given in schedulers:
         layer = given
@@ -65,7 +65,7 @@ def bare_schedulers(schedulers: Sequence[Any]) -> list[LRScheduler]:
             layer = getattr(layer, "scheduler", None)
             if layer is None:
                 kind = type(given).__name__
-                raise OptimizerError(f"{kind} is no learning-rate scheduler of torch's: {BY_HAND}")
+                raise OptimizerError(f"{kind} is not a learning-rate scheduler of torch: {BY_HAND}")
         found[id(layer)] = layer
     return list(found.values())
 
@@ -76,7 +76,7 @@ def _check_factor(factor: float, positive: bool) -> None:
 
 
 def _scale(optimizers: Sequence[Optimizer], schedulers: Sequence[LRScheduler], factor: float, journal: Journal) -> None:
-    """Multiply every number that is a rate, once, whoever shares it."""
+    """Multiply every value that is a rate, once, even if several groups or schedulers share it."""
     done: set[int] = set()  # tensors that are the rate of several groups
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         for name in (name for name in IN_GROUPS if name in group):
@@ -93,7 +93,7 @@ def _scale(optimizers: Sequence[Optimizer], schedulers: Sequence[LRScheduler], f
 
 
 def _times(value: Any, factor: float) -> Any:
-    """A rate or several times a factor, as new objects: schedulers share lists and tensors among each other."""
+    """A rate, or a list of rates, times a factor, as new objects: schedulers share lists and tensors."""
     return type(value)(_times(item, factor) for item in value) if isinstance(value, (list, tuple)) else value * factor
 
 
@@ -108,7 +108,7 @@ def _write(tensor: Tensor, value: Tensor) -> None:
 
 
 def _with_parts(schedulers: Sequence[LRScheduler]) -> list[LRScheduler]:
-    """Schedulers and those that they are made of, each once."""
+    """Schedulers and the schedulers inside them, each once."""
     found: dict[int, LRScheduler] = {}
     waiting = list(schedulers)
     while waiting:
@@ -129,10 +129,10 @@ def _items(value: Any) -> Iterator[Any]:
 
 
 def _check(optimizers: Sequence[Optimizer], schedulers: Sequence[LRScheduler], factor: float) -> None:
-    """Raise if rates would not follow: two copies of all schedulers run, one with its rates multiplied."""
+    """Raise if rates would not follow: run two copies of all schedulers, one with multiplied rates, and compare."""
     for optimizer in optimizers:
         if any(group.get("lr") is None for group in optimizer.param_groups):
-            raise OptimizerError(f"{type(optimizer).__name__} has no learning rate that could be multiplied: leave lr= out")
+            raise OptimizerError(f"{type(optimizer).__name__} has no learning rate to multiply: leave lr= out")
     plain, scaled = _Copies(optimizers, schedulers), _Copies(optimizers, schedulers)
     _scale(scaled.optimizers, scaled.schedulers, factor, Journal())
     over: set[int] = set()
@@ -148,17 +148,17 @@ def _check(optimizers: Sequence[Optimizer], schedulers: Sequence[LRScheduler], f
             except Exception as error:
                 if not turn and not type(scheduler).__module__.startswith("torch."):
                     raise _refusal(scheduler, f"a copy of it does not run: {type(error).__name__}: {error}") from error
-                over.add(place)  # OneCycleLR can't go on behind its end
+                over.add(place)  # OneCycleLR raises after its last step
             before, after = plain.rates(), scaled.rates()
             largest = max(largest, *map(abs, before))
             for rate, new in zip(before, after, strict=True):
                 if abs(new - factor * rate) > factor * max(CLOSE * abs(rate), TINY * largest):
-                    reason = f"it keeps rates where outgrow does not look: {factor:g} × {rate:g} would become {new:g}"
+                    reason = f"it stores rates in an unknown place: {factor:g} × {rate:g} would become {new:g}"
                     raise _refusal(scheduler, reason)
 
 
 def _step(scheduler: LRScheduler) -> None:
-    scheduler.step(nan) if isinstance(scheduler, ReduceLROnPlateau) else scheduler.step()  # no metric is worse than nan
+    scheduler.step(nan) if isinstance(scheduler, ReduceLROnPlateau) else scheduler.step()  # NaN never counts as better
 
 
 def _refusal(scheduler: LRScheduler, reason: str) -> OptimizerError:
@@ -166,7 +166,7 @@ def _refusal(scheduler: LRScheduler, reason: str) -> OptimizerError:
 
 
 class _Copies:
-    """Copies of schedulers, on optimizers that have the same settings, a number each to train, and no state."""
+    """Copies of schedulers, on stand-ins for their optimizers with the same groups, but without parameters and state."""
 
     def __init__(self, optimizers: Sequence[Optimizer], schedulers: Sequence[LRScheduler]) -> None:
         self.known: dict[int, Any] = {}
@@ -187,13 +187,14 @@ class _Copies:
         return twin
 
     def copied(self, value: Any) -> Any:
-        """A copy of what a scheduler holds; what it calls or trains stays what it is."""
+        """A copy of a value that a scheduler holds; functions, classes and modules are not copied."""
         if id(value) in self.known:
             return self.known[id(value)]
         if isinstance(value, Optimizer):
             if id(value.param_groups) not in self.twins:
-                instead = "pass the optimizers whose rates the schedulers set"
-                raise OptimizerError(f"a scheduler sets rates of another optimizer, {type(value).__name__}: {instead}")
+                instead = "pass that optimizer to the run too"
+                found = f"a scheduler sets the rates of an optimizer outside the run, {type(value).__name__}"
+                raise OptimizerError(f"{found}: {instead}")
             return self.twins[id(value.param_groups)]
         twin: Any
         if isinstance(value, LRScheduler):

@@ -1,7 +1,8 @@
-"""Will the optimizers of a run follow its growths? Found out before training starts, while their state is still empty.
+"""Check before training starts, while optimizer states are still empty, that the optimizers of a run can follow its growths.
 
-What an optimizer remembers is known by its class. One of an unknown class may remember nothing: a stand-in of the class makes a
-step on a parameter of its own, and is looked at. The names of what will grow come from the rehearsal of the schedule.
+The state of an optimizer is known from its class. An optimizer of an unknown class may have no state: then a stand-in of that
+class makes a step on a parameter of its own, and its state is checked. The names of the parameters that will grow come from
+the dry run of the schedule.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ IN_A_RUN = (
 
 
 def check_following(optimizers: Sequence[Any], model: nn.Module, events: Sequence[At | When], stages: Sequence[Stage]) -> None:
-    """Raise if an optimizer can't follow the growths that are to come; stages: of these events, from their rehearsal."""
+    """Raise if an optimizer can't follow the growths of these events. stages: their stages in the dry run."""
     if any(event.state == "fresh" for event in events):
         check_fresh(optimizers)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -51,7 +52,7 @@ def check_following(optimizers: Sequence[Any], model: nn.Module, events: Sequenc
 
 @contextlib.contextmanager
 def advised() -> Iterator[None]:
-    """Within a run, replace advice that can't be followed there: its optimizer is made once."""
+    """Replace the advice in errors to make a new optimizer, which is not possible within a run."""
     try:
         yield
     except OptimizerError as error:
@@ -63,14 +64,14 @@ def advised() -> Iterator[None]:
 
 
 def _concerns(event: At | When, stage: Stage, held: Sequence[str]) -> bool:
-    """Whether a growth changes any of these parameters, or puts a block beside one."""
+    """Whether a growth changes any of these parameters, or inserts a block next to one."""
     kinds = [(kind_of(one), one) for one in event.grow]
     beside = [getattr(one, kind.place) for kind, one in kinds if kind is not None and kind.inserts]
     return any(name in stage.tensors or name.startswith(tuple(f"{path}." for path in beside)) for name in held)
 
 
 def _problems(given: Any, stage: Stage) -> Iterator[Problem]:
-    if unfollowable(given) and not _remembers_nothing(given):
+    if unfollowable(given) and not _is_stateless(given):
         for layer in own_layers(given):
             if reason := known(layer).refusal:
                 yield Problem(type(layer).__name__, reason, way_out(layer).replace(NEW_ONE, IN_A_RUN))
@@ -79,11 +80,11 @@ def _problems(given: Any, stage: Stage) -> Iterator[Problem]:
         no_copies = known(optimizer).no_copies
         if no_copies and stage.copies:
             instead = f"a method that adds units without copying or rescaling (r2r, netmorph); or {IN_A_RUN}"
-            yield Problem(type(optimizer).__name__, f"it can't follow units that are copies or rescaled: {no_copies}", instead)
+            yield Problem(type(optimizer).__name__, f"it can't follow units that are copied or rescaled: {no_copies}", instead)
 
 
-def _remembers_nothing(given: Any) -> bool:
-    """Whether a step leaves no state behind, seen on a stand-in; an optimizer that can't be stood in for may remember."""
+def _is_stateless(given: Any) -> bool:
+    """Whether steps of a stand-in create no state; False if no stand-in can be made."""
     try:
         (optimizer,) = unwrapped([given])
         parameter = nn.Parameter(torch.ones(2, 3))

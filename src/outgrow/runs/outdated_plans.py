@@ -1,8 +1,8 @@
-"""A growth that was planned when its run was made, for a model whose code has been changed since.
+"""Explain the failure of a growth whose plan is outdated, because the model's code has changed since the run was made.
 
-Plans follow from what the code does. Should one fail, the growth is rehearsed once more, on the model as it is: if that is
-refused, or comes out otherwise, the plan is out of date, and the error says so, with the reason and the way out. If it comes
-out as planned, the fault is another, and the error stays what it is.
+If a planned growth fails, it is planned again for the model as it is now. If that is refused, or gives another plan, the error
+says that the plan is outdated, with the reason and the way out. If it gives the same plan, the cause is another one, and the
+error stays as it is.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from outgrow.model.example import Example
 from outgrow.runs.schedule import At, Schedule, When
 from outgrow.runs.timeline import timeline
 
-CHANGED = "the model's code does something else than when the run was made, so that what was planned then can't be carried out"
-ANEW = (
-    "make the run anew: position = run.position(); run = outgrow.Run(model, example, optimizer, schedule, …, "
+CHANGED = "the model's code has changed since the run was made, so that the growth can't be carried out as planned"
+MAKE_NEW_RUN = (
+    "make a new run: position = run.position(); run = outgrow.Run(model, example, optimizer, schedule, …, "
     "position=position); run.go_to(position). In a trainer, resume from its last checkpoint"
 )
 
 
 @contextlib.contextmanager
 def outdated(model: nn.Module, example: Example, event: At | When, seed: int, ready: Ready | None) -> Iterator[None]:
-    """Explain the failure of a growth within, if that went by a plan which is out of date."""
+    """Replace the error of a growth inside the block by an explanation, if its plan is outdated."""
     try:
         yield
     except (ApplyError, VerifyError, MethodError, LookupError, AttributeError) as error:
-        # several processes would have to gather a sharded model, and some of them may have nothing to explain
+        # a sharded model would have to be gathered by all processes, and the growth may have failed in some of them only
         if ready is None or is_sharded(model) or not ready.fits(model):
             raise
         problems = _problems(model, example, event, seed, ready)
@@ -44,17 +44,16 @@ def outdated(model: nn.Module, example: Example, event: At | When, seed: int, re
 
 
 def _problems(model: nn.Module, example: Example, event: At | When, seed: int, ready: Ready) -> list[Problem]:
-    """What speaks against the plan now; nothing if it would be made again."""
+    """Why the plan is outdated; empty if planning again gives the same plan."""
     try:
         now = timeline(model, example, Schedule([event]), [seed]).stages[1]
     except GrowthError as refusal:
         reason = refusal.__cause__ if isinstance(refusal.__cause__, GrowthError) else refusal
-        told = f"it is not possible any more: {str(reason).splitlines()[0]}"
-        return [Problem(event.time, told, f"leave it out, or change it, and {ANEW}"), *reason.problems]
+        found = f"it is not possible any more: {str(reason).splitlines()[0]}"
+        return [Problem(event.time, found, f"leave it out, or change it, and {MAKE_NEW_RUN}"), *reason.problems]
     if now.ready is not None and _plans(now.ready) == _plans(ready):
         return []
-    told = f"it would be done otherwise now: {now.sizes} by {now.method}"
-    return [Problem(event.time, told, ANEW)]
+    return [Problem(event.time, f"the plan would now be another: {now.sizes} by {now.method}", MAKE_NEW_RUN)]
 
 
 def _plans(ready: Ready) -> list[Any]:

@@ -1,4 +1,4 @@
-"""A training run that grows on the way: call `step` after each optimizer step and `epoch` after each epoch.
+"""A training run with growths: call `step` after each optimizer step and `epoch` after each epoch.
 
     for epoch in range(run.epochs, 90):
         for x, y in loader:
@@ -7,9 +7,9 @@
         run.epoch({"val_loss": …})
         run.save("run.pt")
 
-The loop stays the user's own. A growth happens inside one of these two calls, as a whole or not at all: the model, what the
-optimizers remember, rates, averaged copies. `run.load("run.pt")`, on a run made from the *small* constructor, goes on bit for
-bit where the saved one was.
+The training loop stays the user's own. A growth happens inside one of these two calls, completely or not at all: model,
+optimizer state, learning rates, averaged copies. `run.load("run.pt")`, on a run with a newly built *small* model, continues
+the saved run bit for bit.
 """
 
 from __future__ import annotations
@@ -68,24 +68,24 @@ NOTHING = Plan((), (), (), 0)
 
 @usage("outgrow.Run(model, example, optimizer, schedule)")
 class Run:
-    """A model in training, with all that follows its growths.
+    """A model in training, with everything that must follow its growths.
 
     Args:
-        model: the model as it is trained; wrappers (`torch.compile`, DistributedDataParallel) are looked through.
-        example: what the model can be run on, as for `outgrow.grow`.
+        model: the model in training; wrappers (`torch.compile`, DistributedDataParallel) are unwrapped.
+        example: an input of the model, as for `outgrow.grow`.
         optimizer: one or several.
-        schedule: an `outgrow.Schedule`, a list of events, or a file that holds one.
-        scheduler: learning-rate schedulers, one or several; they are needed where an event says lr=.
-        average: averaged copies of the model, which grow too.
-        also: whatever else is to be saved and loaded with the run, by name: anything with `state_dict` and `load_state_dict`
+        schedule: an `outgrow.Schedule`, a list of events, or the path of a schedule file.
+        scheduler: learning-rate schedulers, one or several; required if an event has lr=.
+        average: averaged copies of the model; they grow too.
+        also: further objects to save and load with the run, by name: anything with `state_dict` and `load_state_dict`
             (a GradScaler, a sampler), or a torch.Generator.
-        seed: for the free values of growths.
-        check: compare old and new outputs at each growth. By default that is brief, where the growth was rehearsed: one pass
-            each in eval mode, on as little of the example as shows all of the model; where not, and with "full", it is as
-            thorough as `outgrow.grow`'s, in both modes. False: nothing is compared.
-        log: where each growth is told, besides the terminal: a `logging.Logger`, a callable, a TensorBoard writer, a logger of
-            Lightning's, a .csv or .jsonl file; one or several. `quiet=True` keeps the terminal free.
-        position: of the run that this one goes on with (`Run.position`), if the model has been through its growths already.
+        seed: for the random values of growths.
+        check: compare outputs before and after each growth. True: if the growth was planned in the dry run, one pass each in
+            eval mode, on the smallest part of the example that runs the whole model; otherwise as "full". "full": as thorough
+            as `outgrow.grow`, in both modes. False: no comparison.
+        log: where growths are logged, besides the terminal: a `logging.Logger`, a callable, a TensorBoard writer, a Lightning
+            logger, a .csv or .jsonl file; one or several. `quiet=True` prints nothing on the terminal.
+        position: the position (`Run.position`) of the run to continue, if the model has been through its growths already.
 
     Everything is checked before training starts, by a dry run of the whole schedule: `print(run.timeline)`.
 
@@ -128,10 +128,10 @@ class Run:
         self.schedulers, self.averages, self.log, self.quiet = as_list(scheduler), as_list(average), as_list(log), quiet
         self.also: Mapping[str, Any] = {} if also is None else also
         if not self.optimizers:
-            raise OptimizerError("a run needs its optimizer: pass the one that was made from model.parameters()")
+            raise OptimizerError("a run needs an optimizer: pass the one that was made from model.parameters()")
         copies = [bare(getattr(one, "module", one)) for one in self.averages]
         with seen_whole([bare(model), *copies], self.optimizers) as sharded:
-            self._look_ahead(position, sharded)
+            self._check_and_plan(position, sharded)
         self.pace = Pace(bare(model), self.optimizers)
         for copy in copies:
             share_gates(bare(model), copy)
@@ -139,11 +139,11 @@ class Run:
         self.metrics: list[dict[str, float]] = []  # of the epochs since the last growth
         self.records: list[Record] = []
         self._loss: Any = None
-        self._untold: Record | None = None
+        self._unlogged: Record | None = None  # the last growth, until the loss after it is known
         self._taken = Steps(bare(model), bare_optimizers(self.optimizers))
 
-    def _look_ahead(self, position: Mapping[str, Any] | None, sharded: bool) -> None:
-        """Check everything, and rehearse what is to come."""
+    def _check_and_plan(self, position: Mapping[str, Any] | None, sharded: bool) -> None:
+        """Check all arguments, and plan the growths in a dry run."""
         model, example, check = self.model, self.example, self.check
         check_model(bare(model))
         check_optimizers(self.optimizers, bare(model), NOTHING)
@@ -166,11 +166,11 @@ class Run:
         self._brief = plan_brief_check(bare(model), example) if check is True and any(self._ready.values()) else None
 
     def __repr__(self) -> str:
-        return f"Run({type(bare(self.model)).__name__}: {self._told()})"
+        return f"Run({type(bare(self.model)).__name__}: {self._status()})"
 
     @property
     def cohorts(self) -> Cohorts:
-        """Which entries of each parameter came with which growth."""
+        """The growth that added each entry of each parameter."""
         return cohorts(bare(self.model))
 
     @property
@@ -179,11 +179,11 @@ class Run:
         return [event for _, event in self._waiting()]
 
     def step(self, loss: Any = None) -> Growth | None:
-        """Count an optimizer step, and grow if it is time; call it after `optimizer.step()` (and `scheduler.step()`).
+        """Count an optimizer step, and grow if an event is due; call it after `optimizer.step()` (and `scheduler.step()`).
 
-        loss: of this step, for the log: what it was before a growth and after it.
+        loss: the loss of this step; the log shows it before and after each growth.
         """
-        self._taken.look()
+        self._taken.check()
         if loss is not None:
             self._loss = as_loss(loss)
             self.tell(self._loss)
@@ -191,19 +191,19 @@ class Run:
         return self._grow(due, self.steps + 1, self.epochs, self.metrics)
 
     def epoch(self, metrics: Metrics | None = None, *, resumed: bool = False) -> Growth | None:
-        """Count an epoch, and grow if it is time, or if a rule says so after a look at the metrics.
+        """Count an epoch, and grow if an event is due, or if a rule on the metrics says so.
 
-        Where several processes train the model together, the metrics of rank 0 count for rules.
+        If several processes train the model together, rules use the metrics of rank 0.
 
-        resumed: the epoch was begun by an earlier process, which has taken metrics with it. A rule that misses its own then
-            warns and leaves the epoch out; else that is an error.
+        resumed: the epoch was begun by an earlier process, and some of its metrics are lost. A rule whose metric is missing
+            then skips the epoch with a warning; otherwise a missing metric is an error.
         """
         group = team(self.model, bare(self.model)) if any(isinstance(event, When) for event in self.ahead) else None
         past, due = by_first(group, lambda: self._decide(metrics, resumed))
         return self._grow(due, self.steps, self.epochs + 1, past)
 
     def _decide(self, metrics: Any, resumed: bool) -> tuple[list[dict[str, float]], list[int]]:
-        """What rules have to look at from the end of this epoch on, and the events that are due."""
+        """The metrics for rules, including those of this epoch, and the events that are due."""
         past = [*self.metrics, measured(metrics)]
         due = [number for number, event in self._waiting() if isinstance(event, At) and event.epoch == self.epochs + 1]
         rules = [event for _, event in self._waiting() if isinstance(event, When)]
@@ -212,7 +212,7 @@ class Run:
         try:
             check_measured(rules[:1] if resumed else rules, past)
             left = [(number, event) for number, event in self._waiting() if number not in due]
-            if left and isinstance(left[0][1], When) and left[0][1].rule(past):  # a rule waits for what is listed before it
+            if left and isinstance(left[0][1], When) and left[0][1].rule(past):  # a rule waits for the events before it
                 due.append(left[0][0])
         except (ScheduleError, KeyError):
             if not resumed:
@@ -222,25 +222,26 @@ class Run:
         return past, sorted(due)
 
     def track(self, batches: Iterable[T]) -> Iterator[T]:
-        """A progress bar over an epoch's batches, which tells the step, the size and what is next."""
+        """A progress bar over an epoch's batches, with the step, the number of parameters and the next growth."""
         if not isinstance(batches, Iterable):
-            raise GrowthError(f"batches are of type {type(batches).__name__}: pass what the loop goes over, run.track(loader)")
-        return track(batches, self._told) if not self.quiet else iter(batches)
+            raise GrowthError(f"batches are of type {type(batches).__name__}: pass an iterable, e.g. run.track(loader)")
+        return track(batches, self._status) if not self.quiet else iter(batches)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that this run needs to go on; `torch.load(weights_only=True)` reads it back."""
+        """The complete state of the run; `torch.load(weights_only=True)` can read it."""
         if is_sharded(bare(self.model)):
             raise CheckpointError(
-                "a sharded run can't be saved in one file: save model and optimizer by torch.distributed.checkpoint, with "
-                "outgrow.dcp.history_state(model), and run.position() beside them"
+                "a sharded run can't be saved in one file: save model and optimizer with torch.distributed.checkpoint, and "
+                "with them outgrow.dcp.history_state(model) and run.position()"
             )
         return {"outgrow": self.position(), **pack(self._parts())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another run was; this one is made from the small model, or is that run itself."""
+        """Continue from the state of another run; this one has the small model, or is that run itself."""
         if not isinstance(state, Mapping) or "outgrow" not in state:
             raise CheckpointError(
-                f"this {type(state).__name__} is no state of a run, as run.state_dict() returns it; run.load(path) reads a file"
+                f"this {type(state).__name__} is not a state of a run: pass the result of run.state_dict(), or use "
+                "run.load(path) to read a file"
             )
         with DeferredSignals() as interrupts, reshaping(bare(self.model)) as journal:
             try:
@@ -256,16 +257,17 @@ class Run:
 
     @usage("run.save('run.pt')")
     def save(self, path: Path, extra: Any = None, *, finite: bool = True) -> None:
-        """Write the whole run to a file, whole or not at all: a process that dies meanwhile leaves the old file as it was.
+        """Write the run to a file, completely or not at all: if the process dies meanwhile, the old file is unchanged.
 
-        extra: anything more of plain values and tensors; `load` returns it.
-        finite: raise CheckpointError, and keep the old file, if the model holds NaN or infinity: a run that has diverged must
-            not take the place of one that can go on. False writes it all the same, e.g. to look into it.
+        extra: further plain values and tensors; `load` returns them.
+        finite: raise CheckpointError, and keep the old file, if the model holds NaN or infinity: a diverged run must not
+            replace one that can be continued. False writes it anyway, e.g. to inspect it.
         """
         check_path(path, SAVE)
         if os.fspath(path).endswith(".safetensors"):
             raise CheckpointError(
-                f"{path}: a run is saved as torch.save does, and torch reads files by that name otherwise: run.pt"
+                f"{path}: a run is written with torch.save, and torch.load reads a file of that name as safetensors: "
+                "name it run.pt"
             )
         target = place_for(path, SAVE)
         if finite:
@@ -273,21 +275,21 @@ class Run:
         try:
             state = without_numpy({**self.state_dict(), "extra": extra})
         except RecursionError:
-            raise CheckpointError(f"{path} was not written: a list or dict in extra= holds itself") from None
+            raise CheckpointError(f"{path} was not written: a list or dict in extra= contains itself") from None
         write_whole(target, lambda draft: save_safely(sealed(state), draft))
 
     @usage("run.load('run.pt')")
     def load(self, path: Path, *, checksums: bool = True) -> Any:
-        """Go on where the run that wrote a file was. Returns the extra that was saved with it.
+        """Continue from a file that `save` wrote. Returns the value of `extra` that was saved.
 
-        checksums: compare what was read with the checksums in the file, as `outgrow.load` does.
+        checksums: compare the contents with the checksums in the file, as in `outgrow.load`.
         """
         state = read_run(path, checksums)
         self.load_state_dict(state)
         return state.get("extra")
 
     def position(self) -> dict[str, Any]:
-        """Where the run is, without its model and optimizers: plain values."""
+        """The position of the run, as plain values: steps, epochs, growths and metrics, without model and optimizers."""
         return {
             "steps": self.steps,
             "epochs": self.epochs,
@@ -296,27 +298,27 @@ class Run:
             "records": [record.to_json() for record in self.records],
             "pace": self.pace.state_dict(),
             "loss": None if self._loss is None else as_number("the loss", self._loss),
-            "untold": self._untold is not None,
+            "untold": self._unlogged is not None,
         }
 
     def go_to(self, position: Mapping[str, Any]) -> None:
-        """Be where another run was; its model and optimizers are loaded already."""
+        """Continue from the position of another run, whose model and optimizers are loaded already."""
         check_position(self.schedule, position)
         done, metrics = happened(self.schedule, position), [dict(metrics) for metrics in position["metrics"]]
         records = [Record.from_json(record) for record in position["records"]]
         self.pace.load_state_dict(position["pace"])
         self.steps, self.epochs, self.done = position["steps"], position["epochs"], done
         self.metrics, self.records, self._loss = metrics, records, position.get("loss")
-        self._untold = records[-1] if position.get("untold") else None
+        self._unlogged = records[-1] if position.get("untold") else None
 
     def _check_late(self, ahead: Sequence[At | When]) -> None:
-        """An event at a fixed time does not wait for rules: it must be possible before them too."""
+        """Raise if an event at a fixed time is impossible before the rules: it does not wait for them."""
         late = sorted(ahead, key=lambda event: isinstance(event, When))
         if late != list(ahead):
             try:
                 timeline(bare(self.model), self.example, Schedule(late))
             except ScheduleError as error:
-                raise ScheduleError(f"should the rules fire late, after all fixed times: {error}") from error
+                raise ScheduleError(f"if the rules apply only after all fixed times: {error}") from error
 
     def _waiting(self) -> list[tuple[int, At | When]]:
         return [(number, event) for number, event in enumerate(self.schedule) if number not in self.done]
@@ -325,7 +327,7 @@ class Run:
         return Parts(self.model, bare_optimizers(self.optimizers), self.schedulers, self.averages, self.also)
 
     def _grow(self, due: Sequence[int], steps: int, epochs: int, metrics: list[dict[str, float]]) -> Growth | None:
-        """Count on, and carry out what is due; if that fails, the time has not come: the next call tries again."""
+        """Set the counts, and carry out the due events; if one fails, restore the counts, so that the next call tries again."""
         before = self.steps, self.epochs, self.metrics
         self.steps, self.epochs, self.metrics = steps, epochs, metrics
         growth = None
@@ -340,9 +342,9 @@ class Run:
         return growth
 
     def _carry_out(self, number: int, event: At | When) -> Growth:
-        """One event: rates first, which can be put back, then the growth, which puts itself back if it fails.
+        """Carry out one event: first the rates, which the journal can restore, then the growth, which undoes itself on failure.
 
-        From there on the run notes what was done, and no interrupt comes between: it has grown and knows it, or neither.
+        Interrupts are deferred until the run has recorded the growth: either both have happened, or neither.
         """
         ready, seed = self._ready.get(number), self.seed + number
         loss = None if self._loss is None else as_number("the loss", self._loss)
@@ -363,23 +365,23 @@ class Run:
             self.pace.grown(new_lr=event.new_lr, train=event.train, hold=event.hold, warmup=event.warmup)
             record = Record.of(growth, event.grow, len(self.records) + 1, step=self.steps, epoch=self.epochs, loss_before=loss)
             self.records.append(record)
-            self._untold, self.metrics = record, []
+            self._unlogged, self.metrics = record, []
             self.done.append(number)
         if loss is None:
             self.tell()
         return growth
 
     def tell(self, loss: Any = None) -> None:
-        """Tell the last growth if that has not been done: `step` does once the loss after it is known. At the end, by hand."""
-        if self._untold is None:
+        """Log the last growth, unless logged already. `step` does this with the next loss; call it at the end of training."""
+        if self._unlogged is None:
             return
-        record = replace(self._untold, loss_after=None if loss is None else as_number("the loss", loss))
-        self.records[-1], self._untold = record, None
+        record = replace(self._unlogged, loss_after=None if loss is None else as_number("the loss", loss))
+        self.records[-1], self._unlogged = record, None
         if not self.quiet:
             line(str(record))
         write(record, self.log)
 
-    def _told(self) -> str:
+    def _status(self) -> str:
         waiting = self._waiting()
         size = sum(parameter.numel() for parameter in bare(self.model).parameters())
         ahead = f"next growth: {waiting[0][1].time}" if waiting else "no more growths"

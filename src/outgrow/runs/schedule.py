@@ -1,8 +1,8 @@
-"""When a run grows, and how: a schedule is data.
+"""Schedules: the growths of a run, as data.
 
-An *event* is a growth and what goes with it: when, which transforms, and how the optimizer goes on. `At` is one at a step or an
-epoch, `When` one that a rule on the metrics decides about. The same schedule can be written in Python, TOML or JSON (see
-`runs/schedule_files.py`), and shown with all its sizes before the run starts (see `runs/timeline.py`).
+An *event* is a growth with its time, its transforms, and the settings of the optimizer after it. `At` is an event at a step or
+an epoch, `When` one at a time that a rule on the metrics decides. The same schedule can be written in Python, TOML or JSON (see
+`runs/schedule_files.py`), and printed with all sizes before the run starts (see `runs/timeline.py`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from outgrow.wrong_arguments import usage
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """A growth in a run, and how training goes on from it; use `At` or `When`.
+    """A growth in a run, and the settings of training after it; use `At` or `When`.
 
-    grow: transforms, carried out as one. lr, weight_decay: factors for all learning rates and weight decays from then on.
-    warmup: over how many steps learning rates rise again from nothing. new_lr: a factor for what is new alone. train: "new"
-    holds all that was there before, for `hold` steps, or until the next growth. state: "fresh" makes the optimizer forget.
+    grow: transforms, carried out as one growth. lr, weight_decay: factors for all learning rates and weight decays from then
+    on. warmup: the number of steps over which learning rates rise from zero. new_lr: a factor for the new entries only.
+    train: "new" holds all earlier entries, for `hold` steps, or until the next growth. state: "fresh" resets the optimizer's
+    state.
     """
 
     grow: Sequence[Transform]
@@ -41,9 +42,9 @@ class Event:
         grow = self.grow if kind_of(self.grow) is None else (self.grow,)
         if not isinstance(grow, Sequence) or isinstance(grow, str) or not grow:
             raise ScheduleError(f"grow={self.grow!r}: write a list of transforms, e.g. [outgrow.Widen('*', factor=1.5)]")
-        strangers = [one for one in grow if kind_of(one) is None]
-        if strangers:
-            raise ScheduleError(f"grow: {strangers[0]!r} is no transform: write e.g. outgrow.Widen('*', factor=1.5)")
+        others = [one for one in grow if kind_of(one) is None]
+        if others:
+            raise ScheduleError(f"grow: {others[0]!r} is not a transform: write e.g. outgrow.Widen('*', factor=1.5)")
         object.__setattr__(self, "grow", tuple(grow))
         for name, least in (("lr", 0.0), ("weight_decay", -1.0), ("new_lr", 0.0)):
             value = getattr(self, name)
@@ -53,19 +54,19 @@ class Event:
         for name in ("warmup", "hold"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
-                raise ScheduleError(f"{name}={value!r}: write over how many steps, a whole number above 0")
+                raise ScheduleError(f"{name}={value!r}: write a number of steps, an integer above 0")
         if self.train not in ("all", "new"):
-            raise ScheduleError(f"train={self.train!r}: write 'all', or 'new' to hold what was there before")
+            raise ScheduleError(f"train={self.train!r}: write 'all', or 'new' to hold the earlier entries")
         if self.hold is not None and self.train != "new":
-            raise ScheduleError("hold= says for how many steps train='new' holds what was there before: write that too")
+            raise ScheduleError("hold= is the number of steps for which train='new' holds the earlier entries: add train='new'")
         if self.state not in ("carry", "fresh"):
-            raise ScheduleError(f"state={self.state!r}: write 'carry' (the optimizer remembers) or 'fresh' (it starts anew)")
+            raise ScheduleError(f"state={self.state!r}: write 'carry' (keep the optimizer's state) or 'fresh' (reset it)")
 
 
 @usage("outgrow.At(epoch=25, grow=[outgrow.Widen('*', factor=1.5)])")
 @dataclass(frozen=True, kw_only=True)
 class At(Event):
-    """A growth once so many optimizer steps, or epochs, are done.
+    """A growth after a number of optimizer steps or epochs.
 
     Example:
         >>> from outgrow import Widen
@@ -79,24 +80,24 @@ class At(Event):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.step is None) == (self.epoch is None):
-            raise ScheduleError("say when with exactly one of step= and epoch=, e.g. outgrow.At(epoch=25, grow=[…])")
+            raise ScheduleError("write exactly one of step= and epoch=, e.g. outgrow.At(epoch=25, grow=[…])")
         for name in ("step", "epoch"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
-                raise ScheduleError(f"{name}={value!r}: write after how many {name}s, a whole number above 0")
+                raise ScheduleError(f"{name}={value!r}: write a number of {name}s, an integer above 0")
 
     @property
     def time(self) -> str:
         return f"step {self.step}" if self.epoch is None else f"epoch {self.epoch}"
 
     def __repr__(self) -> str:
-        return f"At({self.time}: {told(self)})"
+        return f"At({self.time}: {summary(self)})"
 
 
 @usage("outgrow.When(outgrow.plateau('val_loss'), grow=[outgrow.Widen('*', factor=1.5)])")
 @dataclass(frozen=True, kw_only=True, init=False)
 class When(Event):
-    """A growth once a rule on the metrics says so; at most once.
+    """A growth as soon as a rule on the metrics returns True; at most once.
 
     Example:
         >>> from outgrow import Deepen, plateau
@@ -108,12 +109,12 @@ class When(Event):
 
     def __init__(self, rule: Trigger, **options: Any) -> None:
         if not callable(rule):
-            raise ScheduleError(f"{rule!r} is no rule: write e.g. outgrow.plateau('val_loss', patience=3)")
+            raise ScheduleError(f"{rule!r} is not a rule: write e.g. outgrow.plateau('val_loss', patience=3)")
         object.__setattr__(self, "rule", rule)
         known = {name: each.default for name, each in Event.__dataclass_fields__.items() if name != "grow"}
-        strange = [name for name in options if name != "grow" and name not in known]
-        if strange or "grow" not in options:
-            raise ScheduleError(f"When has no option {strange[0]!r}" if strange else "When(rule, grow=[…]): say what to grow")
+        unknown = [name for name in options if name != "grow" and name not in known]
+        if unknown or "grow" not in options:
+            raise ScheduleError(f"When has no option {unknown[0]!r}" if unknown else "When needs grow=: When(rule, grow=[…])")
         for name, value in {**known, **options}.items():
             object.__setattr__(self, name, value)
         self.__post_init__()
@@ -123,26 +124,26 @@ class When(Event):
         return str(self.rule) if type(self.rule).__module__.startswith("outgrow.") else getattr(self.rule, "__name__", "a rule")
 
     def __repr__(self) -> str:
-        return f"When({self.time}: {told(self)})"
+        return f"When({self.time}: {summary(self)})"
 
 
-def told(event: Event) -> str:
-    """What an event does, in a few words."""
+def summary(event: Event) -> str:
+    """The transforms and settings of an event, in one line."""
     parts = [", ".join(map(described, event.grow))]
     parts += [f"{name} × {value:g}" for name in ("lr", "weight_decay", "new_lr") if (value := getattr(event, name)) is not None]
     if event.warmup is not None:
         parts.append(f"warm-up over {event.warmup} steps")
     if event.train == "new":
-        parts.append("new units alone learn " + (f"for {event.hold} steps" if event.hold else "until the next growth"))
+        parts.append("only new units learn " + (f"for {event.hold} steps" if event.hold else "until the next growth"))
     if event.state == "fresh":
-        parts.append("the optimizer starts anew")
+        parts.append("the optimizer's state is reset")
     return "; ".join(parts)
 
 
 @usage("outgrow.Schedule([outgrow.At(epoch=25, grow=[outgrow.Widen('*', factor=1.5)])])")
 @dataclass(frozen=True)
 class Schedule:
-    """Events, in the order in which they are meant to come.
+    """Events, in their order in time.
 
     Example:
         >>> from outgrow import Deepen, Widen
@@ -161,10 +162,10 @@ class Schedule:
             object.__setattr__(self, "events", (self.events,))
         if not isinstance(self.events, Sequence) or isinstance(self.events, str):
             raise ScheduleError(f"a schedule is a list of outgrow.At(…) and outgrow.When(…), not {self.events!r}")
-        strangers = [event for event in self.events if not isinstance(event, (At, When))]
-        if strangers:
+        others = [event for event in self.events if not isinstance(event, (At, When))]
+        if others:
             raise ScheduleError(
-                f"{strangers[0]!r} is no event: write outgrow.At(epoch=25, grow=[…]) or outgrow.When(rule, grow=[…])"
+                f"{others[0]!r} is not an event: write outgrow.At(epoch=25, grow=[…]) or outgrow.When(rule, grow=[…])"
             )
         object.__setattr__(self, "events", tuple(self.events))
         for name in ("step", "epoch"):
@@ -173,7 +174,8 @@ class Schedule:
             ]
             if times != sorted(times):
                 raise ScheduleError(
-                    f"events go back in time: {name} {times} should be in order, since names are those of the model then"
+                    f"events are not in order of time ({name} {times}): sort them, since names in an event refer to the model "
+                    "after the events before it"
                 )
 
     def __len__(self) -> int:
@@ -183,32 +185,32 @@ class Schedule:
         return iter(self.events)
 
     def __str__(self) -> str:
-        return "\n".join(f"{event.time}: {told(event)}" for event in self.events)
+        return "\n".join(f"{event.time}: {summary(event)}" for event in self.events)
 
     @classmethod
     @usage("outgrow.Schedule.from_file('schedule.toml')")
     def from_file(cls, path: str | os.PathLike[str]) -> Schedule:
-        """The schedule in a .toml or .json file; see `outgrow.runs.schedule_files` for what is written there."""
+        """Read a schedule from a .toml or .json file; `outgrow.runs.schedule_files` describes the format."""
         from outgrow.runs import schedule_files as text
 
         return text.read(path)
 
     @usage("schedule.to_file('schedule.toml')")
     def to_file(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a .toml or .json file."""
+        """Write the schedule to a .toml or .json file."""
         from outgrow.runs import schedule_files as text
 
         text.write(self, path)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Schedule:
-        """The schedule that plain data tells, as `to_dict` writes it."""
+        """The schedule from plain data, as returned by `to_dict`."""
         from outgrow.runs import schedule_files as text
 
         return text.from_dict(data)
 
     def to_dict(self) -> dict[str, Any]:
-        """The schedule as plain data: dicts, lists, words and numbers.
+        """The schedule as plain data: dicts, lists, strings and numbers.
 
         Example:
             >>> from outgrow import Widen

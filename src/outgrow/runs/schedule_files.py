@@ -1,14 +1,14 @@
-"""Schedules as text: TOML and JSON, both ways, by way of plain dicts.
+"""Read and write schedules as TOML and JSON, with plain dicts as the intermediate form.
 
     [[growth]]
     epoch = 25                              # or step = 10_000, or when = { rule = "plateau", metric = "val_loss" }
     grow = [{ widen = "*", factor = 1.5 }, { deepen = "layer3.1", count = 2, fade = 200 }]
     lr = 0.2
 
-One array keeps the order. A transform is a table with one key that names its kind, `widen`, `deepen`, `kernel`, `branch` or one
-that `outgrow.register_transform` has added, and gives the place; all other keys are fields of its class, and what is left out
-has its default. A method with options of its own is
-`{ name = "r2r", init = "he" }`. A Python function, as a rule or an init, can't be written.
+Events are one array, in order. A transform is a table; one key is its kind (`widen`, `deepen`, `kernel`, `branch` or one added
+with `outgrow.register_transform`), with the place as its value. All other keys are fields of the transform's class; fields that
+are left out have their defaults. A method with options is written as `{ name = "r2r", init = "he" }`. Python functions, as a
+rule or an init, can't be written.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OPTIONS = tuple(each.name for each in dataclasses.fields(Event) if each.name != 
 
 
 def to_dict(schedule: Schedule) -> dict[str, Any]:
-    """A schedule as plain data: dicts, lists, words and numbers.
+    """A schedule as plain data: dicts, lists, strings and numbers.
 
     Example:
         >>> from outgrow import Widen
@@ -53,7 +53,9 @@ def _event_out(event: At | When, place: str) -> dict[str, Any]:
         name = _named(triggers.TRIGGERS, event.rule)
         if name is None:
             known = " and ".join(triggers.TRIGGERS)
-            raise ScheduleError(f"{place}: {event.rule!r} is Python code, which no file can hold: named rules are {known}")
+            raise ScheduleError(
+                f"{place}: {event.rule!r} is Python code, which a file can't hold: use one of the named rules, {known}"
+            )
         time = {"when": {"rule": name, **_options_out(event.rule)}}
     grow = [_transform_out(one, f"{place}, transform {number}") for number, one in enumerate(event.grow, 1)]
     options = {name: value for name, value in _options_out(event).items() if name in OPTIONS}
@@ -63,26 +65,24 @@ def _event_out(event: At | When, place: str) -> dict[str, Any]:
 def _transform_out(transform: Transform, place: str) -> dict[str, Any]:
     kind = kind_of(transform)
     if kind is None:
-        raise ScheduleError(f"{place}: {transform!r} is no transform that is registered")
+        raise ScheduleError(f"{place}: {transform!r} is not a registered transform")
     options = _options_out(transform)
     options.pop(kind.place, None)
     method = getattr(transform, "method", None)
     if isinstance(method, Method):
         name = _named(method_classes(), method)
         if name is None:
-            way_out = f"outgrow.register_method('…', {type(method).__name__}) gives it one"
-            raise ScheduleError(
-                f"{place}: {method!r} is a method of your own without a name, which no file can hold: {way_out}"
-            )
+            way_out = f"register it with outgrow.register_method('…', {type(method).__name__})"
+            raise ScheduleError(f"{place}: {method!r} is a method without a name, which a file can't hold: {way_out}")
         if callable(method.init):
             inits = "name one ('std', 'he', 'xavier', 'copy'), or keep the schedule in Python"
-            raise ScheduleError(f"{place}: init={method.init!r} is a function, which no file can hold: {inits}")
+            raise ScheduleError(f"{place}: init={method.init!r} is a function, which a file can't hold: {inits}")
         options["method"] = {"name": name, **_options_out(method)}
     entry = {kind.name: _plain(getattr(transform, kind.place)), **options}
     unwritable = [name for name, value in entry.items() if not isinstance(value, (bool, int, float, str, list, dict))]
     if unwritable:
         found = entry[unwritable[0]]
-        raise ScheduleError(f"{place}: {unwritable[0]} = {found!r} can't be written: files hold numbers, words and lists")
+        raise ScheduleError(f"{place}: {unwritable[0]} = {found!r} can't be written: files hold numbers, strings and lists")
     return entry
 
 
@@ -91,13 +91,13 @@ def _named(table: Mapping[str, Any], thing: Any) -> str | None:
 
 
 def _options_out(thing: Any) -> dict[str, Any]:
-    """The fields of a dataclass that are not what they would be anyway."""
+    """The fields of a dataclass that differ from their defaults."""
     values = {each.name: (getattr(thing, each.name), each.default) for each in dataclasses.fields(thing)}
     return {name: _plain(value) for name, (value, default) in values.items() if value != default}
 
 
 def _plain(value: Any) -> Any:
-    """Numbers as Python's own (numpy has others), sequences as lists."""
+    """A value with numpy's numbers as Python's, and sequences as lists."""
     if isinstance(value, (bool, str)):
         return value
     if isinstance(value, Integral):
@@ -108,7 +108,7 @@ def _plain(value: Any) -> Any:
 
 
 def from_dict(data: Mapping[str, Any], source: str = "") -> Schedule:
-    """The schedule that plain data tells; `source` is what a mistake in it is said to be in.
+    """The schedule from plain data; error messages begin with `source`, e.g. the path of a file.
 
     Example:
         >>> from_dict({"growth": [{"epoch": 25, "grow": [{"deepen": "layer3.1"}]}]})
@@ -116,11 +116,11 @@ def from_dict(data: Mapping[str, Any], source: str = "") -> Schedule:
     """
     where = f"{source}: " if source else ""
     if not isinstance(data, Mapping):
-        raise ScheduleError(f"{where}a schedule is a table with 'growth' in it, not {data!r}")
+        raise ScheduleError(f"{where}a schedule is a table with the key 'growth', not {data!r}")
     _check_keys(data, ("growth",), where.removesuffix(": ") or "the schedule")
     entries = data.get("growth")
     if not isinstance(entries, Sequence) or isinstance(entries, str):
-        raise ScheduleError(f"{where}'growth' must be a list with one table for each growth: in TOML, start each by [[growth]]")
+        raise ScheduleError(f"{where}'growth' must be a list of tables, one per growth: in TOML, start each with [[growth]]")
     events = [_event(entry, f"{where}growth {number}") for number, entry in enumerate(entries, 1)]
     try:
         return Schedule(events)
@@ -134,10 +134,10 @@ def _event(entry: Any, place: str) -> At | When:
     times = [name for name in TIMES if name in entry]
     if len(times) != 1:
         raise ScheduleError(
-            f"{place}: say when by one of 'epoch', 'step' and 'when', not {' and '.join(times) or 'none of them'}"
+            f"{place}: exactly one of 'epoch', 'step' and 'when' is required, and it has {' and '.join(times) or 'none'}"
         )
     if "grow" not in entry:
-        raise ScheduleError(f"{place}: say what to grow, e.g. grow = [{{ widen = '*', factor = 1.5 }}]")
+        raise ScheduleError(f"{place}: 'grow' is missing, e.g. grow = [{{ widen = '*', factor = 1.5 }}]")
     grow = entry["grow"] if isinstance(entry["grow"], list) else [entry["grow"]]
     options = {name: _no_table(value, name, place) for name, value in entry.items() if name in OPTIONS}
     options["grow"] = [_transform(one, f"{place}, transform {number}") for number, one in enumerate(grow, 1)]
@@ -152,8 +152,8 @@ def _transform(entry: Any, place: str) -> Transform:
     known = {kind.name: kind for kind in kinds()}
     named = [name for name in known if name in entry]
     if len(named) != 1:
-        told = f"it has {' and '.join(named)}" if named else _hint(entry, known) or "it has none of them"
-        raise ScheduleError(f"{place}: a transform has one of {_listed(known)} and names the place there; {told}")
+        found = f"it has {' and '.join(named)}" if named else _hint(entry, known) or "it has none of them"
+        raise ScheduleError(f"{place}: a transform has one of the keys {_listed(known)}, with the place as its value; {found}")
     kind = known[named[0]]
     place = f"{place} ({kind.name})"
     _check_keys(entry, (kind.name, *kind.options), place)
@@ -167,7 +167,7 @@ def _transform(entry: Any, place: str) -> Transform:
 
 
 def _built(table: Mapping[str, Any], entry: Any, key: str, place: str, usual: str) -> Any:
-    """A rule or method: a table that names it, with its options."""
+    """A rule or method from a table with its name and options."""
     entry = _table(entry, place, usual)
     name = entry.get(key)
     if key not in entry:
@@ -181,7 +181,7 @@ def _built(table: Mapping[str, Any], entry: Any, key: str, place: str, usual: st
 
 
 def _made(kind: Any, options: Mapping[str, Any], place: str) -> Any:
-    """An object of a class, whose own checks speak for the place in the file."""
+    """An object of a class; errors of its constructor are raised with the place in the file."""
     needed = [each.name for each in dataclasses.fields(kind) if each.default is dataclasses.MISSING]
     missing = [name for name in needed if name not in options]
     if missing:
@@ -194,7 +194,7 @@ def _made(kind: Any, options: Mapping[str, Any], place: str) -> Any:
 
 def _table(entry: Any, place: str, usual: str) -> Mapping[str, Any]:
     if not isinstance(entry, Mapping):
-        raise ScheduleError(f"{place}: {entry!r} is no table: write e.g. {usual}")
+        raise ScheduleError(f"{place}: {entry!r} is not a table: write e.g. {usual}")
     return entry
 
 
@@ -205,15 +205,15 @@ def _no_table(value: Any, name: str, place: str) -> Any:
 
 
 def _check_keys(entry: Mapping[str, Any], known: Collection[str], place: str) -> None:
-    strange = [key for key in entry if key not in known]
-    if strange:
+    unknown = [key for key in entry if key not in known]
+    if unknown:
         raise ScheduleError(
-            f"{place}: there is no key {strange[0]!r}: {_near(strange[0], known)}keys here are {_listed(known)}"
+            f"{place}: there is no key {unknown[0]!r}: {_near(unknown[0], known)}keys here are {_listed(known)}"
         )
 
 
 def _hint(entry: Mapping[str, Any], known: Collection[str]) -> str:
-    """What the first misspelt key of a table is likely to mean."""
+    """A suggestion for the first misspelt key of a table."""
     hints = ((key, _near(key, known).strip()) for key in entry)
     return next((f"for {key!r}, {hint}" for key, hint in hints if hint), "")
 
@@ -228,7 +228,7 @@ def _listed(names: Collection[str]) -> str:
 
 
 def read(path: str | os.PathLike[str]) -> Schedule:
-    """The schedule in a .toml or .json file."""
+    """Read a schedule from a .toml or .json file."""
     check_path(path, "outgrow.Schedule.from_file('schedule.toml')", ScheduleError)
     path = Path(path)
     kind = _kind(path)
@@ -237,10 +237,10 @@ def read(path: str | os.PathLike[str]) -> Schedule:
         data = _parse_toml(text) if kind == "TOML" else json.loads(text, object_pairs_hook=_once)
     except OSError as error:
         raise ScheduleError(f"{path} can't be read: {error.strerror or error}") from error
-    except ValueError as error:  # what both parsers raise, and the decoder of letters
-        raise ScheduleError(f"{path} is no {kind}: {error}") from error
+    except ValueError as error:  # raised by both parsers, and by decoding
+        raise ScheduleError(f"{path} is not valid {kind}: {error}") from error
     except RecursionError as error:
-        raise ScheduleError(f"{path} is no schedule: its brackets are nested too deeply") from error
+        raise ScheduleError(f"{path} is not a schedule: its brackets are nested too deeply") from error
     return from_dict(data, str(path))
 
 
@@ -252,21 +252,21 @@ def write(schedule: Schedule, path: str | os.PathLike[str]) -> None:
         text = (
             to_toml(data) if _kind(path) == "TOML" else json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         )
-        letters = text.encode()
+        encoded = text.encode()
     except ValueError as error:
         raise ScheduleError(f"{path}: the schedule can't be written as {_kind(path)}: {error}") from error
-    write_plain(path, letters, ScheduleError)
+    write_plain(path, encoded, ScheduleError)
 
 
 def _kind(path: Path) -> str:
     kinds = {".toml": "TOML", ".json": "JSON"}
     if path.suffix.lower() not in kinds:
-        raise ScheduleError(f"{path}: a schedule is in a .toml or .json file, and its name tells which")
+        raise ScheduleError(f"{path}: the name of a schedule file must end in .toml or .json")
     return kinds[path.suffix.lower()]
 
 
 def _parse_toml(text: str) -> Any:
-    for parser in ("tomllib", "tomli"):  # the first came with Python 3.11
+    for parser in ("tomllib", "tomli"):  # tomllib is new in Python 3.11
         try:
             return import_module(parser).loads(text)
         except ImportError:
@@ -278,12 +278,12 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     keys = [key for key, _ in pairs]
     twice = [key for key in keys if keys.count(key) > 1]
     if twice:
-        raise ValueError(f"the key {twice[0]!r} is there twice")
+        raise ValueError(f"the key {twice[0]!r} occurs twice")
     return dict(pairs)
 
 
 def to_toml(data: Mapping[str, Any]) -> str:
-    """What `to_dict` gives, as TOML.
+    """The result of `to_dict` as TOML.
 
     Example:
         >>> from outgrow import Branch, Kernel
@@ -298,7 +298,9 @@ def to_toml(data: Mapping[str, Any]) -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")  # else JSON's letters are TOML's
+        return json.dumps(value, ensure_ascii=False).replace(
+            "\x7f", "\\u007F"
+        )  # JSON and TOML escape all other characters alike
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Mapping):

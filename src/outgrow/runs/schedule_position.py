@@ -1,4 +1,4 @@
-"""Which events of a schedule have happened in a run that was saved, and whether the run can go on by this schedule."""
+"""Find the events of a schedule that a saved run has carried out, and check that the run can continue with this schedule."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from outgrow.runs.schedule import At, Schedule, When
 
 
 def mark(event: At | When) -> str:
-    """What tells one event from another; addresses of functions are not the same in another process."""
+    """A text that identifies an event; without addresses of functions, which differ from process to process."""
     return re.sub(r" at 0x[0-9a-f]+", "", f"{event.time}: {event.grow!r}")
 
 
 def happened(schedule: Schedule, position: Mapping[str, Any]) -> list[int]:
-    """Events of a schedule, by number, that have happened in a saved run, in that order."""
+    """Numbers of the events that a saved run has carried out, in the order in which it did."""
     if not isinstance(position, Mapping) or "done" not in position:
-        raise ScheduleError(f"the position of a run is what run.position() returns, not {position!r:.60}")
+        raise ScheduleError(f"position={position!r:.60}: pass the result of run.position()")
     result: list[int] = []
     for done in position["done"]:
         same = (number for number, event in enumerate(schedule) if mark(event) == done and number not in result)
@@ -27,14 +27,14 @@ def happened(schedule: Schedule, position: Mapping[str, Any]) -> list[int]:
 
 
 def check_position(schedule: Schedule, position: Mapping[str, Any]) -> None:
-    """An event that has not happened and whose time is past can't be meant."""
+    """Raise if the time of an event has passed, but the saved run has not carried it out."""
     done = happened(schedule, position)
     for number, event in enumerate(schedule):
         if number in done or not isinstance(event, At):
             continue
         now = position["epochs"] if event.step is None else position["steps"]
         if (event.step or event.epoch or 0) <= now:
-            reason = "it has not happened in the run that was saved"
+            reason = "the saved run has not carried it out"
             raise ScheduleError(
                 f"event {number + 1} is past: the run is at step {position['steps']:,} after {position['epochs']} epochs",
                 [Problem(repr(event), reason, "give it a later time, or leave it out")],

@@ -1,7 +1,7 @@
-"""Which optimizers make steps: a run whose own stand still while another trains its model holds one that was made anew.
+"""Detect that another optimizer trains a run's model, while the run's own optimizers make no steps.
 
-The run would grow the state of the old one, and leave the new one behind. Torch can tell of the steps of all optimizers of a
-process, so this is noticed at the first `run.step()` after it.
+That happens if the user makes a new optimizer for the model. The run would grow the state of the old optimizer, and the new one
+would not follow. Torch has a hook on the steps of all optimizers of a process, so this is detected at the next `run.step()`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from outgrow.errors import OptimizerError, Problem
 from outgrow.model.other_optimizers import WeakNotes, held_parameters
 from outgrow.optimizers.wrappers import held_by
 
-ANEW = (
-    "if it was made anew, so must the run be: position = run.position(); run = outgrow.Run(model, example, optimizer, "
-    "schedule, …, position=position); run.go_to(position). If both train the model, pass both: outgrow.Run(model, example, "
-    "[one, other], …)"
+WAY_OUT = (
+    "if it replaces the run's optimizer, make a new run: position = run.position(); run = outgrow.Run(model, example, "
+    "optimizer, schedule, …, position=position); run.go_to(position). If both train the model, pass both: "
+    "outgrow.Run(model, example, [one, other], …)"
 )
 
 
 class _Clock:
-    """Counts the steps of all optimizers. Torch's hook is one for the process, so there is nobody to hand this over; it holds
-    nothing alive."""
+    """Count the steps of all optimizers of the process, with weak references only.
+
+    Torch's hook is global, so there is one clock per process.
+    """
 
     def __init__(self) -> None:
         self.now = 0
-        self.last = WeakNotes()  # step of each optimizer
+        self.last = WeakNotes()  # the last step of each optimizer
         self.started = False
 
     def start(self) -> None:
@@ -50,15 +52,15 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 class Steps:
-    """Looks, from one `run.step()` to the next, whose steps were made."""
+    """Check, from one `run.step()` to the next, which optimizers have made steps."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         _CLOCK.start()
         self.model, self.optimizers = model, optimizers
         self.seen = _CLOCK.now
 
-    def look(self) -> None:
-        """Raise if, since the last look, another optimizer has trained what the run's own hold, and none of these."""
+    def check(self) -> None:
+        """Raise if, since the last check, only optimizers outside the run have trained the run's parameters."""
         last, seen = _CLOCK.last, self.seen
         if _CLOCK.now != seen and all(last.get(optimizer, 0) <= seen for optimizer in self.optimizers):
             self._check_others([other for other, when in last if when > seen])
@@ -72,7 +74,7 @@ class Steps:
             if taken:
                 kind = type(self.optimizers[0]).__name__
                 reason = (
-                    f"it trains {taken[0]} and {len(taken) - 1} more parameters of the run's own {kind}, which stands still"
+                    f"it trains {taken[0]} and {len(taken) - 1} more parameters of the run's own {kind}, which makes no steps"
                 )
-                problem = Problem(type(other).__name__, reason, ANEW)
-                raise OptimizerError("an optimizer that the run does not know has made a step", [problem])
+                problem = Problem(type(other).__name__, reason, WAY_OUT)
+                raise OptimizerError("an optimizer that is not part of the run has made a step", [problem])

@@ -1,9 +1,9 @@
-"""All stages of a run before it starts: sizes, parameters and FLOPs, by a rehearsal that changes nothing.
+"""All stages of a run before it starts: sizes, parameters and FLOPs, computed by a dry run.
 
-A twin of the model, with shapes but no numbers (on the meta device), is grown event by event; that costs neither memory nor
-arithmetic, and an event that is impossible is found before anything is trained. Code that looks at numbers can't run there:
-then the rehearsal is made again on a real copy. Rules on metrics are taken to fire in the order in which they are listed, and
-what fades in to be there by the next growth, unless the steps between two growths are known and fewer.
+A copy of the model on the meta device is grown event by event. That costs neither memory nor arithmetic, and an impossible
+event is found before training starts. Code that reads values of tensors can't run on the meta device: then the dry run is
+repeated on a real copy. Two assumptions are made: rules on metrics apply in the order of the list, and fades are complete by
+the next growth, unless the number of steps between two growths is known and smaller.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from outgrow.transforms.all_transforms import described
 from outgrow.wrong_arguments import usage
 
 WIDTH = 132
-SHOWN = 4  # kinds of changes that a table names; the rest it counts
+SHOWN = 4  # kinds of changes that a table lists by name; the others are counted
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The model from one growth to the next: when that growth comes, what it does, and what the model is then."""
+    """The model from one growth to the next: the time and changes of the first one, and the model's size after it."""
 
     when: str
     what: str
@@ -55,7 +55,7 @@ class Stage:
     preserving: bool = True
     tensors: frozenset[str] = field(default=frozenset(), repr=False, compare=False)  # that change, by name
     copies: bool = field(default=False, repr=False, compare=False)  # existing units are copied or rescaled
-    ready: Ready | None = field(default=None, repr=False, compare=False)  # what the run need not find out again
+    ready: Ready | None = field(default=None, repr=False, compare=False)  # findings of the dry run that the run reuses
 
     @property
     def method(self) -> str:
@@ -63,15 +63,15 @@ class Stage:
 
     @property
     def sizes(self) -> str:
-        """Which volumes grew, in short: those with the same sizes together."""
+        """The volumes that grow, in short: volumes with the same sizes are grouped."""
         alike: dict[str, list[str]] = {}
         for name, sizes, _ in (change.row for change in self.changes):
             alike.setdefault(sizes, []).append(name)
-        told = []
+        groups = []
         for sizes, (first, *others) in alike.items():
-            told.append(f"{first}{f' + {len(others)} more' if others else ''}: {sizes}")
+            groups.append(f"{first}{f' + {len(others)} more' if others else ''}: {sizes}")
         rest = sum(len(names) for names in list(alike.values())[SHOWN:])
-        return ", ".join(told[:SHOWN]) + (f", and {rest} more" if rest else "")
+        return ", ".join(groups[:SHOWN]) + (f", and {rest} more" if rest else "")
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Timeline:
     stages: tuple[Stage, ...]
 
     def table(self, width: int = WIDTH) -> str:
-        """The stages as text, in lines that are no longer than `width`."""
+        """The stages as a table, at most `width` characters wide."""
         rows = []
         for number, stage in enumerate(self.stages):
             before = self.stages[max(number - 1, 0)]
@@ -109,7 +109,7 @@ class Timeline:
     __repr__ = __str__
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain JSON values."""
+        """The timeline as plain JSON values."""
         bare = replace(self, stages=tuple(replace(stage, ready=None, tensors=frozenset()) for stage in self.stages))
         data: dict[str, Any] = json.loads(json.dumps(asdict(bare), default=list))
         for stage in data["stages"]:
@@ -117,7 +117,7 @@ class Timeline:
         return data
 
     def to_svg(self) -> str:
-        """A picture: parameters and FLOPs over the stages, with what grows."""
+        """A picture as SVG: parameters and FLOPs over the stages, and the volumes that grow."""
         from outgrow.runs.timeline_svg import draw
 
         return draw(self.stages)
@@ -136,15 +136,15 @@ def _times(before: int, after: int, number: int) -> str:
 def timeline(
     model: nn.Module, example: Example, schedule: Schedule | Sequence[At | When], seeds: Sequence[int] | None = None
 ) -> Timeline:
-    """What a schedule will make of a model, stage by stage, before the run starts. The model stays as it is.
+    """Preview the stages of a run with a schedule. The model stays unchanged.
 
     Args:
-        model: what the run starts from; it may be on the meta device.
+        model: the model at the start of the run; it may be on the meta device.
         example: a tensor, a tuple of arguments, or a dict of keyword arguments; FLOPs are those of a forward pass on it.
         schedule: an `outgrow.Schedule`.
-        seeds: that of each growth, so that the run need not work its plan out again.
+        seeds: one per growth; a run passes its own, to reuse the plans.
 
-    Raises ScheduleError if an event is impossible, and tells which and why.
+    Raises ScheduleError if an event is impossible, with the event and the reason.
 
     Example:
         >>> import torch
@@ -166,12 +166,12 @@ def timeline(
     without = any(tensor.is_meta for tensor in tensors_of(model).values())
     with random_state(), shapes_suffice() if without else nullcontext():
         try:
-            return Timeline(tuple(_stages(_twin(model, numbers=False), on_meta(example), schedule, seeds)))
+            return Timeline(tuple(_stages(_copy(model, meta=True), on_meta(example), schedule, seeds)))
         except Exception as error:
-            certain = isinstance(error.__cause__, (SelectionError, SizeError))  # these look at names and sizes alone
+            certain = isinstance(error.__cause__, (SelectionError, SizeError))  # these depend on names and sizes only
             if certain or without:
                 raise
-        return Timeline(tuple(_stages(_twin(model, numbers=True), example, schedule, seeds)))
+        return Timeline(tuple(_stages(_copy(model, meta=False), example, schedule, seeds)))
 
 
 def _stages(twin: nn.Module, example: Example, schedule: Schedule, seeds: Sequence[int]) -> Iterator[Stage]:
@@ -204,7 +204,7 @@ def _stages(twin: nn.Module, example: Example, schedule: Schedule, seeds: Sequen
 
 
 def _pass(twin: nn.Module, steps: float) -> None:
-    """Let so many optimizer steps go by, as far as fading in goes."""
+    """Advance the fades of a model by a number of optimizer steps."""
     without_drifts(twin)
     for gate in set(gates_of(twin).values()):
         gate.done = int(min(gate.steps, gate.done + steps))
@@ -212,17 +212,17 @@ def _pass(twin: nn.Module, steps: float) -> None:
             gate.open()
 
 
-def _twin(model: nn.Module, numbers: bool) -> nn.Module:
-    """A copy with tensors of its own, or with tensors that have shapes but no numbers; what was tied is tied."""
-    twins: dict[int, Any] = {}  # by identity
+def _copy(model: nn.Module, meta: bool) -> nn.Module:
+    """A deep copy of a model, with its tensors on the meta device or cloned; tied tensors stay tied."""
+    copies: dict[int, Any] = {}  # by identity
     for tensor in tensors_of(model).values():
-        other = tensor.detach().clone() if numbers else tensor.detach().to("meta")
-        twins[id(tensor)] = nn.Parameter(other, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else other
-    for module in model.modules():  # what is not registered, and may be part of a graph, which can't be copied
+        other = tensor.detach().to("meta") if meta else tensor.detach().clone()
+        copies[id(tensor)] = nn.Parameter(other, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else other
+    for module in model.modules():  # unregistered tensors; deepcopy refuses those that are part of an autograd graph
         for value in vars(module).values():
-            if isinstance(value, Tensor) and id(value) not in twins:
-                twins[id(value)] = value.detach().clone()
+            if isinstance(value, Tensor) and id(value) not in copies:
+                copies[id(value)] = value.detach().clone()
     try:
-        return copy.deepcopy(model, twins)
+        return copy.deepcopy(model, copies)
     except Exception as error:
         raise GrowthError(f"the model can't be copied: {type(error).__name__}: {error}") from error

@@ -1,6 +1,6 @@
-"""A timeline as a picture: parameters and FLOPs as steps over the stages of a run, in a hand-written SVG.
+"""A timeline as an SVG picture: parameters and FLOPs as steps over the stages of a run.
 
-Both are drawn relative to the start, on one logarithmic axis. The card has a light ground of its own, so that it reads on a
+Both are drawn relative to the start, on one logarithmic axis. The picture has a light background, so that it is readable on a
 dark page too.
 """
 
@@ -17,11 +17,11 @@ from outgrow.text.tables import rounded
 GROUND, EDGE, INK, SOFT = "#fdfcf9", "#d8d3c8", "#262626", "#6b675f"
 HUES = {"parameters": "#4a78ad", "FLOPs": "#c4650a"}
 LEFT, TOP, COLUMN, HEIGHT, LINE = 64, 56, 190, 200, 16  # in pixels
-LETTERS = 29  # that fit into a column
+LETTERS = 29  # per line of a column
 
 
 class Drawn(Protocol):
-    """What is drawn of a stage."""
+    """The attributes of a stage that are drawn."""
 
     @property
     def when(self) -> str: ...
@@ -58,7 +58,7 @@ def draw(stages: Sequence[Drawn]) -> str:
         parts.append(f'<path class="{name}" d="{"".join(steps)}"/>')
     for index, note in enumerate(notes):
         middle = LEFT + COLUMN * (index + 0.5)
-        upper = max(HUES, key=lambda name: ratios[name][index])  # its number goes above its line, the other's below
+        upper = max(HUES, key=lambda name: ratios[name][index])  # its label is above its line, the other label below
         for name in HUES:
             y = _height(ratios[name][index], most) + (-8 if name == upper else 18)
             parts.append(_text(middle, y, rounded(amounts[name][index]), f"small middle {name}"))
@@ -97,7 +97,7 @@ def _wrapped(text: str, style: str = "small") -> list[tuple[str, str]]:
 
 
 def _height(ratio: float, most: float) -> float:
-    """Where a ratio lies: the start at the bottom, the most at the top; a little space around both."""
+    """The y coordinate of a ratio: the start at the bottom, the largest ratio at the top, with a margin around both."""
     return TOP + HEIGHT - 20 - (HEIGHT - 40) * math.log(max(ratio, 0.5)) / math.log(most)
 
 

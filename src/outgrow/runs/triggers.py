@@ -1,7 +1,7 @@
-"""Rules that look at the metrics of a run and say when it is time to grow.
+"""Rules on the metrics of a run that decide when to grow.
 
-A rule is a function of what was measured, epoch by epoch, since the last growth; it remembers nothing itself, so that a resumed
-run decides as the uninterrupted one would have. Any callable will do; the named ones here can also be written in a file.
+A rule is a function of the metrics of all epochs since the last growth. It has no state of its own, so that a resumed run
+decides as an uninterrupted one. Any callable can be a rule; the named ones here can also be written in a file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Trigger = Callable[[Sequence[Metrics]], bool]
 
 @dataclass(frozen=True)
 class Plateau:
-    """A metric that has stopped to improve; made by `plateau`."""
+    """The rule made by `plateau`: a metric has stopped improving."""
 
     metric: str
     patience: int = 3
@@ -30,22 +30,26 @@ class Plateau:
         if not isinstance(self.metric, str) or not self.metric:
             raise ScheduleError(f"plateau({self.metric!r}): write the name of a metric, e.g. plateau('val_loss')")
         if type(self.patience) is not int or self.patience < 1:
-            raise ScheduleError(f"patience={self.patience!r}: write after how many epochs, a whole number above 0")
+            raise ScheduleError(f"patience={self.patience!r}: write a number of epochs, an integer above 0")
         if self.mode not in ("min", "max"):
             raise ScheduleError(f"mode={self.mode!r}: write 'min' (lower is better) or 'max'")
         if isinstance(self.least, bool) or not isinstance(self.least, (int, float)) or not self.least >= 0:
-            raise ScheduleError(f"least={self.least!r}: write by how much a metric must improve, a number from 0 on")
+            raise ScheduleError(
+                f"least={self.least!r}: write the least improvement of the metric, a number that is not negative"
+            )
 
     def __call__(self, past: Sequence[Metrics]) -> bool:
         best, waited, value = float("inf"), 0, 0.0
         for metrics in past:
             if self.metric not in metrics:
                 known = ", ".join(metrics) or "none"
-                raise ScheduleError(f"the schedule looks at {self.metric!r}, which was not measured (there is: {known})")
+                raise ScheduleError(
+                    f"the schedule reads the metric {self.metric!r}, which was not measured (measured: {known})"
+                )
             value = float(metrics[self.metric]) * (1 if self.mode == "min" else -1)
-            better = value < best - self.least  # never so if it is no number
+            better = value < best - self.least  # False for NaN
             best, waited = (value, 0) if better else (best, waited + 1)
-        return waited >= self.patience and not isnan(value)  # a run that has diverged has no use for more units
+        return waited >= self.patience and not isnan(value)  # growing does not help a diverged run
 
     def __str__(self) -> str:
         return f"{self.metric} has not improved for {self.patience} {'epoch' if self.patience == 1 else 'epochs'}"
@@ -65,7 +69,7 @@ def plateau(metric: str, patience: int = 3, least: float = 0.0, mode: str = "min
 
 @dataclass(frozen=True)
 class Reached:
-    """A metric that has passed a value; made by `reached`."""
+    """The rule made by `reached`: a metric has reached a value."""
 
     metric: str
     value: float
@@ -82,7 +86,7 @@ class Reached:
     def __call__(self, past: Sequence[Metrics]) -> bool:
         if past and self.metric not in past[-1]:
             known = ", ".join(past[-1]) or "none"
-            raise ScheduleError(f"the schedule looks at {self.metric!r}, which was not measured (there is: {known})")
+            raise ScheduleError(f"the schedule reads the metric {self.metric!r}, which was not measured (measured: {known})")
         value = float(past[-1][self.metric]) if past else float("nan")
         return value >= self.value if self.mode == "max" else value <= self.value
 

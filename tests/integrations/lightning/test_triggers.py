@@ -91,10 +91,10 @@ def test_the_rule_leaves_the_epoch_out(epoch: int, tmp_path: Path, monkeypatch: 
 
 def test_a_metric_that_nobody_logs_is_an_error_all_the_same(tmp_path: Path) -> None:
     Fit(every(1, tmp_path), grow=by_training())
-    with pytest.raises(outgrow.GrowthError, match=r"looks at 'loss', which was not measured \(there is: "):
+    with pytest.raises(outgrow.GrowthError, match=r"reads the metric 'loss', which was not measured \(measured: "):
         Fit(grow=by_training("loss"))
     with (
         pytest.warns(UserWarning, match="'loss' is not known for epoch 1"),
-        pytest.raises(outgrow.GrowthError, match="looks at 'loss', which was not measured"),
+        pytest.raises(outgrow.GrowthError, match="reads the metric 'loss', which was not measured"),
     ):
         Fit(path=tmp_path / "step2.ckpt", grow=by_training("loss"))
