@@ -68,7 +68,7 @@ FILES: dict[str, tuple[Mistake, str]] = {
     "Run.load, file": (lambda s: s.run.load(io.BytesIO()), "an open file was given"),
     "Run.load, folder": (lambda s: s.run.load(s.folder), "is a folder"),
     "Run.load, state": (lambda s: s.run.load(s.run.state_dict()), "not of type dict"),
-    "Run.load_state_dict, path": (lambda s: s.run.load_state_dict(str(s.run_path)), r"run\.load\(path\) reads a file"),
+    "Run.load_state_dict, path": (lambda s: s.run.load_state_dict(str(s.run_path)), r"run\.load\(path\) to read a file"),
     "Run.load_state_dict, weights": (lambda s: s.run.load_state_dict(s.model.state_dict()), "is not a state of a run"),
 }
 

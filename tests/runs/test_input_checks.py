@@ -125,7 +125,7 @@ def test_metrics_that_a_rule_needs() -> None:
         with refused(scene, GrowthError, "the metric 'val_loss' is not a number", run):
             run.epoch({"val_loss": value, "accuracy": 0.1})
     for metrics in (0.5, [("val_loss", 0.5)]):
-        with refused(scene, ScheduleError, "metrics are a dict", run):
+        with refused(scene, ScheduleError, "metrics must be a dict", run):
             run.epoch(metrics)  # type: ignore[arg-type]
     assert run.epoch({"val_loss": torch.tensor(1.0), "accuracy": 0.1}) is None
     assert run.epochs == 1

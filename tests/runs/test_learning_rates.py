@@ -310,12 +310,12 @@ def test_other_objects_and_schedulers_of_other_optimizers_are_refused() -> None:
     optimizer, other = make_optimizer(), make_optimizer()
     with pytest.raises(OptimizerError, match="SimpleNamespace is not a learning-rate scheduler"):
         scale_rates([optimizer], [SimpleNamespace(scheduler=None)], 0.5, Journal())
-    with pytest.raises(OptimizerError, match="rates of another optimizer"):
+    with pytest.raises(OptimizerError, match="rates of an optimizer outside the run"):
         scale_rates([optimizer], [s.StepLR(other, 3)], 0.5, Journal())
     with pytest.raises(OptimizerError, match="no optimizer"):
         scale_rates([nn.Linear(1, 1)], [], 0.5, Journal())
     optimizer.param_groups[0]["lr"] = None
-    with pytest.raises(OptimizerError, match="no learning rate that could be multiplied"):
+    with pytest.raises(OptimizerError, match="no learning rate to multiply"):
         scale_rates([optimizer], [], 0.5, Journal())
 
 

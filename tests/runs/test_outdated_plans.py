@@ -77,7 +77,7 @@ def in_training(*grow: Any, **options: Any) -> tuple[Mlp, AdamW, outgrow.Run]:
 
 DOUBLE = outgrow.Widen("blocks.0.up", factor=2)
 CASES: dict[str, tuple[Any, Callable[[nn.Module], None], type[Exception], str]] = {
-    "another method": (DOUBLE, becomes(Normed, "blocks.0"), VerifyError, "done otherwise now: blocks.0.up: 8 → 16 by net2net"),
+    "another method": (DOUBLE, becomes(Normed, "blocks.0"), VerifyError, "now be another: blocks.0.up: 8 → 16 by net2net"),
     "no such method": (
         WIDEN,
         becomes(Normed, "blocks.0"),
@@ -91,7 +91,7 @@ CASES: dict[str, tuple[Any, Callable[[nn.Module], None], type[Exception], str]] 
         "(?s)not possible any more.*does not follow its size",
     ),
     "blocks in the code": (DEEPEN, becomes(Unrolled), VerifyError, "(?s)not possible any more.*does not run a block that is"),
-    "no attribute": (WIDEN, without_sizes, ApplyError, "done otherwise now: blocks.0.up: 8 → 12 by r2r"),
+    "no attribute": (WIDEN, without_sizes, ApplyError, "now be another: blocks.0.up: 8 → 12 by r2r"),
 }
 
 

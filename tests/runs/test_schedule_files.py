@@ -175,8 +175,8 @@ MISTAKES = {
     f"[[growth]]\nepoch = 3\nstep = 4\n{GROW}": "'step' and 'when' is required, and it has step and epoch",
     f"[[growth]]\n{GROW}": "it has none",
     "[[growth]]\nepoch = 3": "growth 2: 'grow' is missing",
-    AT + "grow = [{ widne = '*', factor = 2 }]": "growth 2, transform 1: a transform has one of 'widen', "
-    "'deepen', 'kernel', 'branch' and names the place there; for 'widne', did you mean 'widen'?",
+    AT + "grow = [{ widne = '*', factor = 2 }]": "growth 2, transform 1: a transform has one of the keys 'widen', "
+    "'deepen', 'kernel', 'branch', with the place as its value; for 'widne', did you mean 'widen'?",
     AT + "grow = [{ widen = '*', deepen = '1' }]": "transform 1: .* it has widen and deepen",
     AT + "grow = [{ factor = 2 }]": "it has none of them",
     AT + "grow = [{ deepen = '1' }, { deepen = 7 }]": r"growth 2, transform 2 \(deepen\): after=7: write the path",

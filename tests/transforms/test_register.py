@@ -167,7 +167,7 @@ def test_what_is_not_registered_is_no_transform() -> None:
     with pytest.raises(ScheduleError, match="is not a transform"):
         outgrow.At(step=1, grow=[Vocabulary("0")])
     entry = {"growth": [{"step": 1, "grow": [{"vocabulary": "0"}]}]}
-    with pytest.raises(ScheduleError, match="one of 'widen', 'deepen', 'kernel', 'branch'"):
+    with pytest.raises(ScheduleError, match="one of the keys 'widen', 'deepen', 'kernel', 'branch'"):
         outgrow.Schedule.from_dict(entry)
 
 

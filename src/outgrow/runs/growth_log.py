@@ -135,7 +135,7 @@ def check_sinks(sinks: Any) -> None:
         if isinstance(sink, (str, os.PathLike)):
             folder = os.path.dirname(os.path.abspath(sink))
             if not os.path.isdir(folder):
-                raise ScheduleError(f"the log {_name(sink)}: the folder {folder} does not exist: create it first")
+                raise ScheduleError(f"the log {_name(sink)}: there is no folder {folder}: create it first")
             if os.path.isdir(sink):
                 raise ScheduleError(f"the log {_name(sink)} is a folder: name a .csv or .jsonl file in it")
 
