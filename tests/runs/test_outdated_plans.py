@@ -132,6 +132,6 @@ def test_an_error_that_a_new_plan_does_not_avoid_is_reported_unchanged() -> None
     model, optimizer, run = in_training(DEEPEN)
     becomes(Counting)(model)
     train(model, optimizer, 1)
-    with pytest.raises(VerifyError, match=r"(?s)^the grown model differs from the old one.*the number of its blocks"):
+    with pytest.raises(VerifyError, match=r"(?s)^the grown model differs from the old one.*the number of blocks"):
         run.step()
     assert len(model.blocks) == 2
