@@ -91,7 +91,7 @@ CALLS: dict[str, tuple[Mistake, str]] = {
     "from_file, None": (lambda s: outgrow.Schedule.from_file(None), "not None"),
     "svg, no folder": (lambda s: s.run.timeline.svg(s.folder / "no" / "x.svg"), "there is no folder"),
     "log, no folder": (lambda s: outgrow.Run(s.model, X, s.optimizer, SCHEDULE, log=s.folder / "no" / "x.csv"), "no folder"),
-    "position": (lambda s: outgrow.Run(s.model, X, s.optimizer, SCHEDULE, position={}), r"pass the result of run\.position\(\)"),
+    "position": (lambda s: outgrow.Run(s.model, X, s.optimizer, SCHEDULE, position={}), r"the result of run\.position\(\)"),
     "track": (lambda s: s.run.track(3), r"run\.track\(loader\)"),
     "Run without schedule": (lambda s: outgrow.Run(s.model, X, s.optimizer), "missing a required argument: 'schedule'"),
     "widen without example": (lambda s: outgrow.widen(s.model), "missing a required argument: 'example'"),
