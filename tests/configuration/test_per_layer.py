@@ -77,6 +77,59 @@ def test_the_configuration_says_of_each_layer_what_it_is(
     assert reloads(model, kind, tmp_path)
 
 
+SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+IMAGE = {"image_size": 16, "patch_size": 8, "num_labels": 3}
+MAMBA2 = {"state_size": 8, "num_heads": 8, "head_dim": 4, "n_groups": 2, "chunk_size": 8, "hidden_size": 16}
+TEXT = {"vocab_size": 50, "pad_token_id": 0, "num_hidden_layers": 2}
+CONVNEXT = {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "num_labels": 3}
+
+
+def small(name: str, config: str, **options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return shaken(getattr(transformers, name)(getattr(transformers, config)(**options)).eval(), 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "options", "after", "says"),
+    [
+        ("Mamba2ForCausalLM", "Mamba2Config", {**TEXT, **MAMBA2}, "backbone.layers.0", "num_hidden_layers 2 → 3"),  # an ∞ in it
+        ("BeitForImageClassification", "BeitConfig", {**SMALL, **IMAGE}, "beit.layers.1", "num_hidden_layers 2 → 3"),
+        (
+            "Dinov2ForImageClassification",
+            "Dinov2Config",
+            {**SMALL, **IMAGE},
+            "dinov2.encoder.layer.0",
+            "num_hidden_layers 2 → 3",
+        ),
+        (
+            "ConvNextForImageClassification",
+            "ConvNextConfig",
+            CONVNEXT,
+            "convnext.encoder.stages.1.layers.0",
+            "depths [1, 1] → [1, 2]",
+        ),
+    ],
+)
+def test_every_changed_field_is_reported_and_the_library_reloads_the_model(
+    name: str, config: str, options: dict[str, Any], after: str, says: str, tmp_path: Path
+) -> None:
+    model = small(name, config, **options)
+    ids = torch.randint(3, 50, (2, 6), generator=torch.Generator().manual_seed(1))
+    example = {"pixel_values": torch.randn(2, 3, 16, 16)} if "num_labels" in options else {"input_ids": ids}
+    if "Beit" in name and after.rpartition(".")[0] not in dict(model.named_modules()):
+        after = "beit.encoder.layer.1"  # its path in earlier versions of the library
+    before = model.config.to_dict()
+    growth = outgrow.deepen(model, example, after)
+    assert [note for note in growth.notes if note.startswith("config")] == [f"config: {says}"]
+    changed = {key for key, value in model.config.to_dict().items() if before.get(key) != value}
+    assert changed == {says.split()[0]}
+    model.save_pretrained(tmp_path)
+    again, problems = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(problems.values())
+    pairs = [(logits(one.eval(), example), logits(shaken(one, 7), example)) for one in (model, again)]
+    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(*pairs, strict=True))
+
+
 def test_what_a_configuration_can_not_say_is_reported_with_the_place(tmp_path: Path) -> None:
     """Every other layer is sparse by a number in the configuration, so that one more moves all behind it."""
     kind = family("qwen3moe")

@@ -36,6 +36,7 @@ STREAMS = ("hidden_size", "n_embd", "d_model", "dim")
 FOURFOLD = ("n_inner", "intermediate_size", "ffn_dim")  # None stands for four times the stream
 HEAD = "head_dim"  # None, or nothing, stands for stream / heads
 TRIES = 16
+LONG = 40  # characters of a list in a report
 LEFT = "config: it does not describe the grown model"
 
 Pairs = Sequence[tuple[float, float]]  # sizes before and after
@@ -62,16 +63,19 @@ def follow(
 
 
 def changed(settings: Sequence[Setting]) -> str:
-    """What has become of a configuration, in a line; empty if nothing has."""
-    numbers: dict[str, tuple[Any, Any]] = {}
+    """Every changed field of a configuration with its old and new value, in one line; empty if nothing changed."""
+    fields: dict[str, tuple[Any, Any]] = {}
     for setting in settings:
-        if setting.name == NAME and type(setting.new) in (int, float):
-            numbers[str(setting.item)] = numbers.get(str(setting.item), (setting.old, 0))[0], setting.new
-    return ", ".join(f"{name} {_shown(old)} → {_shown(new)}" for name, (old, new) in numbers.items())
+        if setting.name == NAME:
+            name = str(setting.item)
+            fields[name] = fields.get(name, (setting.old, None))[0], setting.new
+    return ", ".join(f"{name} {_shown(old)} → {_shown(new)}" for name, (old, new) in fields.items() if old != new)
 
 
 def _shown(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    """A value in a report: long lists by their length."""
+    text = f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"a list of {len(value)}" if isinstance(value, (list, tuple)) and len(text) > LONG else text
 
 
 def _described(model: nn.Module) -> list[str]:

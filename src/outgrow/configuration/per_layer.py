@@ -30,6 +30,7 @@ NUMBERS = (
     "indices",
     "idxs",
 )  # lists of them
+OUTPUTS = "out_indices"  # of a backbone: after how many layers outputs are taken; a new layer changes the end of the list only
 FIRST = ("first_k_dense_replace", "num_dense_layers", "max_window_layers")  # how many layers come before those of another kind
 PER_LAYER = ("layer", "block")  # in names of lists with an item per layer
 FEATURE = "feature"  # vision_feature_layer: which outputs are taken, not what a layer is
@@ -66,7 +67,7 @@ def _news(model: nn.Module, path: str, config: Any, insert: Insert, old: int) ->
     counts = _counts(path, config, insert, old)
     news: dict[str, Any] = dict.fromkeys(counts, old + 1)
     for name, value in vars(config).items():
-        if name.endswith(NUMBERS) and _is_list_of(value, int):
+        if name.endswith(NUMBERS) and name.lstrip("_") != OUTPUTS and _is_list_of(value, int):
             news[name] = type(value)(_shifted(value, insert))
         elif name in FIRST and type(value) is int and 0 <= value <= old:
             news[name] = value + (insert.copy_of < value and insert.at <= value)

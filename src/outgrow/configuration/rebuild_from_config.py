@@ -30,6 +30,7 @@ from outgrow.verify.outputs import FLOOR, Evaluation, epsilon, error
 
 NAME = "config"
 INITIALS = frozenset({"normal_", "uniform_", "trunc_normal_", "kaiming_uniform_", "kaiming_normal_", "zeros_", "ones_"})
+SPECIAL_FLOAT = "__float__"
 STACKS = (nn.ModuleList, nn.Sequential)
 Layers = Mapping[str, Mapping[tuple[str, str], Any]]  # child of a stack → path within it, attribute → value
 Steady = Mapping[tuple[str, str], float]  # path, attribute → a value with a fraction that must be the same
@@ -108,7 +109,7 @@ def _built(part: nn.Module) -> nn.Module:
 def _reloaded(config: Any) -> Any:
     """A configuration as its library would read it from a file; but for what is not written, how attention is computed, say."""
     read, write = getattr(type(config), "from_dict", None), getattr(config, "to_json_string", None)
-    written = config.to_dict() if write is None else json.loads(write())
+    written = config.to_dict() if write is None else _special_floats(json.loads(write()))
     new = copy.deepcopy(config) if read is None else read(written)
     pairs = [(config, new)]
     for old, other in pairs:
@@ -118,6 +119,16 @@ def _reloaded(config: Any) -> Any:
             elif hasattr(value, "to_dict") and hasattr(value, "__dict__"):
                 pairs.append((value, vars(other)[name]))
     return new
+
+
+def _special_floats(written: Any) -> Any:
+    """Decode ∞ and NaN, which Transformers writes to a file as {"__float__": "Infinity"} and decodes as it reads the file."""
+    if isinstance(written, dict):
+        tag = written.get(SPECIAL_FLOAT)
+        if len(written) == 1 and isinstance(tag, str):
+            return float(tag)
+        return {name: _special_floats(value) for name, value in written.items()}
+    return [_special_floats(item) for item in written] if isinstance(written, list) else written
 
 
 def _compare_tensors(twin: nn.Module, part: nn.Module) -> None:
