@@ -31,7 +31,7 @@ class Compensation:
             return x
         rescale = Rescale(source[0], x.ratio, -x.exponent, source[1])
         self.compensated.add((rescale.tensor, self.findings.op.index))
-        earlier = next((rescale for rescale in self.findings.verdict.rescales if rescale.tensor == rescale.tensor), None)
+        earlier = next((known for known in self.findings.verdict.rescales if known.tensor == rescale.tensor), None)
         if earlier is None:
             self.findings.verdict.rescales.append(rescale)
         elif earlier != rescale:
