@@ -117,7 +117,7 @@ def test_a_compiled_wrapper_that_would_leave_gates_out_is_refused() -> None:
     right = called(X).detach()
     before = state_of(model)
     with pytest.raises(
-        ParallelError, match=r"without their forward hooks; with its gates[\s\S]*DistributedDataParallel\(torch.com"
+        ParallelError, match=r"without their forward hooks; without its gates[\s\S]*DistributedDataParallel\(torch.com"
     ):
         outgrow.deepen(called, X, "1", fade=4)
     assert state_of(model) == before
