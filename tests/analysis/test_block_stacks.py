@@ -1,4 +1,4 @@
-"""The volumes of a stack of like blocks are those that are found when every block is read by itself."""
+"""The volumes of a stack of equal blocks are those that are found when every block is analysed separately."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.helpers.random_networks import Program, Step, build, inputs
 
 
 def reported(model: nn.Module, example: Any) -> list[Any]:
-    """All that is reported of all volumes."""
+    """Everything that is reported about all volumes."""
     return [
         (v.name, v.count, v.size, v.grain, v.pinned, v.methods, v.reason, v.slots, v.writers, v.readers, repr(v))
         for v in outgrow.volumes(model, example)
@@ -30,14 +30,14 @@ def reported(model: nn.Module, example: Any) -> list[Any]:
 
 
 def read_by_itself(model: nn.Module, example: Any) -> list[Any]:
-    """The same with every block read, whatever it is like."""
+    """The same with every block analysed, equal or not."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(list_volumes, "shortened", lambda trace: None)
         return reported(model, example)
 
 
 def read_operators(model: nn.Module, example: Any) -> int:
-    """How many operators `volumes` reads, in all traces together."""
+    """How many operators `volumes` interprets, in all traces together."""
     read: list[int] = []
     plain = list_volumes.read
 
@@ -52,7 +52,7 @@ def read_operators(model: nn.Module, example: Any) -> int:
 
 
 class Numbered(Block):
-    """A block that does something else at one place in the stack."""
+    """A stack with a different block at one place."""
 
     def __init__(self, number: int, odd: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def numbered(odd: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
 
 
 class Masked(Net):
-    """Blocks see a mask, and one of them another."""
+    """Blocks take a mask, and one of them another mask."""
 
     def forward(self, x: Tensor) -> Tensor:
         x, keep, other = self.stem(x), x.sum(-1, keepdim=True) > 0, x.mean(-1, keepdim=True) > 0
@@ -78,7 +78,7 @@ class Masked(Net):
 
 
 class Tapped(Net):
-    """What one block puts out is used at the end too."""
+    """The output of one block is used at the end too."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = tapped = self.stem(x)
@@ -119,7 +119,7 @@ class Between(Net):
 
 
 class Straight(nn.Module):
-    """Layers behind each other, with no stream that goes through: volumes lie between two blocks."""
+    """Layers in sequence, without a residual stream: volumes lie between two blocks."""
 
     def __init__(self, count: int = 8) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ def test_like_blocks_are_read_once(name: str) -> None:
 
 @pytest.mark.parametrize("name", ODD)
 def test_an_odd_block_is_read(name: str) -> None:
-    """Of eight blocks, one of which is odd, no other one stands for that."""
+    """Of eight blocks, one of which differs, no other one represents that one."""
     model = ODD[name]()
     trace = watch(model, EXAMPLE)
     short = shortened(trace)
@@ -246,7 +246,7 @@ def test_volumes_of_decoders_are_those_of_blocks_read_by_themselves(kind: str) -
 
 
 def repeated(program: Program, count: int, odd: Step | None, at: int) -> Program:
-    """The steps of a program several times, perhaps with another one between."""
+    """The steps of a program several times, possibly with another step in between."""
     steps = [step for number in range(count) for step in ((odd,) if odd and number == at else ()) + program.steps]
     return Program(program.stream, program.width, tuple(steps), program.head, program.seed)
 

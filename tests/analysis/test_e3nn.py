@@ -1,4 +1,4 @@
-"""e3nn writes code for the sizes of its irreps: its layers are left out with that reason, plain layers beside them grow."""
+"""e3nn generates code for the sizes of its irreps: its layers are left out for that reason, plain layers next to them grow."""
 
 from __future__ import annotations
 

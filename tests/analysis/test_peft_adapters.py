@@ -1,4 +1,4 @@
-"""Growth of a model under PEFT: adapters follow their layers, ranks grow if they are named, and what is saved loads."""
+"""Growth of a model with PEFT adapters: they follow their layers, ranks grow if a pattern names them, saved files load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work is done once per kind of block, and gives what it gives for each block by itself."""
+"""Work is done once per kind of block, with the same result as for each block separately."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_blocks_that_differ_are_walked_by_themselves(monkeypatch: pytest.MonkeyP
 
 
 def passes(model: nn.Module, call: Callable[[], Any]) -> int:
-    """Forward passes with values that a call makes."""
+    """The number of forward passes with values that a call runs."""
     seen = []
     handle = model.register_forward_pre_hook(lambda _, args: None if args[0].is_meta else seen.append(1))
     try:

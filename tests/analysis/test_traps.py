@@ -19,7 +19,7 @@ X = torch.randn(6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.fl
 
 
 class Headed(nn.Module):
-    """Returns its scores in an object of some kind."""
+    """Returns its scores inside an object."""
 
     def __init__(self, wrap: Any) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def test_an_example_without_a_sample_checks_nothing() -> None:
 
 
 class Coder(nn.Module):
-    """A variational autoencoder: it draws a random number for every unit of its code in train mode."""
+    """A variational autoencoder: it draws a random value for every unit of its code in train mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def test_views_into_one_memory_that_do_not_overlap_are_fine() -> None:
 
 
 class DistributedDataParallel(nn.Module):
-    """Stands for torch's, which needs processes."""
+    """A substitute for torch's, which needs processes."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ def test_only_what_is_to_blame_is_left_out() -> None:
 
 
 class Marked(nn.Module):
-    """NaN marks what is missing; `tied`: only as long as the layer has its first size."""
+    """NaN marks missing values; `tied`: only as long as the layer has its first size."""
 
     def __init__(self, tied: bool = False) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Names of volumes, and what is said of those that match none."""
+"""Names of volumes, and errors for names that match none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison tells what is true at a place: each of its rows is checked here by brute force, not by its own formulas."""
+"""The comparison is correct at a place: each of its rows is checked here by brute force, not by its own formulas."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def compared(name: str) -> outgrow.Comparison:
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations_are_told_by_what_they_do(name: str) -> None:
+def test_activations_are_recognised_by_their_results(name: str) -> None:
     _, zero, idempotent, alike, apart = ACTIVATIONS[name]
     (operator,) = compared(name).operators
     assert operator.tested
@@ -131,15 +131,15 @@ def test_everything_is_left_as_it_was() -> None:
     assert after["param_groups"] == moments["param_groups"]
     for number, state in moments["state"].items():
         assert all(torch.equal(value, after["state"][number][key]) for key, value in state.items())
-    optimizer.step()  # it is not taken for one that a growth has left behind
+    optimizer.step()  # it is not mistaken for one that a growth has made stale
 
 
 def test_a_residual_stream() -> None:
     comparison = outgrow.compare(stage(), batch(4, 2, 6, 6), "stem")
     assert {operator.name for operator in comparison.operators} == {"batch_norm", "relu", "mean"}
     assert {column.preserving for column in comparison.widen.values()} == {"yes"}
-    assert comparison.widen["r2r"].residual == "1 sum: all that is added grows, or stem alone (residual='fold')"
-    assert comparison.widen["net2net"].residual == "1 sum: all that is added grows"
+    assert comparison.widen["r2r"].residual == "1 sum: all summands grow, or stem alone (residual='fold')"
+    assert comparison.widen["net2net"].residual == "1 sum: all summands grow"
     inner = outgrow.compare(stage(), batch(4, 2, 6, 6), "one")
     assert inner.widen["r2r"].residual == "none here"
 
@@ -249,7 +249,7 @@ def test_names() -> None:
     assert {column.refused for column in volume.widen.values()} == {"its size is set by the model's input (0)"}
 
 
-def test_it_prints_tables_that_fit_and_tells_the_same_as_json() -> None:
+def test_it_prints_tables_that_fit_and_returns_the_same_as_json() -> None:
     for model, where, x in ((stage(), "stem", batch(4, 2, 6, 6)), (transformer(0.1), "0", batch(2, 5, 3))):
         comparison = outgrow.compare(model, x, where)
         text = str(comparison)

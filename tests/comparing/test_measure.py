@@ -1,4 +1,4 @@
-"""What the comparison measures on grown copies, checked by brute force: draws, training, masks, and trying all sizes."""
+"""Measurements of the comparison on grown copies, checked by brute force: draws, training, masks, and trying all sizes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def new_numbers(model: nn.Module, grow: Callable[[nn.Module, int], None], seed: 
 
 
 def dimension(draw: Callable[[int], np.ndarray[Any, Any]]) -> tuple[int, int]:
-    """The dimension of the space in which drawn numbers lie, and how many there are.
+    """The dimension of the space of drawn values, and their number.
 
     Draws go on until eight of them, all random, have added no dimension.
     """
@@ -107,8 +107,8 @@ def test_degrees_of_freedom_of_a_split_layer() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("between", [nn.Tanh(), nn.ReLU(), nn.Sigmoid()], ids=["tanh", "relu", "sigmoid"])
-def test_noise_is_needed_where_training_does_not_tell_new_units_apart(method: str, between: nn.Module) -> None:
-    """Train a grown copy, and look at the rows of its new units."""
+def test_noise_is_needed_where_training_keeps_new_units_equal(method: str, between: nn.Module) -> None:
+    """Train a grown copy, and compare the rows of its new units."""
     model, x = mlp(between).double(), batch(64, 3).double()
     column = outgrow.compare(model, x, "0").widen[method]
     outgrow.widen(model, x, "0", by=24, method=METHODS[method])
@@ -185,7 +185,7 @@ def test_norms_that_are_corrected_are_named_with_their_epsilon() -> None:
 
 @torch.no_grad()
 def without_its_last_unit(model: nn.Sequential, x: Tensor) -> float:
-    """How far the outputs move if a mask takes the last hidden unit away."""
+    """How far the outputs move if a mask removes the last hidden unit."""
     hidden = model[1](model[0](x))
     mask = torch.ones(hidden.shape[1])
     mask[-1] = 0.0

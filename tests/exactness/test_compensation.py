@@ -1,4 +1,4 @@
-"""Norms without weights, softmax and normalisation over features: the layer behind them takes up what changes."""
+"""Norms without weights, softmax and normalisation over features: the next layer compensates the change of scale."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ X, FRESH = (torch.randn(batch, 5, dtype=DTYPE, generator=torch.Generator().manua
 
 
 class Behind(nn.Module):
-    """Two layers, and something between them that lets features see each other."""
+    """Two layers, and an operator between them that mixes features."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Behind(nn.Module):
         ("normalize", ("netmorph",)),
     ],
 )
-def test_the_layer_behind_takes_up_the_scale(how: str, methods: tuple[str, ...]) -> None:
+def test_the_next_layer_compensates_the_scale(how: str, methods: tuple[str, ...]) -> None:
     model = randomised(Behind(how))
     assert growable(model, X) == {"enter": methods}
     assert_exact_everywhere(model, X, FRESH, {"enter"})
@@ -73,19 +73,19 @@ def test_the_layer_behind_takes_up_the_scale(how: str, methods: tuple[str, ...])
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ("softmax and what goes into it", "used elsewhere too"),
-        ("beside others", "values of different scale meet"),
+        ("softmax and what goes into it", "would compensate the scale of a norm"),
+        ("beside others", "combines values whose scales change differently"),
         ("log softmax", "a log_softmax runs over its units"),
-        ("cosine", "does not keep pairs apart"),
+        ("cosine", "pairs would change its result"),
     ],
 )
-def test_where_no_layer_can_take_it_up_it_is_refused(how: str, why: str) -> None:
+def test_it_is_refused_where_no_layer_can_compensate(how: str, why: str) -> None:
     model = randomised(Behind(how))
     assert why in reasons(model, X)["enter"]
 
 
 def test_moments_follow_a_layer_that_takes_up_a_scale() -> None:
-    """Gradients of the grown model are those of the old one, scaled: Adam's state must say the same."""
+    """Gradients of the grown model are those of the old one, scaled, and Adam's state must be scaled accordingly."""
     model = randomised(Behind("rms norm"))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     model(X).square().mean().backward()

@@ -1,4 +1,4 @@
-"""Weights that are computed from parameters: each method that is offered is exact, without the check on outputs."""
+"""Weights that are computed from parameters: each offered method is exact, without the check on outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = sorted(set(METHODS) - {"auto"})
 
 
 def grow_each(model: nn.Module, x: Tensor, fresh: Tensor, method: str, factor: float) -> list[str]:
-    """Grow each volume by itself, without the check, and compare with the ungrown model; the names of what has grown."""
+    """Grow each volume by itself, without the check, and compare with the ungrown model; returns the names of grown volumes."""
     grown = []
     for volume in outgrow.volumes(model, x):
         if volume.pinned:
@@ -102,7 +102,7 @@ def test_methods_that_are_offered_for_computed_weights(name: str) -> None:
 
 
 class Decoder(nn.Module):
-    """Learned queries behind a layer norm attend to the input, as in Perceiver's decoder."""
+    """Learned queries after a layer norm attend to the input, as in Perceiver's decoder."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ def test_learned_queries_grow_whole_by_a_glob() -> None:
 
 
 def test_a_run_of_learned_queries_grows_as_rehearsed() -> None:
-    """At the start every shift is zero, and a rehearsal would pass that the growth itself does not."""
+    """Initially every shift is zero, and a dry run on these weights would pass where the growth itself does not."""
     model, x = Decoder(), torch.randn(2, 9, 6)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     schedule = outgrow.Schedule([outgrow.At(step=3, grow=[outgrow.Widen("*", factor=2)])])

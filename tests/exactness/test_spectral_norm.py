@@ -20,7 +20,7 @@ def build(kind: str, *normed: int) -> nn.Module:
     for index in normed:
         KINDS[kind](model[index])
     with torch.no_grad():
-        for _ in range(3):  # far from where the power iteration comes to rest
+        for _ in range(3):  # far from the fixed point of the power iteration
             model(X)
     return model.eval()
 
@@ -36,7 +36,7 @@ def test_units_that_such_a_weight_reads_or_writes_grow_with_zeros_on_its_side(ki
     for model in (old, new):
         model.train()
     with torch.no_grad():
-        for _ in range(5):  # the power iteration goes on as it would have
+        for _ in range(5):  # the power iteration continues as in the ungrown model
             torch.testing.assert_close(new(X), old(X), rtol=1e-12, atol=1e-12)
 
 

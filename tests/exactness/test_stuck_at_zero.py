@@ -1,4 +1,4 @@
-"""New units learn: where zeros could never leave zero, or would leap from there, a growth says so; drawn ones part."""
+"""New units learn: a growth reports where zeros would never learn or would jump; drawn units become different."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ZERO_WRITERS = outgrow.NetMorph(zero="writers")
 
 
 class Gated(nn.Module):
-    """A gate and what it gates: one volume, written by two layers."""
+    """A gate and its input: one volume, written by two layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Gated(nn.Module):
 
 
 class Two(nn.Module):
-    """A volume that is read behind a ReLU and, elsewhere, as it is."""
+    """A volume that is read after a ReLU and, elsewhere, without it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Two(nn.Module):
 
 
 class Heads(nn.Module):
-    """Two heads of attention over four tokens of a number each."""
+    """Two heads of attention over four tokens of one value each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Heads(nn.Module):
 class Plain(nn.Module):
     def __init__(self, *between: nn.Module) -> None:
         super().__init__()
-        bias = not any(isinstance(module, nn.BatchNorm1d) for module in between)  # which the norm would take out again
+        bias = not any(isinstance(module, nn.BatchNorm1d) for module in between)  # the norm would subtract it again
         self.first, self.between, self.last = nn.Linear(4, 6, bias=bias), nn.Sequential(*between), nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,17 +74,17 @@ ALIVE: dict[str, Callable[[], nn.Module]] = {
     "one reader of two": Two,
 }
 STUCK: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "relu": (lambda: Plain(nn.ReLU()), "aten.relu is flat at zero"),
-    "relu6": (lambda: Plain(nn.ReLU6()), "flat at zero"),
-    "relu behind dropout": (lambda: Plain(nn.Dropout(0.5), nn.ReLU()), "flat at zero"),
-    "batch norm": (lambda: Plain(nn.BatchNorm1d(6), nn.Tanh()), "the norm between.0 makes large numbers"),
+    "relu": (lambda: Plain(nn.ReLU()), "the slope of aten.relu at zero is zero"),
+    "relu6": (lambda: Plain(nn.ReLU6()), "at zero is zero"),
+    "relu behind dropout": (lambda: Plain(nn.Dropout(0.5), nn.ReLU()), "at zero is zero"),
+    "batch norm": (lambda: Plain(nn.BatchNorm1d(6), nn.Tanh()), "the norm between.0 would scale the first small values"),
     "gate": (Gated, "neither would learn"),
     "heads": (Heads, "neither would learn"),
 }
 
 
 def grown(model: nn.Module, method: str | outgrow.Method) -> tuple[nn.Module, dict[str, Tensor]]:
-    """A model with more units, and masks of what is new."""
+    """A model with more units, and masks of its new entries."""
     old = {name: parameter.shape for name, parameter in model.named_parameters()}
     outgrow.widen(model, X, "first", factor=2, method=method)
     masks = {}
@@ -118,7 +118,7 @@ def test_zero_writers_are_taken_where_all_of_the_new_weights_learn(make: Callabl
 
 
 @pytest.mark.parametrize(("make", "reason"), STUCK.values(), ids=STUCK)
-def test_who_asks_for_zero_writers_is_told_where_they_would_not_learn_or_leap(
+def test_requests_for_zero_writers_report_where_these_would_not_learn_or_would_jump(
     make: Callable[[], nn.Module], reason: str
 ) -> None:
     torch.manual_seed(0)
@@ -137,7 +137,7 @@ def test_new_weights_learn_by_every_method(method: str, make: Callable[[], nn.Mo
 
 
 def test_units_that_no_statistic_sees_are_not_all_filled_with_one_mean() -> None:
-    """Read by zeros, they would get equal gradients and stay equal for ever."""
+    """Read by zeros, they would get equal gradients and stay equal forever."""
     torch.manual_seed(0)
     model, masks = grown(shake(Plain(nn.Tanh()).double()), "mean")
     learned(model, masks)

@@ -1,4 +1,4 @@
-"""Weights that are not used as they are stored: shifted, bent, normalised, masked, or made of several tensors."""
+"""Weights that are computed from stored tensors: shifted, transformed, normalised, masked, or sums of several tensors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_norm_whose_weight_is_bent_leaves_the_scale_to_the_layer_behind_it(f: 
 
 
 class Scaled(nn.Module):
-    """A sigmoid, which is not zero at zero, scaled unit by unit before a norm."""
+    """A sigmoid, which is not zero at zero, scaled per unit before a norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def test_a_scale_is_not_taken_for_zero_where_writers_are() -> None:
 
 
 def test_shifted_weights_keep_their_moments_where_the_gradient_is() -> None:
-    """A gradient after the growth is the carried one: the moments are scaled as gradients are."""
+    """Moments are scaled as gradients are: a gradient after the growth matches its scaled moment."""
     model = normed(lambda w: 1 + w)
     target = torch.randn(6, 3, dtype=torch.float64)
     (model(X) - target).square().mean().backward()
@@ -104,7 +104,7 @@ PARAMETRIZED = {
 
 @pytest.mark.parametrize("name", PARAMETRIZED)
 def test_weights_that_are_not_used_as_they_are_stored(name: str) -> None:
-    """What reads through such a weight stays as it is, with a reason; everything else grows, and nothing changes."""
+    """Volumes that such a weight reads are left out with a reason; all others grow, and outputs stay the same."""
     layers = [nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 3)]
     PARAMETRIZED[name](layers[2])
     model = nn.Sequential(*layers).double()

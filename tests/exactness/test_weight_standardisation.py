@@ -1,4 +1,4 @@
-"""Weight standardisation, and runs of units that are averaged apart."""
+"""Weight standardisation, and runs of units that are averaged separately."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import outgrow
 
 
 class StandardConv(nn.Conv2d):
-    """A convolution whose rows are standardised on the fly, as NFNets do it."""
+    """A convolution whose rows are standardised in each forward pass, as in NFNets."""
 
     def __init__(self, into: int, out: int, kernel: int) -> None:
         super().__init__(into, out, kernel, padding=kernel // 2)
@@ -60,7 +60,7 @@ def test_pairs_leave_mean_and_variance_of_every_row_as_they_are() -> None:
 
 
 class Halves(nn.Module):
-    """One half of the channels is normalised by itself; a grouped convolution ties the halves."""
+    """One half of the channels is normalised separately; a grouped convolution ties the halves."""
 
     def __init__(self) -> None:
         super().__init__()

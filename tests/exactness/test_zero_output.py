@@ -1,4 +1,4 @@
-"""Zero initialisation: outputs are zero with weights that are dense and learn; what can't be is refused and left alone."""
+"""Zero initialisation: outputs are zero with dense weights that learn; impossible cases are refused and left unchanged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Summed(nn.Module):
 
 
 class OnePlus(nn.Module):
-    """Gemma's norm: γ is kept as what it is above one."""
+    """Gemma's norm: γ is stored as its difference from one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ def ending_in_batch_norm() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4))
 
 
-def test_a_batch_norm_at_the_end_is_closed_by_its_scale_and_by_pairs_if_asked() -> None:
+def test_a_batch_norm_at_the_end_is_made_zero_by_its_scale_or_by_pairs_if_requested() -> None:
     x = IMAGE.double()
     for literal in (False, True):
         module = outgrow.zero_init(shake(ending_in_batch_norm().double()), x, literal=literal)
@@ -141,7 +141,7 @@ NORMS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", NORMS)
 def test_a_norm_of_any_kind_at_the_end_is_closed_by_its_scale(name: str) -> None:
-    """Pairs before it would do, but one step later the norm would make something of next to nothing."""
+    """Pairs before a norm are exact, but one step later the norm would amplify tiny values."""
     torch.manual_seed(0)
     x = torch.randn(6, 3, 5, dtype=torch.float64)
     module = shake(nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Linear(8, 4), NORMS[name]()).double())

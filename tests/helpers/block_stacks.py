@@ -20,7 +20,7 @@ AFTER = {"nothing": nn.Identity, "relu": nn.ReLU, "gelu": nn.GELU, "relu6": nn.R
 
 
 class Sum(nn.Module):
-    """after(x + f(x)): ResNet's blocks, and all that are like them."""
+    """after(x + f(x)): ResNet's blocks and similar ones."""
 
     def __init__(self, width: int, f: nn.Module, after: str = "nothing") -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Sum(nn.Module):
 
 
 class Basic(nn.Module):
-    """ResNet's own way to write it, with or without batch norms; the last activation is the first one's module."""
+    """The block as in ResNet's code, with or without batch norms; one activation module is used twice."""
 
     def __init__(self, width: int, hidden: int, norm: bool, bias: bool) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Basic(nn.Module):
 
 
 class ConvNeXt(nn.Module):
-    """Depthwise convolution, layer norm, a linear bottleneck turned inside out, LayerScale in the block's own code."""
+    """Depthwise convolution, layer norm, inverted linear bottleneck, LayerScale in the block's own code."""
 
     def __init__(self, width: int, scaled: bool) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class ConvNeXt(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A transformer's block; the norms before its branches, or behind the sums."""
+    """A transformer block, with norms before its branches or after the sums."""
 
     def __init__(self, width: int, attend: nn.Module, mlp: nn.Module, before: bool) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Encoder(nn.Module):
 
 
 class Shifted(nn.Module):
-    """A block that is given a second tensor."""
+    """A block with a second input tensor."""
 
     def __init__(self, width: int, f: nn.Module) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Shifted(nn.Module):
 
 
 class Weighted(nn.Module):
-    """α·x + f(x) with a number or a parameter on the skip: never the identity."""
+    """α·x + f(x) with a constant or a parameter on the skip: never the identity."""
 
     def __init__(self, width: int, f: nn.Module, learnt: bool) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Weighted(nn.Module):
 
 
 class Skewed(nn.Module):
-    """x + f(x), but for something on the skip; only some are the identity if f is zero."""
+    """x + f(x) with an operator on the skip; only some are the identity if f is zero."""
 
     def __init__(self, width: int, f: nn.Module, how: str) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class Listed(nn.Module):
 
 
 class Stage(nn.Module):
-    """Children by names of its own, run in turn, as RegNet's stages are."""
+    """Named children that run in sequence, as in RegNet's stages."""
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class Stage(nn.Module):
 
 
 class Given(nn.Module):
-    """Blocks that are all given the same second tensor."""
+    """Blocks that all take the same second tensor."""
 
     def __init__(self, blocks: Sequence[nn.Module], width: int) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ def contain(blocks: Sequence[nn.Module], container: str) -> nn.Module:
 
 
 class Finish(nn.Module):
-    """From a stream to what a head reads, as a module, so that a whole network can be one nn.Sequential."""
+    """From a stream to the input of a head, as a module, so that a whole network can be one nn.Sequential."""
 
     def __init__(self, stream: str, head: str) -> None:
         super().__init__()

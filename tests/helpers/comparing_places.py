@@ -20,7 +20,7 @@ METHODS = {
 
 
 class Over(nn.Module):
-    """An activation of the user's own."""
+    """A user-defined activation."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Blocks whose weights are computed from parameters: learned queries, hypernetworks, weights that are normalised or bent.
+"""Blocks whose weights are computed from parameters: learned queries, hypernetworks, normalised or transformed weights.
 
 `Computed` is a tensor (rows, width) made of a learned code by steps such as layers, norms, activations, shifts and products. A
 block uses it as the queries of attention, or as the weight of a linear layer.

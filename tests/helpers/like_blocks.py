@@ -1,4 +1,4 @@
-"""Networks of blocks that are like each other but for one thing."""
+"""Networks of blocks that are equal except for one property."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EXAMPLE = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block; what is different about it is up to the test."""
+    """A pre-norm transformer block; the test chooses the difference."""
 
     def __init__(self, width: int = 8, heads: int = 2, eps: float = 1e-5, act: Callable[[Tensor], Tensor] = torch.relu) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Net(nn.Module):
 
 
 class Reused(Net):
-    """The hidden layer of one block is computed with elsewhere too."""
+    """The hidden layer of one block is used elsewhere too."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + self.blocks[2].up(self.stem(x)).exp().mean()
@@ -54,7 +54,7 @@ def tied(number: int = 4) -> Net:
 
 
 def measured() -> Net:
-    """One block's weight is measured by buffers, as spectral norm does it."""
+    """Buffers measure one block's weight, as in spectral norm."""
     net = Net(*(Block() for _ in range(3)))
     nn.utils.parametrizations.spectral_norm(net.blocks[1].up)
     return net

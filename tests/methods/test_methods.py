@@ -1,4 +1,4 @@
-"""What each method writes, seen on the tensors of a network small enough to look at."""
+"""What each method writes, checked on the tensors of a tiny network."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def grow(
 
 
 def assert_old_part_untouched(old: nn.Module, new: nn.Module) -> None:
-    """Old units stand first, with every number as it was."""
+    """Old units come first, with unchanged values."""
     for name in ("0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var"):
         assert torch.equal(new.state_dict()[name][:OLD], old.state_dict()[name]), name
     assert torch.equal(new[3].weight[:, :OLD], old[3].weight)
@@ -100,7 +100,7 @@ def test_r2r_from_copies_repeats_existing_units() -> None:
 
 
 def sources(old: nn.Module, new: nn.Module) -> list[int]:
-    """Which old unit each new one repeats, told by its row and all its scales."""
+    """The old unit that each new one repeats, identified by its row and all its scales."""
     found = []
     for unit in range(OLD, len(new[0].weight)):
         names = ("0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var")
@@ -128,7 +128,7 @@ def test_net2net_copies_units_and_shares_their_columns_out(mapping: str, split: 
     assert (max(counts) - min(counts) <= 1) == (mapping == "balanced")
 
 
-def test_net2net_noise_tells_copies_apart_and_is_not_called_exact() -> None:
+def test_net2net_noise_makes_copies_differ_and_is_not_called_exact() -> None:
     old, new, growth = grow(outgrow.Net2Net(noise=0.01), to=2 * OLD)
     assert not growth.preserving
     assert "NOT" in str(growth)
@@ -180,7 +180,7 @@ def test_netmorph_with_zero_writers_reads_by_zeros_where_zero_does_not_stay_zero
 
 
 class Flat(nn.Module):
-    """A stream that a norm over its units follows, so that zero writers are exact, and an activation before it."""
+    """A stream before a norm over its units, so that zero writers are exact, and an activation before the norm."""
 
     def __init__(self, activation: nn.Module, direct: bool = False) -> None:
         super().__init__()
@@ -196,16 +196,16 @@ class Flat(nn.Module):
 @pytest.mark.parametrize(
     ("activation", "direct", "learns"), [(nn.ReLU(), False, False), (nn.GELU(), False, True), (nn.ReLU(), True, True)]
 )
-def test_zero_units_behind_an_activation_that_is_flat_at_zero_are_not_taken(
+def test_zero_units_before_an_activation_with_zero_slope_are_not_used(
     activation: nn.Module, direct: bool, learns: bool
 ) -> None:
     model, x = Flat(activation, direct), torch.randn(8, 3)
     assert ("netmorph" in next(v for v in outgrow.volumes(model, x) if v.name == "a").methods) == learns
     if not learns:
-        with pytest.raises(outgrow.GrowthError, match="flat at zero"):
+        with pytest.raises(outgrow.GrowthError, match="at zero is zero"):
             outgrow.widen(model, x, "a", by=2, method="netmorph")
-    growth = outgrow.widen(model, x, "a", by=2, method=outgrow.NetMorph(zero="writers"))  # who names it gets it
-    assert ("flat at zero" in str(growth)) != learns
+    growth = outgrow.widen(model, x, "a", by=2, method=outgrow.NetMorph(zero="writers"))  # requested explicitly
+    assert ("at zero is zero" in str(growth)) != learns
     optimizer, rows = torch.optim.Adam(model.parameters()), model.a.weight.detach()[4:].clone()
     for _ in range(3):
         optimizer.zero_grad()
@@ -249,7 +249,7 @@ def test_scale_multiplies_free_values() -> None:
 
 
 def reference(init: Callable[..., Tensor], *shape: int) -> float:
-    """What torch's own initialiser gives a weight of that shape."""
+    """The result of torch's own initialiser for a weight of that shape."""
     return init(torch.empty(shape), generator=torch.Generator().manual_seed(0)).std().item()
 
 

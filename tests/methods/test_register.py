@@ -148,7 +148,7 @@ class Stepless(Echo):
 
 
 @pytest.mark.parametrize(
-    ("name", "method", "told"),
+    ("name", "method", "message"),
     [
         ("my echo", Echo, "write a word"),
         (3, Echo, "write a word"),
@@ -163,15 +163,15 @@ class Stepless(Echo):
         ("echo", Stepless, "its step is 0"),
     ],
 )
-def test_registrations_that_make_no_sense_are_refused(name: Any, method: Any, told: str) -> None:
-    with pytest.raises(MethodError, match=told):
+def test_registrations_that_make_no_sense_are_refused(name: Any, method: Any, message: str) -> None:
+    with pytest.raises(MethodError, match=message):
         outgrow.register_method(name, method)
     assert name not in REGISTERED
 
 
 def test_registering_another_under_the_same_name_needs_replace() -> None:
     outgrow.register_method("echo", Echo)
-    outgrow.register_method("echo", Echo)  # the same once more: nothing changes
+    outgrow.register_method("echo", Echo)  # registered again: nothing changes
     other = replace_class()
     with pytest.raises(MethodError, match=r"'echo' is registered already, as .*Echo"):
         outgrow.register_method("echo", other)
@@ -209,7 +209,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_what_a_method_returns_is_checked_and_the_model_stays(mistake: str) -> None:
-    function, told = MISTAKES[mistake]
+    function, text = MISTAKES[mistake]
 
     @dataclass(frozen=True, kw_only=True)
     class Wrong(Echo):
@@ -218,7 +218,7 @@ def test_what_a_method_returns_is_checked_and_the_model_stays(mistake: str) -> N
 
     model = net()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(MethodError, match=rf"method 'Wrong' \(.*Wrong\): recipe for (0|1|3)\.\w+, axis (0|1) \(\w+\) .*{told}"):
+    with pytest.raises(MethodError, match=rf"method 'Wrong' \(.*Wrong\): recipe for (0|1|3)\.\w+, axis (0|1) \(\w+\) .*{text}"):
         outgrow.widen(model, X, "0", by=4, method=Wrong())
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -249,7 +249,7 @@ def test_a_method_that_is_not_exact_though_it_says_so_is_caught_by_the_check_of_
 
 
 @pytest.mark.parametrize(
-    ("result", "told"),
+    ("result", "text"),
     [
         (None, "returned NoneType: it must return a Draft"),
         (Draft(3, (0, 1, 2)), "is for 3 new units; it must be for 4"),
@@ -257,11 +257,11 @@ def test_a_method_that_is_not_exact_though_it_says_so_is_caught_by_the_check_of_
         (Draft(4, (0, 1, 2, -1)), "has -1 among its models"),
     ],
 )
-def test_a_draft_is_checked(result: Any, told: str) -> None:
+def test_a_draft_is_checked(result: Any, text: str) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Wrong(Echo):
         def draft(self, volume: Volume, verdict: Verdict, new: int, rng: np.random.Generator) -> Draft:
             return result  # type: ignore[no-any-return]
 
-    with pytest.raises(MethodError, match=rf"method 'Wrong' \(.*Wrong\): draft for 0 {told}"):
+    with pytest.raises(MethodError, match=rf"method 'Wrong' \(.*Wrong\): draft for 0 {text}"):
         outgrow.widen(net(), X, "0", by=4, method=Wrong())

@@ -1,4 +1,4 @@
-"""One column of the comparison: what a method needs and does at a place, each found by trying it on a copy of the model."""
+"""One column of the comparison: what a method needs and does at a place, found by growing a copy of the model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from outgrow.model.example import Example
 from outgrow.model.module_calls import Call, calls_of
 from outgrow.requests import Deepen, Widen
 
-MORE = 16  # times as many new units, where the first few happen to get no gradient
+MORE = 16  # factor on the number of new units, if the first few get no gradient
 NEEDS = {
     State.PAIR: "units alike and apart",
     State.COPY: "units alike and apart",
@@ -36,39 +36,39 @@ NEEDS = {
 
 @dataclass(frozen=True)
 class Column:
-    """What one method needs and does at the place; empty or None where it was refused, or where that can't be shown."""
+    """What one method needs and does at the place; empty or None where it was refused, or where it can't be determined."""
 
     method: str
-    needs: str  # of the operators there
-    unmet: tuple[str, ...] | None = None  # operators that do not meet it; None if none were tested
-    instead: str = ""  # what makes it exact even so
-    refused: str = ""  # why it can't be done there
+    needs: str  # what the operators there must do
+    unmet: tuple[str, ...] | None = None  # operators that do not; None if none were tested
+    instead: str = ""  # what makes it exact nevertheless
+    refused: str = ""  # why it is refused there
     tried: str = ""  # what was done to the copy
     preserving: str = ""  # "yes", "in expectation" or "no"
-    chance: str = ""  # the module whose random values meet units that ought to stay equal
+    chance: str = ""  # the module whose random values differ between units that must stay equal
     max_error: float | None = None  # with dropout off
     tolerance: float | None = None
     parting: str = ""  # new units "part" in training, or "stay equal", or "get no gradient"
     residual: str = ""
     free: int | None = None  # new parameters that are chosen freely
     new: int | None = None  # all new parameters
-    changed: tuple[str, ...] = ()  # existing tensors, and values that modules keep, that change
+    changed: tuple[str, ...] = ()  # existing tensors, and float attributes of modules (ε), that change
     amount: str = ""  # how many new channels, or layers, there can be
 
     @property
     def noise(self) -> bool | None:
-        """Whether new units need noise to become different; None if that can't be shown here."""
+        """Whether new units need noise to become different; None if that can't be determined here."""
         return {EQUAL: True, PART: False}.get(self.parting)
 
 
 @dataclass(frozen=True, eq=False)
 class ComparedVolume:
-    """A volume of a model, and what lies on its way."""
+    """A volume of a model, and the operators between its writers and readers."""
 
     model: nn.Module
     example: Example
     anatomy: Anatomy
-    trained: Anatomy  # in train mode too
+    trained: Anatomy  # traced in train mode too
     volume: Volume
     path: UnitPath
 
@@ -79,7 +79,7 @@ def compared_volume(model: nn.Module, example: Example, anatomy: Anatomy, volume
 
 
 def widening(place: ComparedVolume, method: Method) -> Column:
-    """A method that gives new units to a volume."""
+    """The column of a method that adds units to a volume."""
     volume = place.volume
     verdict = judge(place.anatomy, volume, method.state)
     step = volume.count if verdict.multiples else method.step
@@ -94,7 +94,9 @@ def widening(place: ComparedVolume, method: Method) -> Column:
     reason = volume.pinned or (problem.reason if problem is not None else verdict.refusal)
     if reason:
         return replace(column, refused=reason)
-    request = Widen(volume.name, by=max(step, 2) * volume.grain, method=method)  # two where that can be: values compare
+    request = Widen(
+        volume.name, by=max(step, 2) * volume.grain, method=method
+    )  # at least two units, so that they can be compared
     try:
         growth = grown_copy(place.model, place.example, request)
     except GrowthError as error:
@@ -108,7 +110,7 @@ def widening(place: ComparedVolume, method: Method) -> Column:
 
 
 def _unmet(path: UnitPath, state: State) -> tuple[str, ...]:
-    """Operators that do not do to units what a method needs."""
+    """Operators that do not meet what a method needs."""
     if state in (State.PAIR, State.COPY):
         return tuple(str(operator) for operator in path.operators if not (operator.alike and operator.apart))
     lost = state is State.ZERO and not path.zero
@@ -129,11 +131,11 @@ def _amount(least: int, copies: bool) -> str:
 
 
 def _stream(place: ComparedVolume, method: Method) -> str:
-    """Whether sums tie what writes the volume, and whether one of the writers can be widened without the others."""
+    """Whether sums tie the volume's writers, and whether one writer can be widened without the others."""
     sums, volume = len(place.path.sums), place.volume
     if not sums:
         return "none here"
-    shown = f"{sums} {'sum' if sums == 1 else 'sums'}: all that is added grows"
+    shown = f"{sums} {'sum' if sums == 1 else 'sums'}: all summands grow"
     if not isinstance(method, R2R) or volume.pinned or not volume.writers:
         return shown
     fold = Widen(volume.writers[0], by=2 * volume.grain, method=method, residual="fold")
@@ -145,7 +147,7 @@ def _stream(place: ComparedVolume, method: Method) -> str:
 
 
 def _parting(place: ComparedVolume, request: Widen, growth: Growth) -> str:
-    """Whether new units part; asked of more of them if the first few are reached by no gradient."""
+    """Whether new units become different in training; tried with more units if the first few get no gradient."""
     found = parting_in(growth.model, place.example, place.volume.name, place.volume.count)
     if found in (PART, EQUAL) or (request.by or 0) >= place.volume.size:
         return found
@@ -174,7 +176,7 @@ def _refused(column: Column, error: GrowthError) -> Column:
 
 
 def deepening(model: nn.Module, example: Example, where: str, method: str, last: Operator | None) -> Column:
-    """A method that puts a new block behind a module; `last` is the activation that the module ends in."""
+    """The column of a method that inserts a block after a module; `last` is the module's final activation."""
     needs = {
         "r2r": "units alike, ψ(0) = 0 at the end",
         "net2net": "one with ψ(ψ(x)) = ψ(x)",
@@ -201,11 +203,11 @@ def deepening(model: nn.Module, example: Example, where: str, method: str, last:
         amount=f"{layers} at a time" if layers > 1 else "any",
     )
     column = _closed(column, block, given) if method == "r2r" else column
-    return replace(column, parting=parting_within(growth.model, example, path))  # the last thing: it trains the copy
+    return replace(column, parting=parting_within(growth.model, example, path))  # last, since it trains the copy
 
 
 def _has_skip(block: nn.Module, given: Call) -> bool:
-    """Whether the block's input comes through to its output over sums."""
+    """Whether the block's input reaches its output through sums."""
     try:
         anatomy = by_itself(block, given)
         start = next(value.index for value in anatomy.reading.trace.values if value.kind == "input")
@@ -215,7 +217,7 @@ def _has_skip(block: nn.Module, given: Call) -> bool:
 
 
 def _closed(column: Column, block: nn.Module, given: Call) -> Column:
-    """What R2R's new block needs and leaves free: how its branches were made zero tells."""
+    """Complete the column of R2R's new block: needs and free parameters follow from how its branches were made zero."""
     identity: Identity = identity_of(block, given)
     free, _ = free_parameters(block, identity.anatomy, identity.zeroing)
     column = replace(column, free=free)

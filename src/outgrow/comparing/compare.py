@@ -1,7 +1,7 @@
 """The paper's comparison of R2R, Net2Net and NetMorph (its table 1), for one place in a model at hand.
 
-The paper's table tells what holds in general. Here every row is found at the place itself: the operators there are tested, and
-a copy of the model is grown by each method and looked at. The model itself and the random state stay as they are.
+The paper's table says what holds in general. Here every row is determined at the place itself: the operators there are tested,
+and a copy of the model is grown by each method and measured. The model itself and the random state stay unchanged.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ TITLES = {"netmorph(zero='writers')": "netmorph, writers zero", "netmorph": "net
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """What `compare` found. `print(comparison)` shows it as tables.
+    """The result of `compare`. `print(comparison)` shows it as tables.
 
-    widen: a column for each method, if the place is a volume. deepen: the same, if it is a module.
+    widen: a column for each method, if the place is a volume. deepen: a column for each method, if it is a module.
 
     Example:
         >>> import torch
@@ -58,15 +58,15 @@ class Comparison:
 
     model: str
     where: str
-    operators: tuple[Operator, ...] = ()  # on the way of the volume's units
-    ends_in: Operator | None = None  # the activation that the module ends in
+    operators: tuple[Operator, ...] = ()  # between the volume's writers and readers
+    ends_in: Operator | None = None  # the module's final activation
     widen: Mapping[str, Column] = field(default_factory=dict)
     deepen: Mapping[str, Column] = field(default_factory=dict)
 
     def __str__(self) -> str:
         parts = []
         if self.widen:
-            parts += _operators(f"on the way of {self.where}", self.operators)
+            parts += _operators(f"on the path of {self.where}", self.operators)
             parts += _columns("widening", "new channels", self.widen, TITLES)
         if self.deepen:
             parts += _operators(f"{self.where} ends in", (self.ends_in,) if self.ends_in else ())
@@ -76,7 +76,7 @@ class Comparison:
     __repr__ = __str__
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain JSON values."""
+        """The comparison as plain JSON values."""
         data: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return data
 
@@ -84,12 +84,12 @@ class Comparison:
 @usage("outgrow.compare(model, example, 'layer1.0.conv1')")
 @uncompiled()
 def compare(model: nn.Module, example: Example, where: str) -> Comparison:
-    """Tell what R2R, Net2Net and NetMorph need and do at one place of a model: the paper's table 1, found by trying.
+    """Compare R2R, Net2Net and NetMorph at one place of a model: the paper's table 1, determined by growing copies.
 
     Args:
-        model: stays as it is; copies of it are grown.
+        model: stays unchanged; copies of it are grown.
         example: a tensor, a tuple of arguments, or a dict of keyword arguments.
-        where: the name of a volume (as in `outgrow.volumes`), of a module that new blocks can be put behind (as in
+        where: the name of a volume (as in `outgrow.volumes`), of a module after which new blocks can be inserted (as in
             `outgrow.places`), or of both.
 
     Example:
@@ -130,7 +130,7 @@ def _find(model: nn.Module, anatomy: Anatomy, where: str) -> tuple[Volume | None
         names = list(dict.fromkeys([*(volume.name for volume in anatomy.volumes), *modules]))
         near = ", ".join(difflib.get_close_matches(where.strip("*."), names, n=5, cutoff=0.2) or names[:5])
         way_out = "outgrow.volumes(model, example) and outgrow.places(model, example) list them all"
-        problem = Problem("", f"names that come near: {near}", way_out)
+        problem = Problem("", f"similar names: {near}", way_out)
         raise SelectionError(f"no volume and no module is called {where!r}", [problem])
     return (found[0] if found else None), where in modules
 

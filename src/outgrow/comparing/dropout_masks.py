@@ -1,7 +1,7 @@
-"""Does chance tell new units apart in training? Dropout draws a mask for each unit, and equal units do not get equal masks.
+"""Does randomness make equal new units differ in train mode? Dropout draws a mask per unit, so equal units get other masks.
 
-Pairs and copies that meet such a mask keep the function in expectation only. Zeros stay zero under any mask, and units that are
-read by zero columns may be anything. A mask that is the same for all units (stochastic depth drops whole samples) does no harm.
+With such a mask, pairs and copies preserve the function in expectation only. Zeros stay zero under any mask, and units that are
+read by zero columns may have any value. A mask that is equal for all units (stochastic depth drops whole samples) is harmless.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ RANDOM = """
 
 
 def random_module(anatomy: Anatomy, volume: Volume, state: State) -> str | None:
-    """The first module whose random values meet new units that ought to stay equal; None if there is none.
+    """The first module whose random values differ between new units that must stay equal; None if there is none.
 
-    anatomy: of the model in train mode too.
+    anatomy: of a model that was traced in train mode too.
     """
     walk = Walk(anatomy, volume, state)
     try:
@@ -29,7 +29,7 @@ def random_module(anatomy: Anatomy, volume: Volume, state: State) -> str | None:
     except Refused:
         return None
     reading = anatomy.reading
-    masks: set[int] = set()  # random values, made of nothing that comes from the example
+    masks: set[int] = set()  # random values that do not depend on the example
     for op in reading.trace.ops:
         taken = {ref.value for ref in op.refs}
         equal = [value for value in taken if walk.findings.known.get(value, Carried(None)).state in (State.PAIR, State.COPY)]
@@ -48,7 +48,7 @@ def _is_random(op: Op) -> bool:
 
 
 def _one_a_unit(places: UnitPlaces, mask: int, value: int) -> bool:
-    """Whether a mask has a number for each unit of a value: more than one along an axis that they lie on."""
+    """Whether a mask has a value for each unit: more than one entry along an axis of the units."""
     values = places.reading.trace.values
     behind = len(values[mask].shape) - len(values[value].shape)  # shapes are aligned at their ends
     along = [axis + behind for axis in places.axes(places.reading.layouts[value])]

@@ -1,8 +1,8 @@
-"""The activation that a module ends in: the longest function before its output that acts on all values alike and apart.
+"""The final activation of a module: the longest elementwise function before its output.
 
-Walking back from the output, the operators seen so far are a function of one value wherever a single one feeds them all. Such
-a function is an activation if values in another order give the same results in that order, ψ(P x) = P ψ(x) for a permutation P
-of all entries; so x · sigmoid(x) is found as one, and a convolution or a norm ends the search.
+Walking back from the output, the operators visited so far are a function of one value wherever a single value feeds them all.
+Such a function is an activation if it commutes with permutations of all entries, ψ(P x) = P ψ(x); so x · sigmoid(x) is found as
+one activation, and a convolution or a norm ends the search.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def ends_in(module: nn.Module, given: Call) -> Operator | None:
 
 
 def _cuts(anatomy: Anatomy) -> Iterator[tuple[tuple[Op, ...], int]]:
-    """Operators before the output that are a function of one value, ever more of them."""
+    """Growing sets of operators before the output, each a function of one value."""
     trace = anatomy.reading.trace
     ops: dict[int, Op] = {}
     front = set(list(trace.outputs)[:1])
@@ -56,7 +56,7 @@ def _cuts(anatomy: Anatomy) -> Iterator[tuple[tuple[Op, ...], int]]:
 
 
 class Function:
-    """Operators that make one value of another."""
+    """Operators that compute one value from another."""
 
     def __init__(self, ops: tuple[Op, ...], entry: int, exit: int, values: TracedValues) -> None:
         self.ops, self.entry, self.exit, self.values = ops, entry, exit, values
@@ -78,12 +78,12 @@ class Function:
         values = self.values.values_of
         beside = [values[value] for value in external_inputs(self.ops, [self.entry])]
         if not values[self.entry].floating or any(value.name and math.prod(value.shape) > 1 for value in beside):
-            return False  # a norm before it has learned anything treats all values alike, but is no activation
+            return False  # a norm with initial weights can look elementwise, but is not an activation
         x = self.draw()
         order = torch.randperm(x.numel(), generator=self.generator)
         try:
             straight, turned = self(x), self(x.flatten()[order].view(x.shape))
-        except Exception:  # they do not run by themselves
+        except Exception:  # the operators do not run in isolation
             return False
         return close(turned, straight.flatten()[order].view(x.shape))
 
@@ -91,6 +91,6 @@ class Function:
         return bool((self(torch.zeros(self.shape, dtype=torch.float64)) == 0).all())
 
     def idempotent(self) -> bool:
-        """Tried at many points: a small example would be used up soon."""
+        """Whether ψ(ψ(x)) = ψ(x), at `POINTS` random points or more."""
         once = [self(self.draw()) for _ in range(-(-POINTS // max(math.prod(self.shape), 1)))]
         return all(close(self(y), y) for y in once)

@@ -1,4 +1,4 @@
-"""Measure what a growth does to values, on a copy of the model: which old ones changed, and how many new ones are free."""
+"""Measure a growth on a copy of the model: which existing values changed, and how many new ones are free."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from outgrow.requests import Deepen, Widen
 
 
 def grown_copy(model: nn.Module, example: Example, transform: Widen | Deepen) -> Growth:
-    """Grow a copy of a model, which itself stays as it is."""
+    """Grow a copy of a model; the model itself stays unchanged."""
     try:
         twin = copy.deepcopy(model)
     except Exception as error:
@@ -32,7 +32,7 @@ def grown_copy(model: nn.Module, example: Example, transform: Widen | Deepen) ->
 
 
 def changed(model: nn.Module, growth: Growth) -> tuple[str, ...]:
-    """Names of old tensors some of whose values are not what they were, bit for bit, and of values that modules keep (ε)."""
+    """Names of existing tensors whose values changed in any bit, and of float attributes that changed (ε)."""
     after, edits = tensors_of(growth.model), edits_by_tensor(growth.plan)
     names = []
     for name, old in tensors_of(model).items():
@@ -56,7 +56,7 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 def drawn(growth: Growth) -> tuple[int, int]:
     """How many of a widening's new parameters are drawn independently, and how many there are.
 
-    Of two insertions that cross in a tensor, the later one fills the values that both open.
+    Where two insertions into a tensor cross, the later one fills the entries that belong to both.
     """
     parameters = dict(growth.model.named_parameters())
     free = 0
@@ -68,13 +68,13 @@ def drawn(growth: Growth) -> tuple[int, int]:
             if edit.draws:
                 beside = math.prod(size for axis, size in enumerate(shape) if axis != edit.axis)
                 free += len(set(edit.draws)) * beside
-                free -= shape[0] if edit.fill == "spread" else 0  # whose mean square is given, row by row
+                free -= shape[0] if edit.fill == "spread" else 0  # the mean square of each row is fixed
             shape[edit.axis] = edit.size
     return free, growth.parameters[1] - growth.parameters[0]
 
 
 def free_parameters(block: nn.Module, anatomy: Anatomy, zeroing: Zeroing) -> tuple[int, int]:
-    """How many parameters of a block that was made the identity are neither zero nor given by others; and how many it has."""
+    """How many parameters of an identity block are neither zero nor determined by others, and how many it has."""
     parameters = dict(block.named_parameters())
     bound = {name: torch.zeros(parameter.shape, dtype=torch.bool) for name, parameter in parameters.items()}
     for name in {name for name, _ in zeroing.fills} & set(bound):
@@ -97,6 +97,6 @@ def free_parameters(block: nn.Module, anatomy: Anatomy, zeroing: Zeroing) -> tup
 
 
 def rotations(plan: Plan) -> int:
-    """How many values determine the orthogonal matrices of a plan."""
+    """The number of free parameters of the orthogonal matrices of a plan."""
     sides = {edit.draw: edit.side for edit in plan.edits if isinstance(edit, Rotation)}
     return sum(side * (side - 1) // 2 for side in sides.values())

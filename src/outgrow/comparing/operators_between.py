@@ -1,15 +1,15 @@
-"""Test what lies on the way of a volume's units, between the layers that write them and those that read them.
+"""Test the operators between the layers that write a volume's units and the layers that read them.
 
-Operators are asked, not looked up. Each is run by itself, with the arguments that it has in the model:
+Each operator is evaluated in isolation, with the arguments that it has in the model:
 
-    ψ(0) = 0           zero stays zero, where new shifts (β, a running mean, a position) start at zero too
+    ψ(0) = 0           zero stays zero, if new shifts (β, a running mean, a position) start at zero too
     ψ(ψ(x)) = ψ(x)     idempotent
-    ψ(P x) = P ψ(x)    alike: P swaps two units, with all that they have of their own (γ, a slope)
-    x_i → ψ(x)_i       apart: what one unit is does not show in another
+    ψ(P x) = P ψ(x)    alike: P swaps two units together with their own parameters (γ, a slope)
+    x_i → ψ(x)_i       apart: the value of one unit does not influence another
 
-Alike keeps equal units equal: what the paper calls maintaining channel dependencies (MCD). New units must be kept apart from
-old ones besides: a softmax over units treats them alike, but not apart. A function that is spelled out, such as x · sigmoid(x),
-is run as one: all operators from one value to the next that a layer, a norm or a sum takes.
+An operator that treats units alike keeps equal units equal: the paper calls this maintaining channel dependencies (MCD). New
+units must also not influence old ones: a softmax over units treats them alike, but not apart. A function of several operators,
+such as x · sigmoid(x), is tested as one: all operators from one value to the next input of a layer, a norm or a sum.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from outgrow.exactness.unit_places import UnitPlaces
 from outgrow.model.example import Example
 from outgrow.trace.operators import Op
 
-POINTS = 512  # at which an activation is tried, at least
-WIDE = 8.0  # they lie between −WIDE and WIDE
-CLOSE = 1e-9  # relative to the largest number
+POINTS = 512  # the least number of points at which an activation is evaluated
+WIDE = 8.0  # the points lie between −WIDE and WIDE
+CLOSE = 1e-9  # tolerance relative to the largest value
 
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator, or several that are one function, and what tests have shown of it; None where it can't be tested."""
+    """An operator, or several that form one function, with its test results; None where a test does not apply."""
 
     name: str
     places: tuple[str, ...]  # modules whose code runs it
@@ -46,7 +46,7 @@ class Operator:
     idempotent: bool | None
     alike: bool | None
     apart: bool | None
-    tested: bool = True  # otherwise it does not run by itself, and this is what its rule says
+    tested: bool = True  # False: it does not run in isolation, and the results are those of its rule
 
     def __str__(self) -> str:
         more = f" + {len(self.places) - 1} more" if len(self.places) > 1 else ""
@@ -56,7 +56,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class OperatorChain:
-    """Operators that make one value of others."""
+    """Operators that compute one value from others."""
 
     ops: tuple[Op, ...]
     entries: tuple[int, ...]
@@ -65,19 +65,19 @@ class OperatorChain:
 
 @dataclass(frozen=True)
 class UnitPath:
-    """What lies between a volume's writers and readers."""
+    """The operators between a volume's writers and readers."""
 
     operators: tuple[Operator, ...]
     sums: tuple[str, ...]  # modules whose code adds two values that carry the units: residual connections
-    zero: bool  # units that are written as zero arrive at all readers as zero: a gate may do what its sigmoid does not
+    zero: bool  # units written as zero reach all readers as zero (through a gate even where its sigmoid is not zero)
 
 
 def unit_path(model: nn.Module, example: Example, volume: Volume) -> UnitPath:
-    """Find and test everything on the way of a volume's units."""
+    """Find and test all operators between a volume's writers and readers."""
     anatomy = dissect_on_real_tensors(model, example)
     same = [other for other in anatomy.volumes if other.name == volume.name and other.count == volume.count]
     if not same:
-        raise TraceError(f"the model runs in another way each time: {volume.name} was not seen again")
+        raise TraceError(f"the model runs differently each time: {volume.name} was not found in the second run")
     finder = Finder(anatomy, same[0])
     finder.run()
     probe = Probe(finder, TracedValues(model, example, anatomy, external_inputs(finder.passed_through, finder.root)))
@@ -89,10 +89,10 @@ def unit_path(model: nn.Module, example: Example, volume: Volume) -> UnitPath:
 
 
 class Finder:
-    """Follows the units from their writers on, and cuts their way into chains.
+    """Follows the units from their writers, and splits their path into chains of operators.
 
-    Every value on the way has a root: the value that it is a function of, by operators that go on from one to the next. A
-    layer's output is a root, and so is what a norm, a sum of two roots or a change of shape puts out.
+    Every value on the path has a root: the value that it is a function of, within one chain. The outputs of layers, norms, sums
+    of two roots and changes of shape are roots.
     """
 
     def __init__(self, anatomy: Anatomy, volume: Volume) -> None:
@@ -123,7 +123,7 @@ class Finder:
             self.root.update({output: output for output in op.outputs if self.places.carries(output)})
             return
         if isinstance(effect, Move) and not any(map(self.places.carries, op.outputs)) and any(map(self.places.carries, taken)):
-            return  # what is picked out here are other units that were laid beside these
+            return  # it selects other units that were concatenated with these
         self.passed_through.append(op)
         roots = {self.root[value] for value in taken}
         shapes = [self.reading.trace.values[value].shape for value in (*taken, *op.outputs[:1])]
@@ -150,7 +150,7 @@ class Finder:
         )
 
     def _leave(self, values: Sequence[int]) -> None:
-        """Values that go to a layer, a norm or a sum: what made them of their roots is one function."""
+        """End the chains of values that a layer, a norm or a sum takes: each is one function of its root."""
         for value in values:
             root, todo = self.root[value], [value]
             last = self.anatomy.maker[value]
@@ -172,7 +172,7 @@ class Finder:
 
 
 class Probe:
-    """Runs chains on values of our choosing."""
+    """Runs chains of operators on chosen values."""
 
     def __init__(self, finder: Finder, values: TracedValues) -> None:
         self.finder, self.values = finder, values
@@ -185,7 +185,7 @@ class Probe:
         try:
             zero, twice = self._zero(chain), self._idempotent(chain)
             return Operator(name, (), zero, twice, self._alike(chain), self._apart(chain))
-        except Exception:  # they do not run by themselves: what their rules say of them
+        except Exception:  # they do not run in isolation: use their rules
             effects = [self.reading.effects[op.index] for op in chain.ops]
             mixing = any(isinstance(effect, (Mix, Normalise, Reduce, Folded)) for effect in effects)
             zero = not mixing and all(not isinstance(effect, Map) or effect.zero for effect in effects)
@@ -195,7 +195,7 @@ class Probe:
         return rerun(chain.ops, given, self.values)[chain.exit]
 
     def draw(self, chain: OperatorChain) -> dict[int, Tensor]:
-        """TracedValues between −WIDE and WIDE for all that a chain takes."""
+        """Random values between −WIDE and WIDE for the inputs of a chain."""
         shapes = {value: self.reading.trace.values[value].shape for value in chain.entries}
         return {
             value: WIDE * (2 * torch.rand(shape, generator=self.generator, dtype=torch.float64) - 1)
@@ -203,24 +203,24 @@ class Probe:
         }
 
     def own(self, chain: OperatorChain) -> dict[int, Tensor]:
-        """Parameters and buffers with entries for each unit that a chain computes with."""
+        """The parameters and buffers of a chain with entries per unit."""
         taken = {ref.value for op in chain.ops for ref in op.refs}
         mine = [value for value in taken if self.reading.constant[value] and self.finder.places.carries(value)]
         return {value: self.values[value] for value in mine}
 
     @torch.no_grad()
     def keeps_zero(self) -> bool:
-        """Whether all readers get zeros if all writers write them."""
+        """Whether all readers get zeros if all writers write zeros."""
         finder = self.finder
         whole = OperatorChain(tuple(finder.passed_through), tuple(finder.written), -1)
         try:
             made = rerun(whole.ops, self.zeros(whole), self.values)
-        except Exception:  # they do not run by themselves
+        except Exception:  # they do not run in isolation
             return all(self.test(chain).zero for chain in finder.chains)
         return all(self._is_zero(value, made[value]) for value in finder.read if finder.places.carries(value))
 
     def zeros(self, chain: OperatorChain) -> dict[int, Tensor]:
-        """Zeros for what a chain takes, and for what its parameters add; its scales stay."""
+        """Zeros for the inputs of a chain and for its additive parameters; its scales stay."""
         roles, values, layouts = self.volume.births.roles, self.reading.trace.values, self.reading.layouts
         own = self.own(chain)
         adds = [
@@ -232,12 +232,12 @@ class Probe:
         return self._is_zero(chain.exit, self.play(chain, self.zeros(chain)))
 
     def _is_zero(self, value: int, x: Tensor) -> bool:
-        """Whether all values of the volume's units are zero; others may be laid beside them."""
+        """Whether a value is zero at all units of the volume; other units may be concatenated with them."""
         mine = self.of_units(value) if self.finder.places.carries(value) else torch.ones(x.shape, dtype=torch.bool)
         return bool((x[mine] == 0).all())
 
     def _idempotent(self, chain: OperatorChain) -> bool | None:
-        """Only a function of one value without parameters for each unit is an activation that could be applied twice."""
+        """Whether a chain is idempotent; None if it is not a function of one value without parameters per unit."""
         shapes = [self.reading.trace.values[value].shape for value in (*chain.entries, chain.exit)]
         if len(chain.entries) != 1 or self.own(chain):
             return None
@@ -263,7 +263,7 @@ class Probe:
         return close(torch.where(mine, 0.0, after), torch.where(mine, 0.0, before))
 
     def of_units(self, value: int, unit: int | None = None) -> Tensor:
-        """Which values of a value belong to a unit, or to any."""
+        """A mask of the entries of a value that belong to a unit, or to any unit."""
         shape = self.reading.trace.values[value].shape
         mine = torch.zeros(shape, dtype=torch.bool)
         for block in self._blocks(value):
@@ -273,7 +273,7 @@ class Probe:
         return mine
 
     def swapped(self, value: int, x: Tensor) -> Tensor:
-        """A value with the first and the last unit in each other's place."""
+        """A value with the first and the last unit swapped."""
         for block in self._blocks(value):
             ids = self.finder.places.ids(block.labels).ravel()
             order = np.arange(ids.size)
@@ -290,7 +290,7 @@ class Probe:
 
 
 def close(one: Tensor, other: Tensor) -> bool:
-    """Whether two results agree, relative to the largest number; what is no number must be none in both."""
+    """Whether two results agree, relative to the largest value; NaNs must coincide."""
     finite = other[torch.isfinite(other)]
     largest = float(finite.abs().max()) if finite.numel() else 0.0
     return one.shape == other.shape and bool(torch.allclose(one, other, rtol=0.0, atol=CLOSE * largest, equal_nan=True))

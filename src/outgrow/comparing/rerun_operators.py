@@ -1,7 +1,7 @@
-"""Run a few operators of a trace again, by themselves, on other values.
+"""Run a few operators of a trace again, in isolation, on other values.
 
-What they compute with beside these (parameters, masks, tables) they find as it was in the model's pass on the example. All is
-done in float64 on the CPU, whatever the model's type and device, so that rounding hides nothing.
+Their other inputs (parameters, masks, tables) are those of the model's forward pass on the example. Everything runs in float64
+on the CPU, whatever the model's type and device, so that rounding hides nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SILENT = "to_copy clone alias detach view unsafe_view expand t transpose permute
 
 
 def dissect_on_real_tensors(model: nn.Module, example: Example) -> Anatomy:
-    """A model read on real tensors: on meta tensors, some operators are made up of others than with values in them."""
+    """The anatomy of a model that runs on real tensors: on the meta device, some operators decompose into other operators."""
     return find_volumes(read(record(model, example, trace=Trace()), RULES))
 
 
@@ -45,8 +45,8 @@ class TracedValues(Mapping[int, Tensor]):
         about = self.values_of[value]
         tensor = self.tensors[about.name].detach() if about.name else self.kept[value]
         if tuple(tensor.shape) != about.shape:
-            raise KeyError(value)  # the model has gone another way in the second pass
-        return _wide(tensor.cpu()).clone()  # an operator may write into what it is given
+            raise KeyError(value)  # the model took another path in the second pass
+        return _wide(tensor.cpu()).clone()  # an operator may write into its inputs
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(len(self.values_of)))
@@ -56,7 +56,7 @@ class TracedValues(Mapping[int, Tensor]):
 
 
 class _Keeper(Recorder):
-    """Keeps the values of some of the values that it writes down."""
+    """A recorder that also keeps the tensors of some values."""
 
     def __init__(self, wanted: set[int], *given: Any) -> None:
         self.wanted = wanted
@@ -71,7 +71,7 @@ class _Keeper(Recorder):
 
 
 def _kept(model: nn.Module, example: Example, wanted: set[int]) -> dict[int, Tensor]:
-    """Run the model as it was run for its trace, and keep some values."""
+    """Run the model as for its trace, and keep some values."""
     tensors = tensors_of(model)
     buffers = {name for name, tensor in tensors.items() if not isinstance(tensor, nn.Parameter)}
     with untouched(model), elementary(), module_paths(model) as here:
@@ -87,7 +87,7 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def rerun(ops: Sequence[Op], given: Mapping[int, Tensor], values: TracedValues) -> dict[int, Tensor]:
-    """The values that operators make of what is given, in the place of what they were given in the model."""
+    """The values that operators compute from `given`, in place of their inputs in the model."""
     made = dict(given)
 
     def found(item: Any) -> Any:
@@ -109,12 +109,12 @@ def rerun(ops: Sequence[Op], given: Mapping[int, Tensor], values: TracedValues) 
 
 
 def external_inputs(ops: Sequence[Op], given: Iterable[int]) -> set[int]:
-    """Values that operators take and that none of them makes."""
+    """Inputs of some operators that none of them computes."""
     return {ref.value for op in ops for ref in op.refs} - {output for op in ops for output in op.outputs} - set(given)
 
 
 def function_name(ops: Sequence[Op]) -> str:
-    """One function's name: those of its operators, without what only copies or reads shapes."""
+    """The name of a function: the names of its operators, except for those that only copy or reshape."""
     names = [
         base_name(op).strip("_").removeprefix("native_").removesuffix("_with_indices").removesuffix("_kernel") for op in ops
     ]

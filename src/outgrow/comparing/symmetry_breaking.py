@@ -1,8 +1,8 @@
-"""Do new units part in training, or do they need noise?
+"""Do new units become different in training, or do they need noise?
 
-Two units that are written alike and read alike (copies with equal shares) get equal gradients, and stay equal for ever. Written
-alike and read with opposite signs (pairs), they get opposite gradients and part at the first step. To see which it is, a grown
-copy takes a few steps of gradient descent on a random linear function of its outputs; in eval mode, as dropout parts them too.
+Two units with equal rows and equal columns (copies with equal shares) get equal gradients, and stay equal forever. With equal
+rows and opposite columns (pairs), they get opposite gradients and differ after the first step. To find out, a grown copy takes
+a few steps of gradient descent on a random linear function of its outputs, in eval mode, since dropout would separate them too.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from outgrow.model.example import Example, call, outputs_in
 from outgrow.model.sandbox import untouched
 from outgrow.verify.outputs import HALF, wider
 
-PART, EQUAL, DEAD, UNKNOWN = "part", "stay equal", "get no gradient", "can't be shown"
-STEPS = 4  # what is zero at first holds up what is before it for a step or two
-STEP = 0.01  # of the largest weight
+PART, EQUAL, DEAD, UNKNOWN = "part", "stay equal", "get no gradient", "can't be determined"
+STEPS = 4  # zeros block the gradient of earlier weights for a step or two
+STEP = 0.01  # relative to the largest weight
 SAME = 1e-3  # gradients that differ by less, relative to the largest, are equal up to rounding
-Watched = tuple[Volume, Sequence[int]]  # a volume, and those of its units that are new
+Watched = tuple[Volume, Sequence[int]]  # a volume, and its new units
 
 
 def parting_in(model: nn.Module, example: Example, name: str, old: int) -> str:
-    """Whether the units of a volume from number `old` on part from those that they equal at first."""
+    """Whether the units of a volume from number `old` on become different from units that they equal at first."""
     anatomy = dissect(model, example)
     watched = [(volume, range(old, volume.count)) for volume in anatomy.volumes if volume.name == name]
     return _outcome(model, example, anatomy, watched, ())
 
 
 def parting_within(model: nn.Module, example: Example, block: str) -> str:
-    """The same for all units that only modules of a new block write."""
+    """Whether units that only modules of a new block write become different from units that they equal at first."""
     anatomy = dissect(model, example)
     inside = [v for v in anatomy.volumes if v.writers and all(f"{path}.".startswith(f"{block}.") for path in v.writers)]
     watched = [(volume, range(volume.count)) for volume in inside if irregular(anatomy, volume) is None]
@@ -44,20 +44,20 @@ def parting_within(model: nn.Module, example: Example, block: str) -> str:
 
 
 def _outcome(model: nn.Module, example: Example, anatomy: Anatomy, watched: Sequence[Watched], names: Sequence[str]) -> str:
-    """names: parameters that are new as a whole."""
+    """The outcome for the new units in `watched`; names: parameters that are new as a whole."""
     parameters = dict(model.named_parameters())
     groups = [(volume, group) for volume, new in watched for group in _groups(_rows(anatomy, volume, parameters), new)]
     wanted = {slot.tensor for volume, _ in watched for slot in volume.slots} | set(names)
     try:
         gradients = [{name: given[name] for name in wanted & given.keys()} for given in _descend(model, example)]
-    except Exception:  # no way back through it: an output without a gradient, a kernel without a backward pass
+    except Exception:  # no backward pass: an output without a gradient, a kernel without a backward
         return UNKNOWN
     reached = any(bool(_rows(anatomy, v, g, reads=True)[list(new)].any()) for v, new in watched for g in gradients)
     if not reached and not any(bool(g[name].any()) for g in gradients for name in names):
         return DEAD
     verdicts = [] if groups else [False]
     for volume, group in groups:
-        rows = torch.stack([_rows(anatomy, volume, gradient)[group] for gradient in gradients])  # (step, unit, number)
+        rows = torch.stack([_rows(anatomy, volume, gradient)[group] for gradient in gradients])  # (step, unit, entry)
         largest = float(rows.abs().max())
         if largest:
             verdicts.append(float((rows - rows[:, :1]).abs().max()) <= SAME * largest)
@@ -65,7 +65,7 @@ def _outcome(model: nn.Module, example: Example, anatomy: Anatomy, watched: Sequ
 
 
 def _rows(anatomy: Anatomy, volume: Volume, tensors: Mapping[str, Tensor], reads: bool = False) -> Tensor:
-    """What each unit has in the tensors that write and scale it (and read it, if asked): (unit, number)."""
+    """Each unit's entries in the tensors that write and scale it (with `reads`, that read it too): (unit, entry)."""
     slots = {
         (slot.tensor, slot.axis): slot for slot in volume.slots if slot.tensor in tensors and (reads or slot.role != READS)
     }
@@ -78,7 +78,7 @@ def _rows(anatomy: Anatomy, volume: Volume, tensors: Mapping[str, Tensor], reads
 
 
 def _groups(rows: Tensor, new: Sequence[int]) -> list[list[int]]:
-    """Units that are written alike, where one of them is new."""
+    """Groups of units with equal rows, at least one of them new."""
     found: dict[bytes, list[int]] = defaultdict(list)
     if rows.shape[1]:
         for unit, row in enumerate(rows.contiguous().view(torch.uint8)):
@@ -87,7 +87,7 @@ def _groups(rows: Tensor, new: Sequence[int]) -> list[list[int]]:
 
 
 def _descend(model: nn.Module, example: Example) -> Iterator[dict[str, Tensor]]:
-    """The gradients of a few steps of gradient descent, on which the model is changed."""
+    """The gradients of a few steps of gradient descent, which change the model."""
     if any(parameter.dtype in HALF for parameter in model.parameters()):  # steps would be lost in rounding
         model.float()
         example = wider(example)

@@ -1,1 +1,1 @@
-"""What may new units and blocks hold, so that nothing changes?"""
+"""Which values new units and blocks may hold so that the model computes the same."""

@@ -1,4 +1,4 @@
-"""What each value of a trace carries of a volume: in which state its new units are, at which scale, who wrote them."""
+"""What a walk knows about each value of a trace: the state of a volume's new units, their scale, and their writers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,22 @@ from outgrow.trace.operators import Op
 
 
 class Findings:
-    """What a walk has found so far for one volume, with its new units in one state at the writers."""
+    """The results of a walk so far, for one volume with its new units in one state at the writers."""
 
     def __init__(self, places: UnitPlaces, start: State) -> None:
         self.places, self.start, self.reading = places, start, places.reading
         self.verdict = Verdict(start)
         self.known: dict[int, Carried] = {}
         self.looked_up = Lookups(states=self.known)
-        self.op: Op = self.reading.trace.ops[0]  # where the walk is
+        self.op: Op = self.reading.trace.ops[0]  # the current operator
+
+    @property
+    def place(self) -> str:
+        """The module of the current operator, for reasons of refusals."""
+        return self.op.module or "the model"
 
     def carried(self, value: int, layout: Layout | None = None) -> Carried:
-        """What is known of an operand; parameters are where the walk starts."""
+        """What is known about an operand; the walk starts at parameters."""
         if value in self.known:
             return self.known[value]
         if not self.places.axes(self.reading.layouts[value] if layout is None else layout):
@@ -35,39 +40,41 @@ class Findings:
         if self.reading.constant[value]:
             mine = self.reading.layouts[value]
             scales = all(self.places.volume.births.roles.get(key) == {SCALES} for key in self.places.slots_in(mine))
-            state = State.ANY if scales and self.start is State.ZERO else self.start  # scales stay alive where writers are zero
+            state = State.ANY if scales and self.start is State.ZERO else self.start  # where writers are zero, scales are not
             return Carried(state, writers=self.places.unscaled(mine))
         return Carried(State.CONST if not self.reading.layouts[value] else State.ANY)
 
     def copied_whole(self, layout: Layout, axes: frozenset[int]) -> None:
-        """A statistic over copies stays if all that it goes over is copied, equally often; groups must hold the same units."""
+        """Check that a statistic over copies stays the same: all entries are copied equally often, in all groups alike."""
         for block in layout:
             ids = self.places.ids(block.labels)
             others = [position for position, axis in enumerate(block.axes) if axis not in axes]
             if len(others) < ids.ndim and (ids < 0).any():
-                raise Refused(f"{self.op.module or self.op.name} takes a statistic over it together with other units")
+                raise Refused(f"{self.op.module or self.op.name} computes a statistic over it together with other units")
             if len(others) < ids.ndim and any((ids != ids.take([0], axis=position)).any() for position in others):
-                raise Refused(f"{self.op.module or self.op.name} takes a statistic over groups that hold different units of it")
+                raise Refused(f"{self.op.module or self.op.name} computes a statistic over groups with different units of it")
         self.verdict.multiples = True
 
     def mean_of(self, x: Carried, layout: Layout, axes: frozenset[int]) -> None:
-        """The mean of the units at each place is not the mean over units and places together."""
+        """Check that a statistic runs over units only: the mean over units at each position is not the mean over both."""
         self.averaged(x)
         if axes - self.places.axes(layout):
-            raise Refused(f"{self.op.module or self.op.name} takes a statistic over its units and over places at once")
+            raise Refused(f"{self.op.module or self.op.name} computes one statistic over its units and over positions together")
 
     def require_unscaled(self, *items: Carried) -> None:
+        """Refuse values whose scale changes with the volume's size, where the operator would not pass the factor on."""
         if any(item.exponent for item in items):
             raise Refused(
-                f"the scale of a norm over it is not taken up by a parameter before {self.op.name} ({self.op.module})"
+                f"a norm or statistic over it changes scale with its size, and no parameter compensates that before "
+                f"{self.op.name} ({self.place})"
             )
 
     def blend(self, items: Iterable[Carried]) -> Carried:
-        """What holds for several values laid side by side or added."""
+        """What is known about a sum or concatenation of values."""
         present = list(items)
         factors = {(item.exponent, item.ratio) for item in present if item.state is not State.CONST}
         if len(factors) > 1:
-            raise Refused(f"values of different scale meet in {self.op.name} ({self.op.module})")
+            raise Refused(f"{self.op.name} ({self.place}) combines values whose scales change differently with its size")
         exponent, ratio = next(iter(factors), (Fraction(0), None))
         writers = frozenset[tuple[str, str]]().union(*(item.writers for item in present))
         states = {item.state for item in present} - {None}
@@ -77,12 +84,12 @@ class Findings:
         return Carried(blended(states), exponent, ratio, mean, writers, standardised)
 
     def shifted(self, state: State | None, shifts: tuple[int, ...]) -> State | None:
-        """Zeros to which something is added that is there for old and new units alike, as a bias along another axis is."""
+        """The state after a sum with values that do not grow: zeros plus a bias along another axis are not zero."""
         same = [value for value in shifts if self.carried(value).state is None and not self.reading.zeros[value]]
         return State.ANY if state is State.ZERO and same else state
 
     def all_zero(self, effect: Map) -> bool:
-        """Whether all values that a function takes are zero at new units, and none is the same for all units."""
+        """Whether all inputs of a function are zero at new units."""
         values = [
             value for value in effect.inputs if self.reading.trace.values[value].floating and not self.reading.zeros[value]
         ]
@@ -93,10 +100,12 @@ class Findings:
         self.verdict.readers[key] = max(now, what, key=STRICTNESS.index)
 
     def averaged(self, x: Carried) -> None:
-        """A statistic relies on new units being the mean of what it sees: of rows after the scale that they have passed."""
+        """Record that a statistic needs new units to be the mean of the writers' rows, after the scale that the rows pass."""
         for writer, scale in x.writers:
-            if self.verdict.weights.setdefault(writer, scale) != scale:
-                raise Refused(f"{writer} reaches one statistic through {scale or 'no scale'} and another without it")
+            other = self.verdict.weights.setdefault(writer, scale)
+            if other != scale:
+                scales = f"{other or 'none'} and {scale or 'none'}"
+                raise Refused(f"{writer} reaches two statistics through different scales ({scales})")
 
     def maker(self, value: int) -> Op | None:
         self.looked_up.makers.add(value)

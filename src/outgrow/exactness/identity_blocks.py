@@ -1,8 +1,8 @@
 """Blocks that can be the identity: x + f₁(x) + f₂(…) with branches that can be made zero.
 
-The block is traced by itself, on what it was given in the model's forward pass. From its output the skip is followed back to
-its input through sums; what is added on the way are its branches. An activation ψ after a sum must leave alone what comes in:
-that has passed an activation φ already, and ψ(φ(x)) = φ(x) (ReLU behind ReLU; not GELU). A norm on the skip (post-norm
+The block is traced by itself, on the inputs that it gets in the model's forward pass. From its output the skip is followed back
+to its input through sums; the other summands are its branches. An activation ψ after a sum must not change the block's input:
+that has passed an activation φ already, and ψ(φ(x)) = φ(x) (ReLU after ReLU; not GELU). A norm on the skip (post-norm
 transformers) can't be the identity.
 """
 
@@ -30,9 +30,9 @@ from outgrow.trace.operators import Op
 
 @dataclass(frozen=True, eq=False)
 class Identity:
-    """How to make a block the identity: by its weights, or by gates behind some of its modules.
+    """How to make a block the identity: by its weights, or by gates after some of its modules.
 
-    bent: activations on its skip, each with the number of the output to which that leads.
+    bent: activations on its skip, each with the number of the output that the skip leads to.
     """
 
     anatomy: Anatomy
@@ -46,7 +46,7 @@ def identity_of(
 ) -> Identity:
     """How to make a block the identity; raises NotZero with the reason if there is no way.
 
-    anatomy: that of the block by itself, if it is known.
+    anatomy: the block's own, if it is known.
     """
     anatomy = by_itself(block, given) if anatomy is None else anatomy
     reading = anatomy.reading
@@ -74,16 +74,16 @@ def identity_of(
 
 
 def check_bent(identity: Identity, before: nn.Module, given: Call) -> None:
-    """Raise NotZero if an activation on a block's skip would change what the module before it puts out."""
+    """Raise NotZero if an activation on a block's skip would change the output of the module before the block."""
     anatomy = by_itself(before, given) if identity.bent else identity.anatomy
     for number, op in identity.bent:
         last = _ending(anatomy, list(anatomy.reading.trace.outputs)[number])
         if last is None or not _leaves_alone(op, last):
-            raise NotZero(f"{op.name} after its sum would change what comes in, which has passed no such activation")
+            raise NotZero(f"{op.name} after its sum would change its input, which has passed no such activation")
 
 
 def _ending(anatomy: Anatomy, value: int) -> Op | None:
-    """The activation that a value has passed last."""
+    """The last activation before a value."""
     while value in anatomy.maker:
         op = anatomy.maker[value]
         match anatomy.reading.effects[op.index]:
@@ -97,7 +97,7 @@ def _ending(anatomy: Anatomy, value: int) -> Op | None:
 
 
 def _through(anatomy: Anatomy, inputs: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:
-    """Inputs and the outputs that they must come through to: the first, and others that have an input of their shape."""
+    """Pairs of an input and the output that must equal it: the first ones, and others of equal shape."""
     values = anatomy.reading.trace.values
     outputs = list(anatomy.reading.trace.outputs)
     if not outputs or values[inputs[0]].shape != shapes[0]:
@@ -107,7 +107,7 @@ def _through(anatomy: Anatomy, inputs: Sequence[int], shapes: Sequence[tuple[int
 
 
 def by_itself(module: nn.Module, given: Call) -> Anatomy:
-    """A module read on what it was given in the model."""
+    """The anatomy of a module, traced on its inputs in the model."""
     try:
         return dissect(module, given.example)
     except TraceError as error:
@@ -129,20 +129,20 @@ def _gate_at(anatomy: Anatomy, value: int) -> str:
                 value = left.value if reading.constant[right.value] else right.value
             case _:
                 break
-    raise NotZero("a branch ends in the block's own code, not in a module that a gate could be put behind")
+    raise NotZero("a branch ends in the block's own code, not in a module after which a gate could be inserted")
 
 
 class SkipConnection:
-    """The way from a block's input to its output that passes no layer."""
+    """The path from a block's input to its output that passes no layer."""
 
     def __init__(self, anatomy: Anatomy, start: int) -> None:
         self.anatomy, self.start = anatomy, start
         self.reading = anatomy.reading
-        self.bent: list[Op] = []  # activations on the way
+        self.bent: list[Op] = []  # activations on the skip
         self._reaches: dict[int, bool] = {start: True}
 
     def branches(self, value: int) -> list[int]:
-        """What is added on the way from a value back to the input."""
+        """The values that are added to the skip between the input and a value."""
         found: list[int] = []
         moves: list[tuple[Op, int]] = []
         while value != self.start:
@@ -164,7 +164,7 @@ class SkipConnection:
                 case Move(inputs=(source,)) if len(op.refs) == 1:
                     moves.append((op, op.outputs.index(value)))
                     value = source
-                case Ignore() if len(op.refs) == 1:  # on the input itself, of whose sizes none is the block's own
+                case Ignore() if len(op.refs) == 1:  # on the input itself, which carries no units of the block
                     moves.append((op, op.outputs.index(value)))
                     value = op.refs[0].value
                 case Map(inputs=(source,)):
@@ -175,25 +175,25 @@ class SkipConnection:
                 case Normalise() | PerUnit() if self._sums(op):
                     raise NotZero(f"a norm follows its sum (post-norm, {place}): no weights make that the identity")
                 case Contract(contracted=axes) if axes and self._sums(op):
-                    raise NotZero(f"a layer stands on its skip or after its sum ({place})")
+                    raise NotZero(f"there is a layer on its skip or after its sum ({place})")
                 case Normalise() | PerUnit() | Contract() if not any(self.reaches(ref.value) for ref in op.refs):
                     raise NotZero(f"it has no skip: its output is made by {op.name} ({place}), not by adding to its input")
                 case _:
-                    raise NotZero(f"{op.name} stands on its skip ({place})")
+                    raise NotZero(f"{op.name} is on its skip ({place})")
         if not _in_place(moves, self.reading.trace.values[self.start].shape):
             names = ", ".join(op.name for op, _ in moves)
-            raise NotZero(f"its skip does not give back what it takes: {names} changes numbers there, or their places")
+            raise NotZero(f"its skip is not the identity: {names} changes values or their positions")
         return found
 
     def _sums(self, op: Op) -> bool:
-        """Whether an operator is given a sum of two activations."""
+        """Whether an operator takes a sum of two activations."""
         makers = [self.anatomy.maker.get(ref.value) for ref in op.refs]
         effects = [self.reading.effects[maker.index] for maker in makers if maker is not None]
         sums = [effect for effect in effects if isinstance(effect, Sum)]
         return any(not any(self.reading.constant[side.value] for side in effect.inputs) for effect in sums)
 
     def reaches(self, value: int) -> bool:
-        """Whether the block's input comes through to a value by sums, activations and moves alone."""
+        """Whether the block's input reaches a value through sums, activations and moves alone."""
         if value not in self._reaches:
             self._reaches[value] = False
             op = self.anatomy.maker.get(value)
@@ -208,33 +208,33 @@ class SkipConnection:
 
 
 def _factor(op: Op, operand: int) -> float:
-    """What an operand of a sum is multiplied by."""
+    """The factor on an operand of a sum."""
     alpha = float(op.kwargs.get("alpha", 1.0))
     return {"sub": (1.0, -alpha), "rsub": (-alpha, 1.0)}.get(base_name(op), (1.0, alpha))[operand]
 
 
 def _in_place(moves: Sequence[tuple[Op, int]], shape: tuple[int, ...]) -> bool:
-    """Whether operators (the last first, each with the number of its output) put every number back, found by asking them."""
+    """Whether operators (last first, each with its output's number) leave every value in place, found by evaluating them."""
     size = math.prod(shape)
     before = now = torch.arange(-(size // 2), size - size // 2, dtype=torch.float64).view(shape)
     try:
         for op, output in reversed(moves):
             if base_name(op) not in SAME:
                 now = results_of(op, now.contiguous())[output]
-    except Exception:  # it needs more than that tensor: numbers move by data
+    except Exception:  # it needs more inputs than this tensor: values move by data
         return False
     return torch.equal(before, now)
 
 
 def idempotent(op: Op) -> bool:
-    """Whether f(f(x)) = f(x), found by asking the operator."""
+    """Whether f(f(x)) = f(x), found by evaluating the operator."""
     return _leaves_alone(op, op)
 
 
 def _leaves_alone(one: Op, other: Op) -> bool:
-    """Whether f(g(x)) = g(x), found by asking the operators f and g."""
+    """Whether f(g(x)) = g(x), found by evaluating the operators f and g."""
     x = torch.linspace(-8, 8, 401, dtype=torch.float64)
     try:
         return bool(torch.allclose(evaluated(one, evaluated(other, x)), evaluated(other, x), rtol=1e-12, atol=1e-12))
-    except Exception:  # it is no function of single numbers
+    except Exception:  # it is not an elementwise function
         return False

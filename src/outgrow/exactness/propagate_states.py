@@ -1,19 +1,19 @@
-"""Follow new units along their path: what may a method write so that nothing changes downstream?
+"""Follow new units along their path: which values may a method write so that nothing changes downstream?
 
-Every method brings new units into one *state*, and each operator between writers and readers maps states to states:
+Every method puts new units into one *state*, and each operator between writers and readers maps states to states:
 
     PAIR   units come in twins with equal values               (R2R)
     COPY   each equals an old unit                             (Net2Net)
-    ANY    nothing is known                                    (NetMorph with zero readers, random padding)
+    ANY    arbitrary values                                    (NetMorph with zero readers, random padding)
     ZERO   all are zero                                        (NetMorph with zero writers; under an RMS norm)
     MEAN   each equals the mean of the old units               (under a layer norm)
 
-At a reader the state says what its new columns must be: PAIR → opposite signs, COPY → shared out, ANY and MEAN → zero,
-ZERO → free. Where an operator lets units see each other (a norm, a softmax over them) most states stop: that is the refusal.
+At a reader the state decides its new columns: PAIR → opposite signs, COPY → shared out, ANY and MEAN → zero, ZERO → free.
+Through an operator that mixes units (a norm, a softmax over them) most states are not exact: the method is refused.
 
-A statistic over C units of which the new ones are zero is C/C′ of what it was. Such a *exponent* (C/C′)^e is carried along and
-paid at the next parameter that multiplies (a norm's γ), with ε moved along: so a layer norm, an RMS norm written out with
-pow, mean and rsqrt, and weight standardisation are one case.
+A mean over C units becomes C/C′ of its old value if the new units are zero. Such a factor (C/C′)^e is carried along with the
+values (`Carried.ratio`, `Carried.exponent`) and compensated at the next parameter that multiplies (a norm's γ); ε is rescaled
+accordingly. So a layer norm, an RMS norm written with pow, mean and rsqrt, and weight standardisation are one case.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ from outgrow.trace.operators import refs_in
 
 
 def judge(anatomy: Anatomy, volume: Volume, state: State) -> Verdict:
-    """Walk all operators that touch the volume, with its new units in the given state at the writers."""
+    """The verdict on a state: visit all operators that touch the volume, with its new units in this state at the writers."""
     if volume.pinned:
         return Verdict(state, refusal=volume.pinned)
     return _judged(anatomy, volume, state)[0]
 
 
 def _judged(anatomy: Anatomy, volume: Volume, state: State) -> tuple[Verdict, Lookups]:
-    """A verdict, and what was looked up for it; in a block like one that was walked before, it is that one's, renamed."""
+    """A verdict and its lookups; in a block equal to an earlier one, the earlier verdict with names replaced."""
     key = volume.name, state.name
     if key not in anatomy.verdicts:
         like = anatomy.kinds.like(volume)
@@ -111,7 +111,7 @@ class Walk:
         }
 
     def run(self) -> None:
-        """Go through the operators in order; those that take a statistic over the units join in on the way."""
+        """Visit the operators in order; users of a statistic over the units are added when it is found."""
         todo = set(self.places.anatomy.ops_of[self.places.volume.name])
         order = sorted(todo)
         position = 0
@@ -140,13 +140,15 @@ class Walk:
                     order[position:] = sorted({*order[position:], *late})
         for output in self.reading.trace.outputs:
             if self.findings.known.get(output, Carried(None)).exponent:
-                raise Refused("the scale of a norm over it would reach the model's output")
+                raise Refused(
+                    "a norm over it changes scale with its size, and no parameter before the model's output compensates it"
+                )
         self._check_ties()
         self.compensation.check()
         self.weights.check_uses()
 
     def _check_ties(self) -> None:
-        """A tensor that both writes and reads gets one value for both."""
+        """Refuse a tensor that both writes and reads, or scales and reads, if the two need different values."""
         written = {(slot.tensor, slot.axis) for slot in self.places.volume.slots if slot.role == "writes"}
         for key, demand in self.findings.verdict.readers.items():
             if demand in ("sign", "share") and "scales" in self.places.volume.births.roles.get(key, ()):
@@ -158,7 +160,7 @@ class Walk:
         tied = written & readers
         waiting = tied == written if start is State.ANY else tied == readers
         if tied and waiting and start in (State.ZERO, State.ANY):
-            reason = "both writes and reads it: were it zero on both sides, nothing would learn"
+            reason = "both writes and reads it: if it were zero on both sides, nothing would learn"
             self.findings.verdict.stuck = f"{min(tied)[0]} {reason}"
 
     def move(self, effect: Move) -> Carried:
@@ -185,7 +187,7 @@ class Walk:
         x = self.findings.carried(effect.input)
         if x.exponent:
             if x.state is not None or x.ratio is None:
-                raise Refused(f"a constant is added to a scaled value in {self.findings.op.module}")
+                raise Refused(f"{self.findings.place} adds a constant to values whose scale changes with its size")
             op = self.findings.op
             self.findings.verdict.eps.append(MoveEps(op.index, op.module, effect.constant, x.ratio, x.exponent))
             return x
@@ -195,7 +197,7 @@ class Walk:
         x, exponent = self.findings.carried(effect.input), effect.exponent
         state = x.state
         if state is State.ZERO and exponent < 0:
-            raise Refused(f"new units that are zero would be divided by in {self.findings.op.module}")
+            raise Refused(f"{self.findings.place} would divide by new units that are zero")
         if state is State.MEAN and exponent != 1:
             state = State.ANY
         return Carried(state, x.exponent * Fraction(exponent).limit_denominator(64), x.ratio)
@@ -215,6 +217,6 @@ class Walk:
         x = self.findings.carried(effect.input)
         self.findings.require_unscaled(x)
         if x.state not in (None, State.PAIR):
-            raise Refused(f"the folded residual {self.findings.op.module} goes on from pairs only (method='r2r')")
+            raise Refused(f"the folded residual {self.findings.op.module} allows new units only as pairs (method='r2r')")
         writes = any(self.places.axes(self.reading.layouts[output]) for output in self.findings.op.outputs)
         return Carried(State.ZERO if writes else None)

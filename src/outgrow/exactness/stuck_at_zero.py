@@ -1,10 +1,11 @@
-"""Can new units that begin at zero leave it? Where they can't, zero writers are exact and useless.
+"""Can new units that start at zero learn? Where they can't, zero writers are exact but useless.
 
-Let x = ψ(U z) be read by A, with U = 0. What reaches U is ∂L/∂U = ψ′(0)·Aᵀδ zᵀ, and A waits for x. So three things end it:
+Let x = ψ(U z) be read by A, with U = 0. The gradient of U is ∂L/∂U = ψ′(0)·Aᵀδ zᵀ, and that of A is zero while x is. There are
+three obstacles:
 
-    ψ′(0) = 0 (ReLU)            nothing reaches U, and x stays zero
-    x = u·v with u = v = 0      (q·k of a new head, a gate and what it gates): each waits for the other
-    a batch norm before A       whatever leaves zero has unit variance at once: not stuck, but random one step later
+    ψ′(0) = 0 (ReLU)            the gradient of U is zero, and x stays zero
+    x = u·v with u = v = 0      (q·k of a new head, a gate and its input): each has a zero gradient while the other is zero
+    a batch norm before A       the first small values get unit variance: not stuck, but random one step later
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from outgrow.trace.operators import Op, refs_in
 
 
 def slope_at_zero(op: Op) -> float:
-    """The derivative of an activation at zero, as autograd has it; one where it is no function of single numbers (pooling)."""
+    """The derivative of an activation at zero, by autograd; 1 if it is not elementwise (pooling)."""
     x = torch.zeros(1, requires_grad=True)
     try:
         with torch.enable_grad():
@@ -30,9 +31,9 @@ def slope_at_zero(op: Op) -> float:
 
 
 def why_stuck(findings: Findings) -> str:
-    """Why zeros at the writers would stay zero, or leap; empty if they can learn. The walk began with zeros, and is done."""
-    dead: dict[int, str] = {}  # values through which nothing reaches the writers
-    read: list[str] = []  # for each reader, why nothing passes it
+    """Why zeros at the writers would stay zero or jump; empty if they can learn. The walk has started with zeros and ended."""
+    dead: dict[int, str] = {}  # values through which no gradient reaches the writers, with the reason
+    read: list[str] = []  # for each reader, why no gradient passes it
     for index in findings.places.anatomy.ops_of[findings.places.volume.name]:
         op, effect = findings.reading.trace.ops[index], findings.reading.effects[index]
         values = [ref.value for ref in refs_in((op.args, op.kwargs)) if not findings.reading.constant[ref.value]]
@@ -44,20 +45,21 @@ def why_stuck(findings: Findings) -> str:
                 read += [dead.get(side.value, "") for side in sides]
                 continue
             if len(set(zeros)) == 2:
-                return f"two activations are multiplied in {place}: were both zero, neither would learn"
+                return f"two activations are multiplied in {place}: if both were zero, neither would learn"
         if not zeros:
             continue
         if isinstance(effect, Normalise) or (isinstance(effect, PerUnit) and effect.shifts):
-            return f"behind zeros the norm {place} makes large numbers of the first small ones, one step after the growth"
+            return f"the norm {place} would scale the first small values up to unit variance, one step after the growth"
         if _flat(op, effect, zeros):
-            dead.update(dict.fromkeys(op.outputs, f"{op.name} is flat at zero, so that no gradient would pass it ({place})"))
+            reason = f"the slope of {op.name} at zero is zero, so no gradient would pass it ({place})"
+            dead.update(dict.fromkeys(op.outputs, reason))
         elif all(value in dead for value in zeros):
             dead.update(dict.fromkeys(op.outputs, dead[zeros[0]]))
     return read[0] if read and all(read) else ""
 
 
 def _flat(op: Op, effect: Effect, zeros: list[int]) -> bool:
-    """Whether small changes of zeros change nothing."""
+    """Whether small changes of zeros do not change the result (to first order)."""
     if isinstance(effect, Map) and effect.zero and len(effect.inputs) == 1:
         return slope_at_zero(op) == 0
     square = isinstance(effect, Contract) and len(zeros) == 2

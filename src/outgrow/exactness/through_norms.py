@@ -1,6 +1,6 @@
-"""What happens to new units where operators let units see each other: statistics over units, norms, a softmax.
+"""The state of new units after operators that mix units: statistics over units, norms, a softmax.
 
-A statistic over C units of which the new ones are zero is C/C′ of what it was: such a *exponent* is carried along (see
+A mean over C units becomes C/C′ of its old value if the new units are zero: this factor is carried along (see
 `exactness/propagate_states.py`).
 """
 
@@ -16,7 +16,7 @@ from outgrow.exactness.compensation import Compensation
 
 
 class Norms:
-    """The steps of a walk at statistics over units, and at norms made of them."""
+    """The steps of a walk at statistics over units, and at norms."""
 
     def __init__(self, findings: Findings, compensation: Compensation) -> None:
         self.findings, self.places, self.reading, self.compensation = findings, findings.places, findings.reading, compensation
@@ -51,7 +51,7 @@ class Norms:
             self.findings.copied_whole(layout, effect.axes)
             return Carried(None, x.exponent, x.ratio)
         op, kind = self.findings.op, self.findings.start.value
-        raise Refused(f"{op.name} over its units ({op.module or 'the model'}) does not keep {kind} apart")
+        raise Refused(f"{op.name} runs over its units ({op.module or 'the model'}), and {kind} would change its result")
 
     def normalise(self, effect: Normalise) -> Carried:
         x = self.findings.carried(effect.input.value, effect.input.layout)
@@ -73,12 +73,12 @@ class Norms:
     def standardise(self, effect: Normalise) -> Carried:
         """Weight standardisation: a norm over a reader's columns.
 
-        Pairs are read as mean ± A with A of the row's own variance, so mean and variance stay; columns for anything else
+        Pairs are read as mean ± A with A of the row's own variance, so mean and variance stay; columns for all other states
         are the mean itself, which becomes zero.
         """
         source = self.compensation.weights.multiple_of(effect.input.value)
         if source is None or source[1] or effect.beta is not None:
-            what = "a shift is added to it" if effect.beta is not None else "it is not stored as it is used there"
+            what = "a bias is added to it" if effect.beta is not None else "it is computed from stored tensors"
             place = self.findings.op.module or "the model"
             raise Refused(f"a weight that reads it is normalised over its columns in {place}, and {what}")
         columns = tuple(block for block in effect.input.layout if set(block.axes) & effect.axes)
@@ -90,7 +90,7 @@ class Norms:
         return replace(self.normalised(effect, ratio), standardised=True)
 
     def normalised(self, effect: Normalise, ratio: Ratio) -> Carried:
-        """New entries equal the mean, so they become zero; the variance is ratio times what it was."""
+        """The result of a norm whose new entries equal the mean: they become zero, and the variance is multiplied by ratio."""
         self.findings.verdict.eps.append(
             MoveEps(self.findings.op.index, self.findings.op.module, effect.eps, ratio, Fraction(1))
         )

@@ -1,4 +1,4 @@
-"""What happens to new units where values are multiplied: read by a weight, written by one, or scaled unit by unit."""
+"""The state of new units after products: read by a weight, written by one, or scaled unit by unit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outgrow.exactness.weight_sources import WeightSources
 
 
 class Products:
-    """The steps of a walk at products; demands on readers go into the verdict."""
+    """The steps of a walk at products; demands on readers are recorded in the verdict."""
 
     def __init__(self, findings: Findings, weights: WeightSources, compensation: Compensation) -> None:
         self.findings, self.places, self.reading = findings, findings.places, findings.reading
@@ -39,10 +39,10 @@ class Products:
         return result
 
     def read(self, effect: Contract, a: Carried, b: Carried) -> None:
-        """The units are summed over: by a reader's columns, or by another activation."""
+        """A product that sums over the units: with a reader's columns, or with another activation."""
         constant = [self.reading.constant[side.value] for side in (effect.left, effect.right)]
         if not any(constant):
-            if (a.state is State.ZERO) != (b.state is State.ZERO):  # were both zero, neither would get a gradient
+            if (a.state is State.ZERO) != (b.state is State.ZERO):  # if both were zero, neither would get a gradient
                 return
             place = self.findings.op.module or self.findings.op.name
             raise Refused(f"two activations are multiplied and summed over it (as q·k is) in {place}")
@@ -70,14 +70,14 @@ class Products:
                 )
         columns = tuple(block for block in reader.layout if set(block.axes) & effect.contracted)
         keys = self.places.slots_in(columns)
-        for name in names - {tensor for tensor, _ in keys}:  # summands of the weight beside the one whose labels it carries
+        for name in names - {tensor for tensor, _ in keys}:  # summands of the weight other than the one whose labels it carries
             mine = self.reading.layouts[self.places.anatomy.held[name]]
             keys |= {(name, block.axes[0]) for block in mine if self.places.axes((block,))}
         for key in keys:
             self.findings.demand(key, demand)
 
     def written(self, effect: Contract) -> Carried:
-        """What a product that reads the volume writes to it, if it does (a layer from the stream to the stream)."""
+        """The result of a product that reads the volume and may also write it (a layer from the stream to the stream)."""
         rows = [
             (side, tuple(block for block in side.layout if not set(block.axes) & effect.contracted))
             for side in (effect.left, effect.right)
@@ -92,13 +92,13 @@ class Products:
         return Carried(blended(states), writers=self.places.unscaled(tuple(block for _, layout in sources for block in layout)))
 
     def _row_state(self, weight: Carried) -> State | None:
-        """Rows of a computed weight; standardised, all is kept but the mean, and what is known of it concerns its columns."""
+        """The state of a computed weight's rows; standardisation keeps all but the mean, and its own state is about columns."""
         if weight.standardised:
             return State.ANY if self.findings.start is State.MEAN else self.findings.start
         return weight.state
 
     def multiply(self, effect: Contract, a: Carried, b: Carried) -> Carried:
-        """Products unit by unit, and products with something that carries no unit."""
+        """Products unit by unit, and products with values that carry no unit."""
         for mine, other, operand in ((a, b, effect.right), (b, a, effect.left)):
             if mine.exponent and self.compensation.can_compensate(operand) and not other.exponent and not effect.contracted:
                 mine = self.compensation.compensate(mine, operand)
@@ -111,7 +111,7 @@ class Products:
         if None in (a.state, b.state):
             state = a.state or b.state
             if effect.divide and a.state is None and state is State.ZERO:
-                raise Refused(f"new units that are zero would be divided by in {self.findings.op.module}")
+                raise Refused(f"{self.findings.place} would divide by new units that are zero")
             standardised = a.standardised or b.standardised
             return Carried(state, exponent, ratio, writers=a.writers | b.writers, standardised=standardised)
         constant = [self.reading.constant[side.value] for side in (effect.left, effect.right)]
@@ -119,14 +119,14 @@ class Products:
         if x.state is State.MEAN and constant[0] != constant[1] and not effect.contracted:
             return self.weigh(x, scale, exponent, ratio)
         if effect.divide and b.state is State.ZERO and not constant[1]:
-            raise Refused(f"new units that are zero would be divided by in {self.findings.op.module}")
+            raise Refused(f"{self.findings.place} would divide by new units that are zero")
         if State.ZERO in (a.state, b.state):
             return Carried(State.ZERO, exponent, ratio)
         state = blended({a.state, b.state})
         return Carried(State.ANY if state is State.MEAN else state, exponent, ratio)
 
     def weigh(self, x: Carried, scale: Operand, exponent: Fraction, ratio: Ratio | None) -> Carried:
-        """LayerScale: rows must average to the mean after the scale, whose new entries are one."""
+        """LayerScale: rows must average to the mean after the scale, and new entries of the scale are one."""
         names = self.places.origins(scale.layout)
         whole = sum(
             int((self.places.ids(block.labels) >= 0).sum()) == block.labels.size == self.places.volume.count
@@ -134,6 +134,6 @@ class Products:
         )
         reads = any("reads" in self.places.volume.births.roles.get(key, ()) for key in self.places.slots_in(scale.layout))
         if len(names) != 1 or not whole or reads or not x.writers or any(passed for _, passed in x.writers):
-            raise Refused(f"its writers are scaled one by one in {self.findings.op.module}")
+            raise Refused(f"{self.findings.place} scales its units in a way that does not keep their mean")
         scaled = frozenset((writer, next(iter(names))) for writer, _ in x.writers)
         return Carried(State.MEAN, exponent, ratio, writers=scaled)

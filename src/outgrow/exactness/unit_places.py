@@ -8,7 +8,7 @@ from outgrow.analysis.volumes import Anatomy, Volume
 
 
 class UnitPlaces:
-    """Reads a volume's units off the layouts of values. It changes nothing."""
+    """Finds a volume's units in the layouts of values. It changes nothing."""
 
     def __init__(self, anatomy: Anatomy, volume: Volume) -> None:
         self.anatomy, self.volume, self.reading = anatomy, volume, anatomy.reading
@@ -26,7 +26,7 @@ class UnitPlaces:
         return bool(self.axes(self.reading.layouts[value]))
 
     def origins(self, layout: Layout) -> frozenset[str]:
-        """Names of the tensors whose labels of this volume stand in a layout."""
+        """Names of the tensors that the volume's labels in a layout come from."""
         return frozenset(tensor for tensor, _ in self.slots_in(layout))
 
     def unscaled(self, layout: Layout) -> frozenset[tuple[str, str]]:
@@ -36,11 +36,11 @@ class UnitPlaces:
         return {key for block in layout for key in self._lookup.born(block.labels)}
 
     def ratio(self, layout: Layout, axes: frozenset[int], whole: bool) -> Ratio:
-        """How a count over `axes` changes with each new unit."""
+        """How the number of entries over `axes` changes with each new unit; `whole`: the axes must hold exactly the volume."""
         for block in layout:
             ids = self.ids(block.labels)
             if set(block.axes) & axes and (ids >= 0).any():
                 if whole and ((ids < 0).any() or ids.size != self.volume.count):
-                    raise Refused("a norm goes over it together with other units")
+                    raise Refused("a norm runs over it together with other units")
                 return Ratio(ids.size, int((ids == self.volume.count - 1).sum()))
-        raise Refused("its statistics could not be followed")
+        raise Refused("a statistic runs over it in a way that outgrow does not understand")

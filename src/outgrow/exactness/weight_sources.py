@@ -1,10 +1,10 @@
-"""What happens to a weight on its way to where it is used: casts, masks, merged adapters, norms over its own entries.
+"""Weights that are computed from stored tensors: casts, masks, merged adapters, norms over their own entries.
 
-Methods fill tensors as they are stored. A reader's columns cancel only if what is done to them first is linear, entry by entry,
-and if nothing else is computed from them. Let w = f(v) be a weight's column for a new unit, made of the stored column v:
+Methods fill stored tensors. A reader's columns cancel only if the weight is a linear function of them, entry by entry, and if
+nothing else is computed from them. Let w = f(v) be a weight's column for a new unit, computed from the stored column v:
 
     sign, share    f must be linear: w = s·v with one s for twins (or for a unit and its copies), and nothing added
-    zero           f(0) = 0: a shift (a bias that stays, the β of a norm) would be read with whatever the unit holds
+    zero           f(0) = 0: a shift (a bias that does not grow, the β of a norm) would read the unit's arbitrary values
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from outgrow.exactness.carried_units import Findings
 
 
 class WeightSources:
-    """Follows readers' weights back to the tensors that they are made of."""
+    """Follows readers' weights back to the stored tensors that they are computed from."""
 
     def __init__(self, findings: Findings) -> None:
         self.findings, self.places, self.reading = findings, findings.places, findings.reading
-        self.passed: set[int] = set()  # operators that make readers' weights of tensors
+        self.passed: set[int] = set()  # operators that compute readers' weights from stored tensors
         self.read_at: set[tuple[str, int]] = set()  # tensors, and the operators where they read
 
     def read(self, weight: int, demand: str) -> set[str]:
-        """Tensors whose columns read units at the present operator, as parts of a weight."""
+        """Stored tensors whose columns read units at the current operator, as parts of a weight."""
         names = self.sources(weight, demand)
         self.read_at |= {(name, self.findings.op.index) for name in names}
         return names
 
     def sources(self, weight: int, demand: str) -> set[str]:
-        """Tensors whose columns become those of a reader's weight; the operators on the way are noted."""
+        """Stored tensors whose columns become those of a reader's weight; the operators in between are recorded."""
         names: set[str] = set()
         todo = [weight]
         while todo:
@@ -44,7 +44,7 @@ class WeightSources:
         return names
 
     def _made_of(self, index: int, demand: str) -> list[int]:
-        """Values, carrying the units, of which an operator's result is a linear function entry by entry."""
+        """The inputs with units, if an operator's result is a linear function of them entry by entry."""
         op, effect = self.reading.trace.ops[index], self.reading.effects[index]
         match effect:
             case Move():
@@ -59,10 +59,10 @@ class WeightSources:
                 return [effect.input.value]
             case Map(zero=True) if demand in ("free", "zero") and all(map(self.places.carries, effect.inputs)):
                 return list(effect.inputs)
-        raise Refused(f"a weight that reads it goes through {op.name} first ({op.module or 'the model'})")
+        raise Refused(f"a weight that reads it passes through {op.name} before it is used ({op.module or 'the model'})")
 
     def _factors(self, effect: Contract, demand: str, place: str) -> list[int]:
-        """What the demand on a product that is a weight passes on to: one factor and the bias. The other must be alike."""
+        """The inputs that a demand on a computed weight (a product) passes on to: one factor and the bias."""
         leader = leader_of(effect)
         sides = sorted((effect.left, effect.right), key=lambda side: side is not leader)
         carrying = [side for side in sides if self.places.carries(side.value)]
@@ -71,16 +71,16 @@ class WeightSources:
             if alike is not None and self.findings.carried(other.value, other.layout).state not in (alike, State.CONST):
                 raise Refused(f"a weight that reads it is a product whose second factor is no longer {alike.value} ({place})")
         if effect.divide and carrying[:1] == [effect.right]:
-            raise Refused(f"a weight that reads it is divided by in {place}")
+            raise Refused(f"a weight that reads it is a divisor ({place})")
         passed_on = [side.value for side in carrying[:1]]
         if effect.bias is None:
             return passed_on
         if demand != "free" and not (passed_on and self.places.carries(effect.bias)):
-            raise Refused(f"a weight that reads it is added to something that does not grow ({place})")
+            raise Refused(f"a weight that reads it is added to a tensor that does not grow ({place})")
         return passed_on + [effect.bias] * self.places.carries(effect.bias)
 
     def reads_with(self, value: int) -> bool:
-        """Whether a constant becomes a weight that reads the volume; otherwise it is an activation that depends on no input."""
+        """Whether a constant becomes a weight that reads the volume; if not, it is an activation that depends on no input."""
         todo = [value]
         while todo:
             value = todo.pop()
@@ -96,7 +96,7 @@ class WeightSources:
         return False
 
     def multiple_of(self, value: int) -> tuple[str, float] | None:
-        """The tensor of which a value is a multiple, and the number that is added to it first (1 + w); if any."""
+        """The stored tensor that a value is a multiple of, and the constant added to it (as in 1 + w); or None."""
         offset = 0.0
         while not self.reading.trace.values[value].name:
             op = self.findings.maker(value)
@@ -112,7 +112,7 @@ class WeightSources:
         return self.reading.trace.values[value].name, offset
 
     def check_uses(self) -> None:
-        """A tensor whose columns are chosen to suit its readers must be used for nothing else."""
+        """Refuse other uses of tensors whose columns are chosen to suit a reader."""
         for tensor in {tensor for tensor, _ in self.findings.verdict.readers}:
             todo = [self.places.anatomy.held[tensor]]
             while todo:
@@ -121,13 +121,13 @@ class WeightSources:
                     if (tensor, index) in self.read_at or not all(self.reading.constant[output] for output in op.outputs):
                         continue
                     if index not in self.passed and not isinstance(self.reading.effects[index], Move):
-                        raise Refused(f"{op.name} goes over all of {tensor}, which reads it ({op.module or 'the model'})")
+                        raise Refused(f"{op.name} computes with all of {tensor}, which reads it ({op.module or 'the model'})")
                     todo.extend(op.outputs)
 
     def measured(self, weight: Operand, w: Carried) -> None:
-        """Buffers measure a weight by what it does to vectors (a spectral norm): new rows and columns must be zero.
+        """Handle a weight that buffers measure (a spectral norm): its new rows and columns must be zero.
 
-        The buffers follow the weight while the model trains, so that their own new entries can't hide those of the weight.
+        The buffers are updated from the weight while the model trains, so zeros in the buffers could not hide its new entries.
         """
         place = self.findings.op.module.partition(".parametrizations.")[0] or "the model"
         keys = self.places.slots_in(weight.layout)

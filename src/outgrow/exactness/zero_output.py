@@ -1,14 +1,14 @@
-"""Make a network output zero with dense weights: the paper's zero initialisation (§4.3), on any traced module.
+"""Make a network output zero with dense weights: the paper's zero initialisation (§4.3), for any traced module.
 
     y = V σ(W x),   units l and r of the hidden volume equal (W_l = W_r),   V_r = −V_l   ⇒   y = 0,
 
-and yet both halves get a gradient: ∂y/∂V is σ(W x), and ∂y/∂W goes through ±V. The output is followed back through what keeps
-zero at zero (a sum of zeros, ReLU, a gate, pooling) to the last weights that read a hidden volume, whose units are then paired.
-An odd unit is read by a zero column.
+and yet both halves get a gradient: ∂y/∂V is σ(W x), and ∂y/∂W goes through ±V. The output is followed back through operators
+that map zero to zero (a sum of zeros, a gate, pooling) to the last weights that read a hidden volume, whose units are then
+paired. If the number of units is odd, the last one is read by a zero column.
 
-A branch that ends in a norm is another matter. A norm behind paired weights blows the first tiny output up to unit variance:
-exact at growth, and the loss explodes one step later. There γ = β = 0 by default, and the layers before it stay as they are;
-`literal` pairs the weights instead, as the paper has it (behind batch norm, or what multiplies by a statistic: RMS norm).
+A branch that ends in a norm is different. A norm after paired weights scales the first tiny output up to unit variance: exact
+at growth, but the loss explodes one step later. There γ = β = 0 by default, and the layers before it stay unchanged; `literal`
+pairs the weights instead, as in the paper (before a batch norm, or before a product with a statistic: RMS norm).
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from outgrow.verify.outputs import run
 from outgrow.wrong_arguments import usage
 
 M = TypeVar("M", bound=nn.Module)
-ROUNDING = 1e4  # units in the last place of what the module put out before
+ROUNDING = 1e4  # units in the last place of the module's previous output
 
 
 class NotZero(Exception):
-    """Raised inside a search for what to set to zero; becomes the reason of a refusal."""
+    """Raised where an output can't be made zero; its text becomes the reason of a refusal."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Pairing:
 
 @dataclass(frozen=True)
 class Zeroing:
-    """What makes an output zero: pairings, tensors filled with a number (zero, mostly), and columns of zeros.
+    """What makes an output zero: pairings, tensors filled with a constant (mostly zero), and columns of zeros.
 
     Columns are (tensor, axis, positions).
     """
@@ -66,9 +66,9 @@ class Zeroing:
 
 
 class Search:
-    """Follows an output back to what must be paired or set to zero.
+    """Follows an output back to the weights that must be paired or set to zero.
 
-    literal: pair weights before a batch norm too. pairs: or else the last weights become zero (NetMorph's rule).
+    literal: pair weights before a batch norm too. pairs: if False, the last weights become zero instead (NetMorph's rule).
     """
 
     def __init__(self, anatomy: Anatomy, literal: bool = False, pairs: bool = True) -> None:
@@ -126,12 +126,12 @@ class Search:
             case Shift() if name := self.reading.trace.values[self._source(effect.input)].name:  # norms that use 1 + γ
                 self.fills.append((name, -effect.constant))
             case Ignore() | Mix():
-                raise NotZero(f"it ends in {op.name}, through which zeros are not followed ({place})")
+                raise NotZero(f"it ends in {op.name}, and outgrow does not know its output for zeros ({place})")
             case _:
                 raise NotZero(f"it ends in {op.name}, which is not zero at zero ({place})")
 
     def _batch_norm(self, effect: PerUnit, place: str) -> None:
-        """Of batch norm and instance norm."""
+        """Make the output of a batch norm or instance norm zero."""
         names = [
             [self.reading.trace.values[self._source(value)].name for value in side] for side in (effect.scales, effect.shifts)
         ]
@@ -160,9 +160,9 @@ class Search:
             raise NotZero(f"it ends in a norm without weights ({place})")
         elif effect.divide:
             self.zero(one)
-        elif weight is None:  # two activations: a gate, or attention without a projection behind it
+        elif weight is None:  # two activations: a gate, or attention without an output projection
             self._either(one, other)
-        else:  # a factor a unit, or a layer that reads a single channel, as depthwise convolutions do
+        else:  # a factor per unit, or a layer that reads one channel, such as a depthwise convolution
             data = other if weight is effect.left else one
             maker = self.anatomy.maker.get(self._source(data))
             made = None if maker is None or self.literal else self.reading.effects[maker.index]
@@ -172,11 +172,11 @@ class Search:
             self.zero(effect.bias)
 
     def _normalises(self, effect: Contract) -> bool:
-        """Whether a product is x times a statistic, as in RMS norms."""
+        """Whether a product is x times a statistic, as in an RMS norm."""
         return not effect.contracted and any(self._statistic(side.value) for side in (effect.left, effect.right))
 
     def _statistic(self, value: int) -> bool:
-        """Whether a value is made of a mean, a sum or the like by functions of single numbers."""
+        """Whether a value is an elementwise function of a mean, a sum or another statistic."""
         while value in self.anatomy.maker:
             match self.reading.effects[self.anatomy.maker[value].index]:
                 case Reduce():
@@ -190,7 +190,7 @@ class Search:
         return False
 
     def _source(self, value: int) -> int:
-        """Where a value comes from that was only moved about."""
+        """The origin of a value, before operators that only move entries."""
         while value in self.anatomy.maker:
             match self.reading.effects[self.anatomy.maker[value].index]:
                 case Move(inputs=(source,)):
@@ -208,7 +208,7 @@ class Search:
             self.zero(other)
 
     def _pair(self, key: tuple[str, int], columns: list[Labels], place: str) -> None:
-        """Pair all that a weight reads along an axis: volumes with many units first; columns that are left become zero."""
+        """Pair the volumes that a weight reads along an axis, largest first; the remaining columns become zero."""
         origin = self.anatomy.origin[key]
         flat = np.concatenate([labels.ravel() for labels in columns])
         left = set((flat[(flat >= origin.start) & (flat < origin.start + origin.size)] - origin.start).tolist())
@@ -221,16 +221,16 @@ class Search:
                 self.pairings.append(Pairing(volume, key))
                 left -= here
         if 2 * len(left) > read:
-            raise NotZero(f"it needs two layers before its output: {place} reads nothing that could be paired")
+            raise NotZero(f"it needs two layers before its output: {place} reads no hidden units that could be paired")
         if left:
             self.columns.append((*key, tuple(sorted(left))))
 
 
 def resolved(anatomy: Anatomy, zeroing: Zeroing, seed: int | None = None) -> tuple[Write, ...]:
-    """The zeros and the pairs as positions of tensors, in the order in which they are written.
+    """The zeros and pairs as positions in tensors, in the order in which they are written.
 
-    seed: decides which unit of a pair is made like the other; two copies of a block should not start alike. Without one it is
-    the second.
+    seed: chooses which unit of a pair is overwritten with the other, so that two copies of a block do not start equal. Without
+    a seed it is the second.
     """
     rng = None if seed is None else np.random.default_rng(seed)
     writes: list[Write] = [Fill(name, value) for name, value in zeroing.fills]
@@ -276,7 +276,7 @@ def _index(positions: Sequence[int], like: Tensor) -> Tensor:
 
 
 def magnitude(module: nn.Module, example: Example) -> Iterator[float]:
-    """The largest output in eval mode and, where it runs, in train mode."""
+    """The largest absolute output in eval mode and, where the module runs there, in train mode."""
     outputs = run(module, example)
     for tensors in (outputs.evaluated, outputs.trained):
         yield max((float(t.abs().max()) for t in tensors or () if t.numel()), default=0.0)
@@ -284,14 +284,14 @@ def magnitude(module: nn.Module, example: Example) -> Iterator[float]:
 
 @usage("outgrow.zero_init(module, example)")
 def zero_init(module: M, example: Example, *, literal: bool = False) -> M:
-    """Give a module weights with which it outputs zero, up to rounding, while they stay dense and learn. Returns the module.
+    """Set the weights of a module so that it outputs zero, up to rounding, with dense weights that learn. Returns the module.
 
     Args:
-        module: any module whose output has two layers or more before it; it is changed in place.
+        module: any module with two or more layers before its output; it is changed in place.
         example: a tensor, a tuple of arguments, or a dict of keyword arguments.
-        literal: pair the weights before a batch norm at the end too, as the paper does; see `docs/transforms.md` for why not.
+        literal: also pair the weights before a final batch norm, as the paper does; `docs/transforms.md` says why this is off.
 
-    Raises MethodError, and leaves the module as it was, if there is no such choice of weights.
+    Raises MethodError, and leaves the module unchanged, if there is no such choice of weights.
 
     Example:
         >>> branch = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))

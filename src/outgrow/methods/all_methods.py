@@ -1,4 +1,4 @@
-"""The methods by name. "auto" tries them in this order and takes the first that is exact on the path."""
+"""The methods by name. "auto" tries the methods of `AUTO` in order and takes the first that is exact on the path."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BY_NAME: dict[str, tuple[Method, ...]] = {
 
 
 def by_name() -> dict[str, tuple[Method, ...]]:
-    """All methods that have a name: those of the package, and those that `outgrow.register_method` was given."""
+    """All methods with a name: the package's own, and those registered with `outgrow.register_method`."""
     return {**BY_NAME, **{name: (kind(),) for name, kind in REGISTERED.items()}}
 
 
@@ -33,7 +33,7 @@ def method_classes() -> dict[str, type[Method]]:
 
 
 def candidates(method: str | Method, fade: int | None = None) -> tuple[Method, ...]:
-    """The methods to try, in order, for what a user asked for."""
+    """The methods to try, in order, for a user's `method=` and `fade=`."""
     if fade is not None:
         return _faded(method, fade)
     if isinstance(method, Method):
@@ -50,7 +50,7 @@ def candidates(method: str | Method, fade: int | None = None) -> tuple[Method, .
 
 
 def _faded(method: str | Method, steps: int) -> tuple[Method, ...]:
-    """What is exact only because it fades in, or, where that is illegal, what is exact without."""
+    """The methods to try with `fade=`: the fade, and with "auto" also methods that are exact without it where it is refused."""
     if method == "auto":
         return (Faded(steps=steps), MeanFill(), NetMorph(zero="writers"), Net2Net())
     if method in ("random", "netmorph"):

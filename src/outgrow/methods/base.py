@@ -1,8 +1,8 @@
-"""What a method is: a state for new units, and the values that realise it at each slot.
+"""The base class of methods: a state for new units, and the values that realise it at each slot.
 
-A method sees units, never operators: `exactness/propagate_states.py` has already found what each reader must hold. It returns a
-`Recipe` for each slot: which fill, and for each new unit its model, draw, sign and share. Methods from outside the package
-derive from `Method` too, and `outgrow.register_method` gives them a name; what they need is in `outgrow.extending`.
+A method gets units, never operators: `exactness/propagate_states.py` has already found which values each reader must hold. It
+returns a `Recipe` for each slot: the fill, and for each new unit its model, draw, sign and share. Methods from outside the
+package derive from `Method` too, and `outgrow.register_method` gives them a name; their imports are in `outgrow.extending`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INITS = ("std", "he", "xavier", "copy")
 Init = str | Callable[[torch.Tensor, tuple[int, ...], torch.Generator], torch.Tensor]
 
 
-REGISTERED: dict[str, type[Method]] = {}  # methods from outside, by name: the purpose of `outgrow.register_method`
+REGISTERED: dict[str, type[Method]] = {}  # methods from outside the package, by name; filled by `outgrow.register_method`
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Recipe:
 
     fill: "free" (drawn values), "zero", "one", "mean" (of the existing units), "copy" (of the units in `models`), "rowmean"
     (of each row of a weight), or "spread" (the row's mean plus or minus drawn values with the row's variance).
-    models: the existing unit that each new unit is modelled on; what "copy" copies.
+    models: the existing unit that each new unit is modelled on; "copy" copies it.
     draws, for "free" and "spread": which draw a unit takes, counted from 0; units with the same draw get the same values.
     signs, for "free", "spread" and "copy": a factor on the values of each unit.
     weights, for "mean": the name of a tensor by which the existing units are weighted.
-    keep: a factor for each existing unit, where its part is shared with copies (one entry per existing unit).
+    keep: a factor on each existing unit that shares its values with copies (one entry per existing unit).
     gradient, gradient_keep: how gradients scale, so that optimizer state follows: for each copy, and for each existing unit.
-    fade: over how many optimizer steps the values come in, starting from zero.
+    fade: the number of optimizer steps over which the values fade in from zero.
     """
 
     fill: str
@@ -58,8 +58,8 @@ class Recipe:
 class Draft:
     """Choices made once per volume, so that all its slots agree.
 
-    new: how many units are added. models: for each, the existing unit that it is modelled on. extra: anything that the method
-    wants to hand from `draft` to `recipe`.
+    new: the number of new units. models: for each, the existing unit that it is modelled on. extra: any value that the method
+    passes from `draft` to `recipe`.
     """
 
     new: int
@@ -71,7 +71,7 @@ class Draft:
 class Method(abc.ABC):
     """Base of all methods: a frozen dataclass whose fields are the method's options.
 
-    A method of your own defines `state` and `recipe`, and what else differs from the defaults here. It is passed as an instance
+    A method of your own defines `state` and `recipe`, and overrides other defaults if needed. It is passed as an instance
     (`method=Echo()`), or by its name after `outgrow.register_method("echo", Echo)`; schedule files hold names.
 
     init: how free values are drawn: "std" (uniform, with the standard deviation of the tensor they join), "he", "xavier",
@@ -107,21 +107,21 @@ class Method(abc.ABC):
 
     @property
     def name(self) -> str:
-        """What plans and reports call it: the name that it is registered under, otherwise that of its class."""
+        """The name in plans and reports: the registered name, otherwise that of the class."""
         return next((name for name, kind in REGISTERED.items() if kind is type(self)), type(self).__name__)
 
     @property
     @abc.abstractmethod
     def state(self) -> State:
-        """What new units are where they are written; it decides where the method is exact (see `State`)."""
+        """The state of new units where they are written; it decides where the method is exact (see `State`)."""
 
     @abc.abstractmethod
     def recipe(self, slot: Slot, volume: Volume, verdict: Verdict, draft: Draft) -> Recipe:
-        """How to fill one slot. `verdict.readers` says what readers must hold; `forced` gives the recipe for that."""
+        """How to fill one slot. `verdict.readers` holds the demands on readers; `forced` gives the recipe for one."""
 
     @property
     def exact(self) -> bool:
-        """Whether the model computes the same afterwards. Outputs are compared, and a difference is refused, where it is."""
+        """Whether the grown model computes the same. If so, outputs are compared, and a growth that changes them is refused."""
         return self.noise == 0.0
 
     @property
@@ -130,7 +130,7 @@ class Method(abc.ABC):
         return 1
 
     def draft(self, volume: Volume, verdict: Verdict, new: int, rng: np.random.Generator) -> Draft:
-        """Choices for all slots of a volume; here, which existing units are models: in turn, in a random order."""
+        """Choices for all slots of a volume; by default, the models are the existing units in a random order, cyclically."""
         order = rng.permutation(volume.count)
         return Draft(new, tuple(int(order[index % volume.count]) for index in range(new)))
 
@@ -151,7 +151,7 @@ def free(draft: Draft, draws: tuple[int, ...] | None = None, signs: tuple[float,
 
 
 def forced(slot: Slot, verdict: Verdict, draft: Draft) -> Recipe | None:
-    """What a reader must hold whatever the method: zero columns, or the mean of its row; None if it is free to choose."""
+    """The recipe that every method must use for a reader: zero columns, or the mean of each row; None if the choice is free."""
     demand = verdict.readers.get((slot.tensor, slot.axis), "free")
     if demand == "zero":
         return zeros(draft)

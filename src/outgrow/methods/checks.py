@@ -1,4 +1,4 @@
-"""Check what a method says of itself and what it returns, so that a mistake in it is reported where it is made."""
+"""Check the properties and results of a method, so that a mistake in it is reported with its place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DRAWN = ("free", "spread")  # fills that need draws and signs
 
 
 def check_method(method: Method) -> None:
-    """Name, state and step of an instance make sense."""
+    """Check the name, state and step of an instance."""
     kind = type(method).__qualname__
     for attribute in ("name", "state", "step", "exact"):
         try:
@@ -36,7 +36,7 @@ def check_method(method: Method) -> None:
 
 
 def draft_by(method: Method, volume: Volume, verdict: Verdict, new: int, rng: np.random.Generator) -> Draft:
-    """What a method chooses for a volume, checked."""
+    """A method's draft for a volume, checked."""
     place = f"{_title(method)}: draft for {volume.name}"
     try:
         draft = method.draft(volume, verdict, new, rng)
@@ -53,7 +53,7 @@ def draft_by(method: Method, volume: Volume, verdict: Verdict, new: int, rng: np
 
 
 def recipe_by(method: Method, slot: Slot, volume: Volume, verdict: Verdict, draft: Draft) -> Recipe:
-    """How a method fills a slot, checked."""
+    """A method's recipe for a slot, checked."""
     place = f"{_title(method)}: recipe for {slot.tensor}, axis {slot.axis} ({slot.role})"
     try:
         recipe = method.recipe(slot, volume, verdict, draft)
@@ -76,7 +76,7 @@ def recipe_by(method: Method, slot: Slot, volume: Volume, verdict: Verdict, draf
     _check_list(place, "keep", recipe.keep, volume.count, False)
     _check_list(place, "gradient_keep", recipe.gradient_keep, volume.count, False)
     if not isinstance(recipe.fade, int) or recipe.fade < 0:
-        raise MethodError(f"{place} has fade={recipe.fade!r}: write over how many steps, a whole number")
+        raise MethodError(f"{place} has fade={recipe.fade!r}: write a number of steps, a whole number from 0 on")
     _check_demand(place, method, slot, verdict, draft, recipe)
     return recipe
 
@@ -86,11 +86,11 @@ def _title(method: Method) -> str:
 
 
 def _check_demand(place: str, method: Method, slot: Slot, verdict: Verdict, draft: Draft, recipe: Recipe) -> None:
-    """A reader that must be zero, or the mean of its row, is so if the method is exact."""
+    """Check that an exact method fills a reader as demanded: with zeros, or with the mean of each row."""
     must = forced(slot, verdict, draft) if slot.role == "reads" and method.exact else None
     if must is not None and recipe.fill != must.fill and not recipe.fade:
         raise MethodError(
-            f"{place} has fill={recipe.fill!r}, where only {must.fill!r} keeps what the model computes: "
+            f"{place} has fill={recipe.fill!r}, where only {must.fill!r} keeps the model's outputs: "
             "return forced(slot, verdict, draft) if that is not None"
         )
 

@@ -1,9 +1,9 @@
-"""Fade-in of new units: they are anything at all, and what reads them comes from zero to drawn values over some steps.
+"""Fade-in of new units: they have arbitrary values, and the columns that read them go from zero to drawn values.
 
-    W̄ = [W; U],   V̄ = [V, λA + Δ],   λ from 0 to 1 over `steps` optimizer steps, Δ what is learned meanwhile
+    W̄ = [W; U],   V̄ = [V, λA + Δ],   λ from 0 to 1 over `steps` optimizer steps, Δ: what the columns learn meanwhile
 
-At λ = 0 this is NetMorph with zero readers, and legal where that is. There is no gate in the network: the columns themselves
-move, by A/steps a step (see `training.drift`), so that at any moment the weights alone tell what the network computes.
+At λ = 0 this is NetMorph with zero readers, and exact where that is. There is no gate in the network: the columns themselves
+move by A/steps per step (see `apply/weight_fades.py`), so at any time the weights alone define the network's outputs.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     rows = mean of the writers' rows   ⇒   the mean stays, the variance becomes σ²·C/C′;   γ′ = γ·√(C/C′),   ε′ = ε·C/C′
 
-The normalised new features are zero, so the columns that read them are free; those that see the stream without a norm are
+The normalised new features are zero, so the columns that read them are free; columns that read the stream without a norm are
 zero. Rows that pass a LayerScale are averaged with its weights, and its new entries are one.
 """
 
@@ -39,7 +39,7 @@ class MeanFill(Method):
 
     def recipe(self, slot: Slot, volume: Volume, verdict: Verdict, draft: Draft) -> Recipe:
         if slot.role == "writes" and not verdict.weights:
-            return free(draft)  # no statistic sees the units: rows that are alike, and read by zeros, would stay alike
+            return free(draft)  # no statistic runs over the units: equal rows, read by zeros, would stay equal
         if slot.role == "writes":
             return Recipe("mean", draft.models, weights=verdict.weights.get(slot.tensor, ""))
         if slot.role == "reads":

@@ -2,8 +2,8 @@
 
     Ū_j = W_g(j),   V̄_j = a_j V_g(j)   with Σ a over the copies of a unit equal to one.
 
-Equal shares leave copies with equal gradients forever: `noise`, or a random split, tells them apart. Under a norm that mixes
-units, whole copies of all of them are exact (the size is then a multiple of the old one).
+With equal shares, copies have equal gradients forever: `noise` or a random split makes them differ. Under a norm that mixes
+units, copies of all units are exact (the size is then a multiple of the old one).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from outgrow.wrong_arguments import usage
 @usage("outgrow.Net2Net(split='random')")
 @dataclass(frozen=True, kw_only=True)
 class Net2Net(Method):
-    """Copies that share.
+    """Copies of existing units that share the columns of their originals.
 
-    mapping: "balanced" (each unit is copied equally often, give or take one) or "random" (where whole copies are not
-    needed). split: "equal" or "random".
+    mapping: "balanced" (the numbers of copies differ by at most one) or "random" (where copies of all units are not
+    required). split: "equal" or "random".
 
     Example:
         >>> import torch, outgrow

@@ -1,8 +1,8 @@
 """Network Morphism's widening: of the two new factors in V W = V W + A U, one is zero.
 
 zero="readers": U free, A = 0: exact wherever units are only read by weights. zero="writers": U = 0, A free: exact where the
-path keeps zero at zero; where zeros would never leave it, or leap (see `exactness/stuck_at_zero.py`), only who names it gets
-it. The side that is not zero must be alive, or no gradient reaches either: scales start at typical values.
+path maps zero to zero; where zeros would never learn, or would jump at the first step (see `exactness/stuck_at_zero.py`), it is
+used only if requested explicitly. The other side must not be zero, or neither gets a gradient: scales start at typical values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outgrow.wrong_arguments import usage
 @usage("outgrow.NetMorph(zero='readers')")
 @dataclass(frozen=True, kw_only=True)
 class NetMorph(Method):
-    """One side zero: "readers" or "writers".
+    """New units with zero columns in readers, or with zero rows in writers (`zero`).
 
     Example:
         >>> import torch, outgrow
@@ -59,7 +59,7 @@ class NetMorph(Method):
 @usage("outgrow.RandomPad(init='he')")
 @dataclass(frozen=True, kw_only=True)
 class RandomPad(Method):
-    """The paper's baseline: all new values drawn. It does not preserve the function.
+    """The paper's baseline: all new values are drawn. It does not preserve the function.
 
     Example:
         >>> import torch, outgrow

@@ -2,11 +2,11 @@
 
     W̄ = [W; U; U],   scales equal for l and r,   V̄ = [V, A, −A],   U and A free:   V̄ x̄ = V x + A x_l − A x_r = V x.
 
-Legal where the path keeps equal units equal. No noise is needed: l and r receive opposite gradients. With init="copy", U are
+Exact where the path keeps equal units equal. No noise is needed: l and r receive opposite gradients. With init="copy", U are
 copies of existing units (the hybrid with Net2Net that the paper leaves to future work).
 
 Where weights are standardised, (w − μ)/σ over a row, the pair is read as μ + A and μ − A, with A scaled to mean square σ²: mean
-and variance of the row stay what they were, and the standardised columns are opposite.
+and variance of the row do not change, and the standardised columns are opposite.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outgrow.wrong_arguments import usage
 @usage("outgrow.R2R(init='he')")
 @dataclass(frozen=True, kw_only=True)
 class R2R(Method):
-    """Pairs that cancel.
+    """Pairs of new units that cancel.
 
     Example:
         >>> R2R(init="he", scale=0.5).name

@@ -16,8 +16,8 @@ from outgrow.wrong_arguments import usage
 def register_method(name: str, method: type[Method], replace: bool = False) -> None:
     """Give a method of your own a name: for `outgrow.widen(…, method="echo")`, schedules, schedule files and the command line.
 
-    The name holds for the process. "auto" does not try the method: it is used only if requested explicitly. In a schedule file,
-    options are the fields of the class: `method = { name = "echo", scale = 0.5 }`.
+    The name is valid for the process. "auto" does not try the method: it is used only if requested explicitly. In a schedule
+    file, options are the fields of the class: `method = { name = "echo", scale = 0.5 }`.
 
     Args:
         name: letters, digits, "_" and "-"; none of the package's own names.
@@ -52,7 +52,7 @@ def register_method(name: str, method: type[Method], replace: bool = False) -> N
             "defaults in the class"
         )
     if not (isinstance(method, type) and issubclass(method, Method)):
-        raise MethodError(f"{method!r} is no method: pass a class that derives from outgrow.Method")
+        raise MethodError(f"{method!r} is not a method: pass a class that derives from outgrow.Method")
     if inspect.isabstract(method):
         missing = ", ".join(sorted(method.__abstractmethods__))
         raise MethodError(f"{method.__qualname__} can't be registered: it does not define {missing}")
@@ -70,7 +70,7 @@ def register_method(name: str, method: type[Method], replace: bool = False) -> N
 
 
 def _check(name: str, method: type[Method]) -> None:
-    """The method as its name alone gives it."""
+    """Check the method that its name stands for, with default options."""
     try:
         usual = method()
     except Exception as error:

@@ -35,7 +35,7 @@ EXPERTS: dict[str, tuple[dict[str, Any], str]] = {  # options, and the setting t
 
 
 class Logits(nn.Module):
-    """What the judge looks at."""
+    """The outputs that are compared."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

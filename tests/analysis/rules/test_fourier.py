@@ -1,4 +1,4 @@
-"""Fourier neural operators: transforms over space, complex weights, modes that are written into a spectrum."""
+"""Fourier neural operators: transforms over space, complex weights, and modes written into a spectrum."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def adjacency(edges: Tensor, nodes: int) -> Tensor:
 
 
 class Messages(nn.Module):
-    """A layer that sends messages along edges; `collect` adds them up, or whatever it does."""
+    """A layer that sends messages along edges; `collect` combines them."""
 
     def __init__(self, collect: str) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def spread(index: Tensor, like: Tensor) -> Tensor:
 
 
 def mean(sent: Tensor, to: Tensor, nodes: int) -> Tensor:
-    """As torch_geometric takes it: a sum, divided by counts that are expanded over the features."""
+    """The mean as in torch_geometric: a sum, divided by counts that are expanded over the features."""
     count = sent.new_zeros(nodes).scatter_add_(0, to, sent.new_ones(len(to))).clamp(min=1)
     total = sent.new_zeros(nodes, sent.shape[1]).scatter_add_(0, spread(to, sent), sent)
     return total / count.view(-1, 1).expand_as(total)
@@ -80,7 +80,7 @@ def test_messages_that_are_collected_by_index_grow_exactly_by_every_method(colle
 
 
 class PerEntry(nn.Module):
-    """Every entry has an index of its own, so that units are not treated alike."""
+    """Every entry has its own index, so units are not treated alike."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def test_an_index_that_new_units_would_outgrow_is_refused_and_nothing_changes() 
 
 
 class Neighbours(nn.Module):
-    """Sums over neighbours by a sparse matrix that is given, or kept as a buffer."""
+    """Sums over neighbours by a sparse matrix, passed as an argument or stored as a buffer."""
 
     def __init__(self, kept: Tensor | None = None) -> None:
         super().__init__()

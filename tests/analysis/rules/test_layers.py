@@ -48,7 +48,7 @@ def image(layer: nn.Module, out: int = W) -> nn.Module:
 
 
 def upscaled(layer: nn.Module, out: int) -> nn.Module:
-    """The layer behind a pixel shuffle, which makes places of the image of three quarters of the channels."""
+    """The layer after a pixel shuffle, which turns three quarters of the channels into pixels."""
     return image(nn.Sequential(nn.Conv2d(W, 8, 1), nn.PixelShuffle(2), layer), out)
 
 
@@ -78,7 +78,7 @@ class Over(nn.Module):
 
 
 class RootMeanSquare(nn.Module):
-    """RMSNorm whose ε stands in the code as a number."""
+    """RMSNorm with ε as a literal in its code."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -314,7 +314,7 @@ def test_auto_reaches_an_odd_size_by_another_exact_method() -> None:
 
 @pytest.mark.parametrize("by", [1, 2, 3])
 def test_an_rms_norm_in_single_precision_moves_its_epsilon(by: int) -> None:
-    """Kernels see ε rounded to the type that they compute in."""
+    """Kernels round ε to the type in which they compute."""
     model = nn.Sequential(nn.Linear(3, 4), nn.RMSNorm(4, eps=1e-5), nn.Linear(4, 2))
     randomise(model, torch.Generator().manual_seed(7))
     old = copy.deepcopy(model)

@@ -1,4 +1,4 @@
-"""Tensors that are written piece by piece: slices of canvases, packed and padded sequences, Fourier modes."""
+"""Tensors that are written part by part: slices of canvases, packed and padded sequences, Fourier modes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_what_is_no_slice_has_no_box() -> None:
 
 
 class Canvas(nn.Module):
-    """Two layers, whose results are written into one tensor in one of several ways."""
+    """Two layers whose results are written into one tensor, in several ways."""
 
     def __init__(self, how: str) -> None:
         super().__init__()

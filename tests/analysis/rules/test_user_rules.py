@@ -173,7 +173,7 @@ def test_a_norm_over_units_gets_its_scale_and_refuses_pairs() -> None:
     def reference(x: Tensor, weight: Tensor) -> Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
 
-    with pytest.raises(outgrow.GrowthError, match="does not keep pairs apart"):
+    with pytest.raises(outgrow.GrowthError, match="pairs would change its result"):
         outgrow.widen(frozen(Normed()), X, "one", by=4, method="r2r")
     check_exact(frozen(Normed()), X, "one", to=16, method="net2net")
 
@@ -254,7 +254,7 @@ class Reads(nn.Module):
 
 
 class Force(nn.Module):
-    """Differentiates in its forward pass."""
+    """A module that differentiates in its forward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -365,7 +365,7 @@ def test_a_rule_for_an_operator_of_pytorch_that_outgrow_does_not_know() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.two(torch.special.bessel_j0(self.one(x)))
 
-    outgrow.rule("aten::special_bessel_j0", like=torch.cos)  # number by number, and 1 at 0, as it is
+    outgrow.rule("aten::special_bessel_j0", like=torch.cos)  # elementwise, and 1 at 0, like the operator
     with pytest.raises(outgrow.GrowthError, match="position encoding"):
         outgrow.widen(frozen(Bessel()), X, "one", by=4)
     outgrow.rule("aten::special_bessel_j0", like=lambda x: torch.sigmoid(x) + 0.5, replace=True)

@@ -41,8 +41,8 @@ def offered(model: nn.Module, x: Tensor = X) -> dict[str, tuple[str, ...]]:
         ("rolled", ""),
         ("negated", "its input is multiplied by -1"),
         ("doubled", "its input is multiplied by 2"),
-        ("averaged", "its skip does not give back what it takes"),
-        ("flipped", "its skip does not give back what it takes"),
+        ("averaged", "its skip is not the identity"),
+        ("flipped", "its skip is not the identity"),
     ],
 )
 def test_what_stands_on_a_skip(how: str, words: str) -> None:

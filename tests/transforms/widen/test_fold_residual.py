@@ -275,7 +275,7 @@ def test_only_pairs_can_be_folded(method: str) -> None:
     assert state_of(model) == before
     fold(model, "one.0.conv2")
     if isinstance(method, str):
-        with pytest.raises(MethodError, match="goes on from pairs only"):
+        with pytest.raises(MethodError, match="allows new units only as pairs"):
             outgrow.widen(model, images(3, 0), "one.0.conv2", by=2, method=method)
 
 
