@@ -79,7 +79,7 @@ def test_schedule_files_hold_a_registered_method_with_its_options(tmp_path: Path
     file = tmp_path / f"schedule{suffix}"
     grow = [outgrow.Widen("0", by=4, method=Echo(strength=0.5)), outgrow.Widen("1", by=2, method=Echo())]
     schedule = outgrow.Schedule([outgrow.At(step=3, grow=grow)])
-    with pytest.raises(ScheduleError, match=r"own without a name.*outgrow\.register_method\('…', Echo\)"):
+    with pytest.raises(ScheduleError, match=r"a method without a name.*outgrow\.register_method\('…', Echo\)"):
         schedule.to_file(file)
     outgrow.register_method("echo", Echo)
     schedule.to_file(file)
