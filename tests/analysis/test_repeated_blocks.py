@@ -127,7 +127,7 @@ def test_a_model_on_the_meta_device_has_the_volumes_and_places_of_one_with_value
             if name != "a layer used elsewhere" or look is outgrow.volumes:
                 assert list(map(repr, look(without, given))) == list(map(repr, look(make(), example)))
             else:
-                assert "can't be found out on the meta device" in look(without, given)[0].reason
+                assert "on the meta device it can't be checked" in look(without, given)[0].reason
 
 
 def test_a_timeline_of_a_model_on_the_meta_device() -> None:

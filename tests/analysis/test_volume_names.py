@@ -44,13 +44,13 @@ def test_an_error_names_the_other_volume_of_a_module() -> None:
 def test_a_module_that_no_volume_is_called_after_is_led_to_its_volume(pattern: str) -> None:
     with pytest.raises(outgrow.GrowthError) as raised:
         outgrow.widen(Tokens(False), IDS, pattern, by=2)
-    assert "up_proj: no volume is called after it: it reads embed_tokens, writes gate_proj" in str(raised.value)
+    assert "up_proj: no volume has its name: it reads embed_tokens, writes gate_proj" in str(raised.value)
     assert "write 'gate_proj'" in str(raised.value)
     outgrow.widen(Tokens(False), IDS, "gate_proj", by=2)
 
 
 def test_names_that_are_no_module_get_those_that_come_near() -> None:
-    with pytest.raises(outgrow.GrowthError, match="names that come near: gate_proj"):
+    with pytest.raises(outgrow.GrowthError, match="similar names: gate_proj"):
         outgrow.widen(Tokens(False), IDS, "gate_prj", by=2)
 
 

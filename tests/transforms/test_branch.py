@@ -212,7 +212,7 @@ class Looks(nn.Module):
 def test_code_that_looks_at_the_module_itself_is_named() -> None:
     model = Looks()
     before = state_of(model)
-    with pytest.raises(MethodError, match="looks at more than what it puts out"):
+    with pytest.raises(MethodError, match="uses more than its output"):
         outgrow.branch(model, torch.randn(4, 5), "a")
     assert state_of(model) == before
 

@@ -60,8 +60,16 @@ def test_a_larger_kernel_computes_the_same_and_learns(name: str) -> None:
         ({"kernel_size": 3}, (5, 5, 5), "no larger one"),
         ({"kernel_size": 3}, 5.0, "whole number"),
         ({"kernel_size": 3, "padding": "same", "dilation": 2}, 4, "can't be centred"),
-        ({"kernel_size": 3, "padding": 1, "padding_mode": "reflect"}, 25, "12 places for its reflect padding, and the example"),
-        ({"kernel_size": (3, 1), "padding": "same", "padding_mode": "circular"}, (3, 27), "13 places for its circular padding"),
+        (
+            {"kernel_size": 3, "padding": 1, "padding_mode": "reflect"},
+            25,
+            "12 positions for its reflect padding, and the example",
+        ),
+        (
+            {"kernel_size": (3, 1), "padding": "same", "padding_mode": "circular"},
+            (3, 27),
+            "13 positions for its circular padding",
+        ),
     ],
 )
 def test_sizes_that_are_refused(options: dict[str, Any], size: Any, words: str) -> None:

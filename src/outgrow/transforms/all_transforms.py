@@ -1,7 +1,7 @@
 """The one table of transforms, read by growths, schedules, schedule files and public calls.
 
-A transform is a frozen dataclass that says what is requested, and a function that plans it. Within one growth sizes are planned
-first, then new modules, then what `outgrow.register_transform` has added.
+A transform consists of a frozen dataclass, the request, and a function that plans it. Within one growth sizes are planned
+first, then new modules, then the transforms added by `outgrow.register_transform`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Transform = Any  # an instance of a class in the table
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """A kind of transform.
+    """One row of the table: a kind of transform.
 
-    name: of the public call, and the key in schedule files. request: its class. place: the field that names the place; in files
-    the key stands for it. plan: from a request to a step; from all requests of a growth, if they are planned `together`.
-    order: kinds with a low one are planned first. inserts: it may put new modules beside the place. methods: its field `method`
+    name: of the public call, and the key in schedule files. request: its class. place: the field that names the place; files
+    give it as the value of the key. plan: from a request to a step; from all requests of a growth, if they are planned
+    `together`. order: kinds with a low one are planned first. inserts: it may insert new modules. methods: its field `method`
     may hold an `outgrow.Method`.
     """
 
@@ -53,8 +53,8 @@ TABLE: tuple[Kind, ...] = (
     Kind("kernel", Kernel, "where", kernel_plan, order=0),
     Kind("branch", Branch, "beside", branch_plan, order=3, inserts=True),
 )
-LAST = 4  # the order of those that are registered
-REGISTERED: dict[str, Kind] = {}  # by name, filled by `outgrow.register_transform`, whose purpose it is
+LAST = 4  # the order of registered transforms
+REGISTERED: dict[str, Kind] = {}  # by name; filled by `outgrow.register_transform`
 
 
 def kinds() -> tuple[Kind, ...]:
@@ -63,21 +63,21 @@ def kinds() -> tuple[Kind, ...]:
 
 
 def kind_of(transform: Any) -> Kind | None:
-    """The row of a transform; None if it is none."""
+    """The kind of a transform; None if the object is not a transform."""
     return next((kind for kind in kinds() if isinstance(transform, kind.request)), None)
 
 
 def check_transforms(transforms: Sequence[Any]) -> None:
-    """Raise if there is nothing to do, or something that is no transform."""
+    """Raise if there are no transforms, or if one of the objects is not a transform."""
     if not transforms:
         raise GrowthError("nothing to do: pass at least one transform, e.g. outgrow.Widen('*', factor=1.5)")
-    strangers = [transform for transform in transforms if kind_of(transform) is None]
-    if strangers:
-        raise GrowthError(f"{strangers[0]!r} is no transform: write e.g. outgrow.Widen('*', factor=1.5)")
+    unknown = [transform for transform in transforms if kind_of(transform) is None]
+    if unknown:
+        raise GrowthError(f"{unknown[0]!r} is no transform: write e.g. outgrow.Widen('*', factor=1.5)")
 
 
 def described(transform: Any) -> str:
-    """A transform in a few words: its property `summary`, or its place and the options that are not as usual."""
+    """A transform as a short text: its property `summary`, or its place and the options that differ from their defaults."""
     summary, kind = getattr(transform, "summary", None), kind_of(transform)
     if isinstance(summary, str) or kind is None:
         return summary if isinstance(summary, str) else repr(transform)

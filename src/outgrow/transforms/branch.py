@@ -1,10 +1,10 @@
-"""Sub-net morphing: a branch beside a layer or a stage, which adds nothing at first (Network Morphism, §3.6).
+"""Sub-net morphing: a new branch beside a layer or a stage, whose output is zero at first (Network Morphism, §3.6).
 
     m(x)  →  m(x) + b(x),   b zero by pairs, with dense weights (r2r), or by a last layer of zeros (netmorph)
 
-Beside a module with layers of its own, b is a copy of it, if that can be made zero; beside a single layer, or where layers= or
-hidden= ask for it, b is built: a layer like m, or one that halves as m does, then activations and layers of size one. Both
-stand in an `outgrow.Parallel`, which takes the place of m.
+Beside a module that contains layers, b is a copy of it, if that can be made zero. Beside a single layer, or if layers= or
+hidden= is given, b is built: a layer like m, or one with the same stride as m, then activations and layers with kernels of
+size one. An `outgrow.Parallel` with both replaces m.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from outgrow.model.module_calls import Call, calls_of
 from outgrow.modules.blocks import CONVOLUTIONS, LAYERS, LINEAR, Parallel
 from outgrow.optimizers.new_parameters import LEARNS, is_frozen
 from outgrow.requests import Branch
-from outgrow.transforms.deepen.new_layers import LEAST, surroundings
+from outgrow.transforms.deepen.new_layers import LEAST_HIDDEN, surroundings
 from outgrow.transforms.site_and_step import Site, Step
 
 
 def branch_plan(site: Site, request: Branch) -> Step:
-    """The branch that a request puts beside a module, and how it starts."""
+    """The plan that puts a branch beside a module, with its starting values."""
     model, example, path = site.model, site.example, request.beside
     try:
         module = model.get_submodule(path)
     except AttributeError:
         names = ", ".join([name for name, _ in model.named_modules() if name][:8])
-        raise SelectionError(f"the model has no module {path!r}: those are {names} …") from None
+        raise SelectionError(f"the model has no module {path!r}: it has {names} …") from None
     try:
         call = _only(calls_of(model, example, [path])[path])
         given, output = _tensors(call)
@@ -53,7 +53,7 @@ def branch_plan(site: Site, request: Branch) -> Step:
         try:
             calls_of(model, example, [insert.path])
         except TraceError as error:
-            why = f"the code around it looks at more than what it puts out ({error.__cause__})"
+            why = f"the code around it uses more than its output ({error.__cause__})"
             raise MethodError("no branch can be put there", [Problem(path, why)]) from None
         if made and request.exact and request.fade is None:
             try:
@@ -75,7 +75,7 @@ def _only(calls: Sequence[Call]) -> Call:
 
 
 def _tensors(call: Call) -> tuple[Tensor, Tensor]:
-    """What a module was given first, and what it made of it."""
+    """A module's first input, and its output; refused unless both are tensors of features."""
     example, output = call.example, call.output
     given = next(iter(example.values() if isinstance(example, dict) else example), None)
     if not isinstance(given, Tensor) or not isinstance(output, Tensor):
@@ -88,7 +88,7 @@ def _tensors(call: Call) -> tuple[Tensor, Tensor]:
 def _branch(
     model: nn.Module, main: nn.Module, path: str, call: Call, request: Branch, seed: int
 ) -> tuple[dict[str, Any], tuple[Write, ...]]:
-    """The description of a branch to build; or none, and what makes a copy of the module zero."""
+    """The description of a branch to build; or, for a copy of the module, no description and the writes that make it zero."""
     wanted = request.layers or request.hidden or type(main).__name__ in LAYERS or not len(main._modules)
     reason = ""
     if request.kind == "copy" or not wanted:
@@ -98,8 +98,8 @@ def _branch(
             return {}, ()
         try:
             return {}, _zeros(main, call, request)
-        except NotZero as no:
-            reason = f"a copy of it can't be made zero ({no}), and "
+        except NotZero as refusal:
+            reason = f"a copy of it can't be made zero ({refusal}), and "
     first, dims, channels = _first(main, *_tensors(call), request.hidden, reason)
     activation, norm = surroundings(model, path, dims)
     made = {"kind": "branch", "first": first, "channels": channels, "layers": request.layers or 2, "dims": dims}
@@ -107,7 +107,7 @@ def _branch(
 
 
 def _zeros(block: nn.Module, given: Call, request: Branch) -> tuple[Write, ...]:
-    """What makes the output of a module zero."""
+    """The writes that make a module's output zero."""
     anatomy = by_itself(block, given)
     search = Search(anatomy, pairs=request.kind != "netmorph")
     for output in anatomy.reading.trace.outputs:
@@ -116,14 +116,14 @@ def _zeros(block: nn.Module, given: Call, request: Branch) -> tuple[Write, ...]:
 
 
 def _first(main: nn.Module, given: Tensor, output: Tensor, hidden: int | None, reason: str) -> tuple[dict[str, Any], int, int]:
-    """The first layer of a branch: like the layer it stands beside, or one that makes the same shape; dims, and channels."""
+    """The first layer of a branch (like `main`, or one with the same output shape), its dims, and its output channels."""
     kind = type(main).__name__
     if kind == "Linear" or (kind not in LAYERS and given.shape[:-1] == output.shape[:-1] and given.ndim < 4):
         channels = output.shape[-1]
-        units = hidden or max(channels + channels % 2, LEAST)
+        units = hidden or max(channels + channels % 2, LEAST_HIDDEN)
         return {"type": "Linear", "in_features": given.shape[-1], "out_features": units}, LINEAR, channels
     dims, channels = given.ndim - 2, output.shape[1]
-    units = hidden or max(channels + channels % 2, LEAST)
+    units = hidden or max(channels + channels % 2, LEAST_HIDDEN)
     ends = {"in_channels": given.shape[1], "out_channels": units}
     if kind in LAYERS:
         names = (

@@ -1,9 +1,9 @@
-"""Kernel morphing: a larger kernel with zeros around the old one, and as much more padding (Network Morphism, §3.5).
+"""Kernel morphing: a larger kernel with zeros around the old one, and more padding to match (Network Morphism, §3.5).
 
     w′ = [0 w 0] along each axis,   padding′ = padding + dilation·(k′ − k)/2
 
-A stride stays as it is; a transposed convolution crops by its padding what the zeros add. An odd difference needs padding on
-one side only: that is there with padding="same", and refused elsewhere.
+The stride does not change; a transposed convolution crops the larger output by its larger padding. An odd difference needs
+padding on one side only: padding="same" provides that, and it is refused otherwise.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def kernel_plan(site: Site, request: Kernel) -> Step:
 
 
 def _ring(weight: str, axis: int, size: int, at: tuple[int, ...], fade: int | None) -> Insertion:
-    """What is around the old kernel along an axis: zeros, or what comes from zero to drawn values."""
+    """The new entries around the old kernel along an axis: zeros, or drawn values that fade in."""
     if fade is None:
         return Insertion(weight, axis, size, at, (0,) * len(at), "zero")
     return Insertion(
@@ -67,7 +67,7 @@ def _ring(weight: str, axis: int, size: int, at: tuple[int, ...], fade: int | No
 
 
 def _reversed(layer: Any, fronts: Sequence[int], old: Sequence[int], new: Sequence[int]) -> list[int]:
-    """What torch pads with outside the kernel, last axis first."""
+    """The amounts of `_reversed_padding_repeated_twice` for the larger kernel, last axis first."""
     before = list(layer._reversed_padding_repeated_twice)
     result = []
     for place, axis in enumerate(reversed(range(len(old)))):
@@ -77,7 +77,7 @@ def _reversed(layer: Any, fronts: Sequence[int], old: Sequence[int], new: Sequen
 
 
 def _check_mirrors(layer: Any, path: str, anatomy: Anatomy, padded: Sequence[int]) -> None:
-    """Padding with an image's own numbers can't take more of them than there are."""
+    """Raise if reflect or circular padding would need more pixels than the example has."""
     spare = {"reflect": 1, "circular": 0}.get(layer.padding_mode)
     trace = anatomy.reading.trace
     for op in trace.ops if spare is not None else ():
@@ -88,12 +88,12 @@ def _check_mirrors(layer: Any, path: str, anatomy: Anatomy, padded: Sequence[int
                 if needed > size - (spare or 0):
                     mode = layer.padding_mode
                     raise SizeError(
-                        f"{path} would take {needed} places for its {mode} padding, and the example has {size} there"
+                        f"{path} would need {needed} positions for its {mode} padding, and the example has {size} there"
                     )
 
 
 def _front(layer: Any, path: str, axis: int, old: int, new: int) -> int:
-    """How many zeros stand before the old kernel."""
+    """The number of zeros before the old kernel along an axis."""
     if layer.padding == "same":
         before = layer.dilation[axis] * (new - 1) // 2 - layer.dilation[axis] * (old - 1) // 2
         if before % layer.dilation[axis]:
@@ -108,7 +108,7 @@ def _front(layer: Any, path: str, axis: int, old: int, new: int) -> int:
 
 
 def _weight(model: nn.Module, anatomy: Anatomy, layer: nn.Module, path: str) -> str:
-    """The tensor that the convolution uses as it is stored."""
+    """The name of the convolution's weight; refused unless the convolution uses it as it is stored."""
     for op in anatomy.reading.trace.ops:
         if op.name == "aten.convolution" and op.module == path:
             name: str = anatomy.reading.trace.values[op.args[1].value].name

@@ -22,14 +22,14 @@ def register_transform(cls: type, planner: Planner, name: str = "", place: str =
     """Make a transform of your own usable in `outgrow.grow`, `outgrow.plan`, schedules, schedule files and saved runs.
 
     A transform is a request, an instance of `cls`, from which `planner` makes a plan. The growth does the rest: it carries the
-    plan out on model, averaged copies and optimizers, compares outputs, and undoes everything on a failure. In a growth by
-    several transforms, those from outside come last, in the order in which they were registered. A registration holds for the
-    process; files of grown models are read without it, since they hold plans.
+    plan out on model, averaged copies and optimizers, compares outputs, and undoes everything on a failure. In a growth with
+    several transforms, registered ones come last, in the order of their registration. A registration holds for the process;
+    files of grown models can be read without it, since they contain plans.
 
     Args:
         cls: a frozen dataclass that checks its own fields.
         planner: called as `planner(site, request)`. The `site` has `model`, `example`, `seed` and `anatomy` (the volumes); the
-            planner returns an `outgrow.extending.Plan` and leaves the model as it is. What is tried within `site.trial()` is
+            planner returns an `outgrow.extending.Plan` and does not change the model. Changes within `site.trial()` are
             undone. Refusals are raised as `outgrow.GrowthError`.
         name: the key in schedule files, e.g. `{ vocabulary = "embedding", by = 8 }`; by default the name of the class in lower
             case.
@@ -75,7 +75,7 @@ def register_transform(cls: type, planner: Planner, name: str = "", place: str =
 
 
 def _check_conflicts(cls: type, name: str, options: list[str], replace: bool) -> None:
-    """Raise if a schedule file, or a growth, could not tell this transform from another one."""
+    """Raise if a schedule file or a growth could confuse this transform with another one."""
     if any(kind.name == name or kind.request is cls for kind in TABLE):
         raise GrowthError(f"{name!r} is a transform of outgrow's own: choose another name, and a class of your own")
     there = REGISTERED.get(name)
@@ -96,7 +96,7 @@ def _check_conflicts(cls: type, name: str, options: list[str], replace: bool) ->
 
 
 def _checked(site: Site, request: Any, planner: Planner) -> Step:
-    """The plan that somebody's planner returns, if it fits the model."""
+    """The plan of a user's planner; refused unless it fits the model."""
     plan = planner(site, request)
     if not isinstance(plan, Plan):
         raise GrowthError(f"the planner of {type(request).__name__} returned {plan!r:.80}, and no outgrow.extending.Plan")
@@ -109,7 +109,7 @@ def _checked(site: Site, request: Any, planner: Planner) -> Step:
 
 
 def _problems(site: Site, plan: Plan) -> list[Problem]:
-    """Tensors and attributes that are not there, or not as the plan expects them."""
+    """Tensors and attributes that are missing, or differ from the plan's expectation."""
     problems: list[Problem] = []
     shapes = {name: list(tensor.shape) for name, tensor in tensors_of(site.model).items()}
     for edit in plan.edits:

@@ -1,8 +1,8 @@
-"""What a transform plans with, and what it returns.
+"""The input of a transform, a *site*, and its result, a *step*.
 
-A *site* is the model as a transform finds it, with all transforms before it in effect. A *step* is what one transform does: its
-plans, and what is needed to carry them out but is no part of the record. Planning may run the model, and may try changes on it
-within `site.trial()`, which takes them back.
+A site is the model at the beginning of a transform, with all earlier transforms in effect. A step contains the transform's
+plans, and data that carrying them out needs but files do not record. Planning may run the model, and may try changes on it
+within `site.trial()`, which undoes them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from outgrow.requests import Skip
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """The model that a transform is to change, and on what it runs.
+    """The model that a transform plans to change, and its example.
 
-    model: as it is when the transform begins. example: what it runs on. seed: for the values that the growth draws.
+    model: at the beginning of the transform. example: its inputs. seed: for the values that the growth draws.
     """
 
     model: nn.Module
@@ -37,19 +37,19 @@ class Site:
 
     @cached_property
     def anatomy(self) -> Anatomy:
-        """The model's volumes, found in a forward pass."""
+        """The analysis of a forward pass, with the model's volumes."""
         return self.read()
 
     @contextmanager
     def trial(self) -> Iterator[Journal]:
-        """Changes noted in this journal are undone when the context ends, also if it ends by an error or an interrupt."""
+        """A journal whose changes are undone when the context ends, also if it ends by an error or an interrupt."""
         with trial(self.journal) as journal:
             yield journal
 
 
 @contextmanager
 def trial(outer: Journal) -> Iterator[Journal]:
-    """A journal that is undone when the context ends. outer: undoes it too, should an interrupt come first."""
+    """A journal that is undone when the context ends. outer: a journal that undoes it too, if an interrupt comes first."""
     journal = Journal()
     outer.note(journal.undo)
     try:
@@ -60,9 +60,9 @@ def trial(outer: Journal) -> Iterator[Journal]:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What one transform does: plans that are carried out together. Their inserts come first, then their edits.
+    """The result of one transform: plans that are carried out together. Their inserts come first, then their edits.
 
-    inits: how free values are drawn, by the name of the tensor. flops: of the model afterwards, where that is known.
+    inits: users' functions that draw values, by their names in the plans. flops: of the grown model, if they are known.
     """
 
     plans: tuple[Plan, ...]

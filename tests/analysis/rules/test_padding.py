@@ -41,13 +41,13 @@ def test_symmetric_padding_is_left_out_and_the_rest_grows(how: str, factor: floa
     old = copy.deepcopy(model)
     growth = outgrow.widen(model, IMAGE, "*", factor=factor)
     assert {change.volume for change in growth.plan.changes} == {"0", "1.one"}
-    assert "would keep units in their places" in {skip.volume: skip.reason for skip in growth.skipped}["1.two"]
+    assert "would keep units at their positions" in {skip.volume: skip.reason for skip in growth.skipped}["1.two"]
     assert_same_function(old, model, [IMAGE, FRESH])
 
 
 @pytest.mark.parametrize("how", ["attribute", "shape"])
 def test_symmetric_padding_that_is_named_is_refused_with_the_reason(how: str) -> None:
-    with pytest.raises(outgrow.GrowthError, match="would keep units in their places"):
+    with pytest.raises(outgrow.GrowthError, match="would keep units at their positions"):
         outgrow.widen(build(how), IMAGE, "1.two", by=2)
 
 

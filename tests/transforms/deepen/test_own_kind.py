@@ -280,7 +280,7 @@ def test_code_that_a_block_more_breaks_is_refused_in_words() -> None:
 
     model = Counting(by_number=False).double()
     before = state_of(model)
-    with pytest.raises(MethodError, match="with a block more there the model does not run"):
+    with pytest.raises(MethodError, match="with one more block there the model does not run"):
         outgrow.deepen(model, X, "blocks.0")
     assert state_of(model) == before
     with pytest.raises(GrowthError, match="does not run on the example"):

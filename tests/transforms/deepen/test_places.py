@@ -126,7 +126,7 @@ def test_layers_whose_weights_others_look_at_are_not_put_into_a_container() -> N
     model = chain(nn.TransformerEncoderLayer(6, 2, 8, batch_first=True))
     assert offered(model)["1.0.linear1"] == ()
     for method, fade in (("residual", None), ("netmorph", None), ("net2net", 3)):
-        with pytest.raises(MethodError, match="looks at more than what it puts out"):
+        with pytest.raises(MethodError, match="uses more than its output"):
             outgrow.deepen(model, X, "1.0.linear1", method=method, fade=fade)
 
 

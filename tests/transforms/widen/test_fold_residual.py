@@ -234,7 +234,7 @@ def test_the_optimizer_and_averages_follow() -> None:
         (Training, "one thing in training and another in evaluation"),
         (Counting, "changes attributes"),
         (Lucky, "makes tensors of its own"),
-        (Overwriting, "does not run as it did"),
+        (Overwriting, "does not run as before"),
     ],
 )
 def test_code_that_can_not_be_rewritten_is_refused_and_nothing_changes(kind: type[Bare], reason: str) -> None:

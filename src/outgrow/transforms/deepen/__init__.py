@@ -1,1 +1,1 @@
-"""Deepen: where blocks can be inserted, which ones, and what the model looks like afterwards."""
+"""Deepen: the places where blocks can be inserted, the new blocks, and checks of the deepened model."""

@@ -1,12 +1,12 @@
-"""Deepen where a model has no blocks of its own: behind a layer or an activation of a plain network.
+"""Deepen a plain network: insert a new module behind a layer or an activation.
 
     r2r        y → y + f(y),  f a residual block's branch, zero with dense weights                    (R2DeeperR)
-    residual   the same behind blocks of any kind: r2r looks for one of the model's own there
+    residual   the same behind blocks of any kind, where r2r would copy one of the model's own
     net2net    y → ψ(I y),    exact where y = ψ(…) with an idempotent ψ, so that ψ(y) = y              (Net2DeeperNet)
     netmorph   W x → Q (Qᵀ W) x,  one layer as two dense ones, Q an orthogonal matrix                 (NetMorph)
 
-In an nn.Sequential the new module is one child more. Elsewhere the module that it follows is put into an nn.Sequential of its
-own, and the plan tells the names.
+In an nn.Sequential the new module is one more child. Elsewhere the module before it is put into an nn.Sequential of its own,
+and the plan records the changed names.
 """
 
 from __future__ import annotations
@@ -37,23 +37,25 @@ from outgrow.modules.blocks import CONVOLUTIONS, LINEAR, TRANSPOSED
 from outgrow.modules.gates import PActivation
 from outgrow.trace.evaluate_operator import base_name
 
-LEAST = 16  # hidden units of a residual block: a few pairs alone may all be dead behind a ReLU
+LEAST_HIDDEN = 16  # hidden units of a residual block: a few pairs alone may all be dead behind a ReLU
 NEW_LAYER_METHODS = ("r2r", "residual", "net2net", "netmorph")
-RESIDUAL = ("r2r", "residual", "random")  # the last does not preserve the function, if it does not fade in
+RESIDUAL = ("r2r", "residual", "random")  # the last preserves the function only if it fades in
 PLAIN_LAYERS = (nn.Linear, *CONVOLUTIONS.values(), *TRANSPOSED.values())
-SIMPLE = "ReLU GELU SiLU Tanh Sigmoid Hardswish Hardsigmoid ELU SELU CELU LeakyReLU Softplus Mish ReLU6 Softsign".split()
-ACTIVATIONS = {"relu": "ReLU"}  # idempotent ones, by the class that computes them
+SIMPLE_ACTIVATIONS = (
+    "ReLU GELU SiLU Tanh Sigmoid Hardswish Hardsigmoid ELU SELU CELU LeakyReLU Softplus Mish ReLU6 Softsign"
+).split()
+IDEMPOTENT = {"relu": "ReLU"}  # activations with ψ(ψ(x)) = ψ(x): operator → class
 
 
 class Neighbours:
-    """The modules of a model in their order, and how often each is held: looked up for every place, and found out once."""
+    """Facts about all modules of a model in their order, collected once for all places."""
 
     def __init__(self, model: nn.Module) -> None:
         self.held = Counter(id(child) for parent in model.modules() for child in parent._modules.values())
         self.owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
-        self.last: dict[str, int] = {}  # by path: the place of the last module within
-        self.layered: list[bool] = []  # for each module, whether a linear layer or convolution comes before its end
-        self.activation: list[str] = []  # and the last activation there
+        self.last: dict[str, int] = {}  # by path: the index of the last module inside
+        self.layered: list[bool] = []  # for each index, whether a linear layer or convolution comes at or before it
+        self.activation: list[str] = []  # for each index, the last activation at or before it
         for place, (path, module) in enumerate(model.named_modules()):
             steps = path.split(".")
             self.last.update({".".join(steps[: length + 1]): place for length in range(len(steps))})
@@ -66,9 +68,9 @@ class Neighbours:
 def behind(
     model: nn.Module, path: str, calls: Sequence[Call], anatomy: Anatomy, neighbours: Neighbours | None = None
 ) -> tuple[Tensor, dict[str, Any]]:
-    """What a module puts out, and a description of a layer that could follow it; NotZero with the reason if none could.
+    """A module's output, and the description of a layer that can follow it; NotZero with the reason if none can.
 
-    anatomy: that of the model, which tells along which axis of the output its features lie.
+    anatomy: of the model; it shows which axis of the output holds features.
     """
     if len(calls) != 1:
         raise NotZero("the example does not run it" if not calls else f"it runs {len(calls)} times in one pass")
@@ -76,18 +78,18 @@ def behind(
     if not isinstance(given, tuple) or len(given) != 1:
         how = f"with {len(given)} arguments" if len(given) > 1 else "by keyword"
         raise NotZero(
-            f"a new layer could follow it only in an nn.Sequential, which hands one tensor on, and the model calls it {how}: "
+            f"a new layer could follow it only in an nn.Sequential, which passes one tensor on, and the model calls it {how}: "
             "name a layer inside it"
         )
     if not isinstance(output, Tensor) or not output.is_floating_point() or output.ndim < 2:
-        raise NotZero("it puts out no tensor of features")
+        raise NotZero("its output is not a tensor of features")
     module = model.get_submodule(path)
     outer = path.rpartition(".")[0]
     if isinstance(model.get_submodule(outer), PActivation):
-        raise NotZero(f"it takes the place of {outer} when that has set in, and what follows it would get another name")
+        raise NotZero(f"it replaces {outer} once that has faded in, and a module behind it would get another name")
     around = neighbours or Neighbours(model)
     if around.held[id(module)] > 1:
-        raise NotZero("the model holds it under several names, and may run what is behind another one")
+        raise NotZero("the model holds it under several names, and may run it under another one, without the new module")
     if not around.layered[around.last[path]]:
         raise NotZero("no linear layer or convolution comes before it")
     dims = _dims(module, output, _labelled(anatomy, path))
@@ -98,7 +100,7 @@ def behind(
 
 
 def surroundings(model: nn.Module, path: str, dims: int, neighbours: Neighbours | None = None) -> tuple[str, bool]:
-    """The activation that is usual before a module's end, and whether batch norms are usual beside it."""
+    """The last activation up to a module's end (ReLU if there is none), and whether its siblings include a batch norm."""
     around = neighbours or Neighbours(model)
     activation = around.activation[around.last[path]] or "ReLU"
     beside = model.get_submodule(path.rpartition(".")[0]).modules()
@@ -106,32 +108,32 @@ def surroundings(model: nn.Module, path: str, dims: int, neighbours: Neighbours 
 
 
 def _labelled(anatomy: Anatomy, path: str) -> list[set[int]]:
-    """The axes of a module's output whose sizes are the model's own, those of one grid of labels together."""
+    """The axes of a module's output that hold units of the model, one set per grid of labels."""
     value = anatomy.reading.trace.returned.get(path)
     return [] if value is None else [set(block.axes) for block in anatomy.reading.layouts[value]]
 
 
 def _dims(module: nn.Module, output: Tensor, labelled: Sequence[set[int]]) -> int:
-    """Over how many axes a convolution behind a module goes; LINEAR for a linear layer over the last one.
+    """The number of spatial axes of a convolution behind a module; LINEAR for a linear layer over the last axis.
 
-    A layer must not go over the places of an image or a sequence, whose number is the input's and may change.
+    A layer must not mix the positions of an image or a sequence, whose number depends on the input.
     """
     axes, last, dims = set().union(*labelled), output.ndim - 1, output.ndim - 2
     if not axes and isinstance(module, nn.Linear):  # a single channel carries no label
         axes = {last}
     elif not axes and isinstance(module, nn.modules.conv._ConvNd) and output.ndim == len(module.kernel_size) + 2:
         axes = {1}
-    image = dims > 1 and set(range(1, output.ndim)) in labelled  # features laid out as channels and places
+    image = dims > 1 and set(range(1, output.ndim)) in labelled  # features laid out as channels and positions
     if last in axes and not image:
         return LINEAR
     if 1 in axes and dims in CONVOLUTIONS:
         return dims
-    raise NotZero("which axis of its output holds features can't be told")
+    raise NotZero("it is not known which axis of its output holds features")
 
 
 def is_activation(module: nn.Module) -> bool:
-    """An activation of torch's that has no parameters, and needs no arguments to be made again."""
-    return type(module).__name__ in SIMPLE and type(module) is getattr(nn, type(module).__name__)
+    """Whether a module is one of torch's activations that has no parameters, and can be made again without arguments."""
+    return type(module).__name__ in SIMPLE_ACTIVATIONS and type(module) is getattr(nn, type(module).__name__)
 
 
 def legal(
@@ -142,7 +144,7 @@ def legal(
     stuck: Mapping[str, str],
     neighbours: Neighbours | None = None,
 ) -> dict[str, str]:
-    """For each method, why it is not exact behind a module; empty if it is.
+    """For each method, the reason why it is not exact behind a module; empty if it is exact.
 
     stuck: modules that can't be put into an nn.Sequential, and why.
     """
@@ -159,7 +161,7 @@ def legal(
         "r2r": "" if bare else "an outgrow.ResidualBlock can follow it: write method='residual'",
         "residual": "",
         "net2net": _follows_activation(anatomy, path)[1],
-        "netmorph": _can_be_split(module, around),
+        "netmorph": _split_refusal(module, around),
     }
 
 
@@ -170,14 +172,15 @@ def _follows_activation(anatomy: Anatomy, path: str) -> tuple[str, str]:
         return "", "it does not end in an activation: an identity layer behind it would need one that changes nothing there"
     if not idempotent(op):
         return "", f"its activation {op.name} is not idempotent: ψ(ψ(x)) is not ψ(x)"
-    if base_name(op) not in ACTIVATIONS:
+    if base_name(op) not in IDEMPOTENT:
         return "", f"an identity layer is followed by a ReLU here, and {op.name} is another activation"
-    return ACTIVATIONS[base_name(op)], ""
+    return IDEMPOTENT[base_name(op)], ""
 
 
-def _can_be_split(module: nn.Module, neighbours: Neighbours) -> str:
+def _split_refusal(module: nn.Module, neighbours: Neighbours) -> str:
+    """Why a layer can't be split into two; empty if it can."""
     if not isinstance(module, PLAIN_LAYERS):
-        return "it is no linear layer or convolution that could be split in two"
+        return "it is not a linear layer or convolution, which could be split in two"
     if getattr(module, "groups", 1) > 1:
         return "it is a grouped convolution, which can't be the product of two dense ones"
     if neighbours.owners[id(module.weight)] > 1 or hasattr(module, "parametrizations"):
@@ -186,17 +189,17 @@ def _can_be_split(module: nn.Module, neighbours: Neighbours) -> str:
 
 
 def stands_alone(container: nn.Module) -> bool:
-    """Whether a child of a module must be put into an nn.Sequential of its own, for another to follow it."""
+    """Whether a child of a module must be put into an nn.Sequential of its own before another module can follow it."""
     return type(container) is not nn.Sequential or numbering(container) is None
 
 
 def unwrappable(
     model: nn.Module, example: Example, paths: Sequence[str], certain: tuple[type[Exception], ...] = (Exception,)
 ) -> dict[str, str]:
-    """Modules whose parent's code looks at more than what they put out, as torch's encoder layers look at weights; and why.
+    """Modules that can't be put into an nn.Sequential, and why: the code around them uses more than their output.
 
-    Found by trying, those that stand in like places of lists (of sister blocks) together. certain: errors of the model's code
-    that show this; others are passed on.
+    For example, torch's encoder layers read the weights of their linear layers. It is found by trying, together for modules at
+    the same place of sister blocks. certain: errors of the model's code that prove this; others are raised.
     """
     alike: dict[Any, list[str]] = {}
     for path in paths:
@@ -211,12 +214,12 @@ def unwrappable(
 def _stuck(
     model: nn.Module, example: Example, groups: Sequence[Sequence[str]], certain: tuple[type[Exception], ...]
 ) -> dict[str, str]:
-    """Put all groups of modules into containers at once, and if the model does not run then, one half after the other."""
+    """Put all groups of modules into containers at once; if the model does not run then, try each half."""
     if not groups:
         return {}
     journal = Journal()
     try:
-        for path in sorted((path for group in groups for path in group), key=lambda path: -path.count(".")):  # from within
+        for path in sorted((path for group in groups for path in group), key=lambda path: -path.count(".")):  # innermost first
             wrap(model, path, journal)
         calls_of(model, example, [])
     except TraceError as error:
@@ -225,7 +228,7 @@ def _stuck(
             raise
         if len(groups) == 1:
             why = str(error.__cause__).partition("\n")[0]
-            return dict.fromkeys(groups[0], f"the code around it looks at more than what it puts out ({why})")
+            return dict.fromkeys(groups[0], f"the code around it uses more than its output ({why})")
         middle = len(groups) // 2
         halves = groups[:middle], groups[middle:]
         return {path: why for half in halves for path, why in _stuck(model, example, half, certain).items()}
@@ -246,7 +249,7 @@ def plain_plan(
 ) -> Plan:
     """The plan that puts one new module behind another; raises NotZero with the reason if there is none.
 
-    fade: over how many steps its branch, or its activation, sets in. An activation that does is legal whatever it is.
+    fade: the number of steps in which its branch, or its activation, fades in. Any activation is exact if it fades in.
     layers: of a residual block. The new module is put into the model for a trial, which the journal undoes.
     """
     calls = calls_of(model, example, [after])[after]
@@ -273,9 +276,9 @@ def plain_plan(
 def _description(
     surrounded: dict[str, Any], method: str, seed: int, fade: int | None, layers: int, ends_in: str
 ) -> dict[str, Any]:
-    """What to build. surrounded: by what; ends_in: the idempotent activation before it, if there is one."""
+    """The module to build, as a description. surrounded: from `behind`. ends_in: the idempotent activation before it, if any."""
     if method in RESIDUAL:
-        hidden = max(surrounded["channels"] + surrounded["channels"] % 2, LEAST)
+        hidden = max(surrounded["channels"] + surrounded["channels"] % 2, LEAST_HIDDEN)
         return {"kind": "residual", **surrounded, "hidden": hidden, "layers": layers, "seed": seed}
     usual = surrounded["activation"]
     if method == "net2net":
@@ -285,7 +288,7 @@ def _description(
 
 
 def _insert(model: nn.Module, after: str, made: Mapping[str, Any]) -> Insert:
-    """Where a new module goes that follows another."""
+    """The insert that puts a new module behind another."""
     parent, _, key = after.rpartition(".")
     container, description = model.get_submodule(parent), tuple(sorted(made.items()))
     if stands_alone(container):
@@ -296,7 +299,7 @@ def _insert(model: nn.Module, after: str, made: Mapping[str, Any]) -> Insert:
 
 
 def _start(block: nn.Module, given: Call, after: str, method: str, fade: int | None, matrix: tuple[int, int]) -> Start:
-    """How a new module starts. given: what it will be given, and should return."""
+    """The start of a new module. given: its input, which it should return unchanged."""
     if method == "random":
         return Start(gates=("branch",) if fade else (), steps=fade or 0)
     if method in RESIDUAL:
@@ -307,14 +310,14 @@ def _start(block: nn.Module, given: Call, after: str, method: str, fade: int | N
 
 
 def _rotations(layer: nn.Module, name: str, side: int, draw: int) -> list[Edit]:
-    """What a layer is multiplied by so that a new one behind it can undo it; name: the layer's, with the new one there."""
+    """Rotations of a layer that the new layer behind it undoes. name: the layer's name after the insert."""
     axis = 1 if isinstance(layer, tuple(TRANSPOSED.values())) else 0
     edits: list[Edit] = [Rotation(f"{name}.weight", axis, side, draw)]
     return edits if layer.bias is None else [*edits, Rotation(f"{name}.bias", 0, side, draw)]
 
 
 def _check_backward(model: nn.Module, block: nn.Module, example: Example) -> None:
-    """Raise NotZero if the model's code works in place on what a new activation puts out, and needs once it has set in."""
+    """Raise NotZero if the model's code changes a new activation's output in place, which breaks the backward pass."""
     ramps = [module.gate for module in block.modules() if isinstance(module, PActivation)]
     before = [ramp.done for ramp in ramps]
     try:
@@ -327,7 +330,7 @@ def _check_backward(model: nn.Module, block: nn.Module, example: Example) -> Non
     except RuntimeError as error:
         if "inplace" in str(error):
             raise NotZero(
-                "the code behind it works in place on what it puts out, which an activation there can't bear"
+                "the code behind it changes its output in place, which breaks the backward pass of an activation there"
             ) from None
         raise
     finally:

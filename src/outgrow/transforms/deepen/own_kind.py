@@ -1,10 +1,10 @@
-"""Deepen: a new block of a container's own kind that is, at first, the identity.
+"""Deepen by a new block of the same kind as its siblings, which is the identity at first.
 
     y = x + f(x),   f = 0 with dense weights (see `exactness/zero_output.py`)
 
 The new block is a copy of a sibling, so the model stays one that its own library could have built. Its branches are made zero
-by pairing units ("r2r"; behind a batch norm by γ = β = 0, "r2r-paper" pairs there too). "copy" leaves the copy as it is (layer
-stacking) and "random" draws its weights anew: neither keeps the function, and both say so.
+by pairing units ("r2r"; behind a batch norm by γ = β = 0, "r2r-paper" pairs there too). "copy" keeps the copied weights (layer
+stacking) and "random" draws new ones: neither keeps the function, and reports say so.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from outgrow.requests import Deepen
 from outgrow.transforms.deepen.new_layers import plain_plan
 from outgrow.transforms.site_and_step import Site, Step
 
-OWN = ("r2r", "r2r-paper")
+OWN_KIND_METHODS = ("r2r", "r2r-paper")
 NOT_RUN = "the model's code does not run a block that is added there"
 
 
@@ -52,12 +52,12 @@ Templates = Sequence[Template]
 
 @dataclass(frozen=True, eq=False)
 class SiblingKinds:
-    """What was found out about kinds of blocks so far: their anatomies, and how (or why not) each is made the identity."""
+    """A cache by kind of block: its anatomy, and how it is made the identity, or why it can't be."""
 
     anatomies: dict[Any, Anatomy] = field(default_factory=dict)
     identities: dict[Any, Identity | str] = field(default_factory=dict)
     children: dict[str, list[Any]] = field(default_factory=dict)  # by the path of a container: the kind of each child
-    same: dict[Any, Any] = field(default_factory=dict)  # one object for equal kinds, which are large
+    same: dict[Any, Any] = field(default_factory=dict)  # one object for equal kinds, to save memory
 
     def of_children(self, path: str, container: nn.Module) -> list[Any]:
         """The kind of each child of a container."""
@@ -68,6 +68,7 @@ class SiblingKinds:
         return self.children[path]
 
     def identity(self, kind: Any, block: nn.Module, given: Call, request: Deepen) -> Identity:
+        """How a block of this kind is made the identity; NotZero with the reason if it can't be."""
         key = kind, request.method == "r2r-paper", request.fade is not None
         if key not in self.identities:
             try:
@@ -83,11 +84,12 @@ class SiblingKinds:
 
 
 def containers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The modules that contain blocks, by path."""
     return [(path, module) for path, module in model.named_modules() if _holds_blocks(module)]
 
 
 def _holds_blocks(module: nn.Module) -> bool:
-    """A container of torch's, or a module whose children are all of one class (and are run in turn, if we are lucky)."""
+    """Whether a module is a container of torch's, or has children of one class only (which it probably runs in turn)."""
     kinds = {type(child) for child in module.children()}
     if isinstance(module, Parallel):
         return False
@@ -95,7 +97,7 @@ def _holds_blocks(module: nn.Module) -> bool:
 
 
 def deepen_plans(site: Site, request: Deepen) -> Step:
-    """The new modules that a request puts behind another one, each with how it starts."""
+    """The plans that put new modules behind another one, with their starting values."""
     model, example = site.model, site.example
     if request.after not in dict(model.named_modules(remove_duplicate=False)) or not request.after:
         names = ", ".join([joined_path(path, key) for path, module in containers(model) for key in module._modules][:8])
@@ -106,7 +108,7 @@ def deepen_plans(site: Site, request: Deepen) -> Step:
     if request.method not in ("residual", "net2net", "netmorph") and request.layers is None:
         try:
             if not _holds_blocks(container):
-                raise NotZero(f"it is no child of an nn.Sequential or nn.ModuleList, but of a {type(container).__name__}")
+                raise NotZero(f"its parent is a {type(container).__name__}, not an nn.Sequential or nn.ModuleList")
             with site.trial() as journal:
                 return Step(own_kind(model, example, request, site.seed, journal))
         except NotZero as reason:
@@ -116,15 +118,15 @@ def deepen_plans(site: Site, request: Deepen) -> Step:
             with site.trial() as journal:
                 return Step((_plain(model, example, request, site.seed, journal),))
         except NotZero as reason:
-            reasons += [str(reason)] if not any(str(reason) in told for told in reasons) else []
-    instead = "outgrow.places(model, example) lists the places, and what is exact there"
+            reasons += [str(reason)] if not any(str(reason) in known for known in reasons) else []
+    instead = "outgrow.places(model, example) lists the places, and the exact methods there"
     if request.method == "net2net" and request.fade is None:
-        instead += "; with fade= an activation may be any"
+        instead += "; with fade= any activation is exact"
     raise MethodError("the model can't be deepened there", [Problem(request.after, "; ".join(reasons), instead)])
 
 
 def _plain(model: nn.Module, example: Example, request: Deepen, seed: int, journal: Journal) -> Plan:
-    """Layers of our own behind a module. Each is put into the model for a trial, so that the next can be planned."""
+    """The plan of new layers behind a module. Each is put into the model for a trial, so that the next can be planned."""
     plans: list[Plan] = []
     after, method = request.after, {"auto": "r2r", "copy": "r2r"}.get(request.method, request.method)
     if request.layers is not None and method == "r2r":
@@ -141,10 +143,10 @@ def _plain(model: nn.Module, example: Example, request: Deepen, seed: int, journ
 def own_kind(
     model: nn.Module, example: Example, request: Deepen, seed: int, journal: Journal, known: Templates | None = None
 ) -> tuple[Plan, ...]:
-    """Copies of the model's own blocks, a plan for each: settings go by the names that there are at the time.
+    """Plans for copies of the model's own blocks, one per copy, since settings use the names after the copies before.
 
     The copies are put into the model for a trial, with the tensors of their siblings, to see whether its code runs them.
-    known: what to copy, if that was found out before; then no trial run is made.
+    known: the blocks to copy, if they are known already; then no trial run is made.
     """
     container_path, _, key = request.after.rpartition(".")
     container = model.get_submodule(container_path)
@@ -180,7 +182,7 @@ def own_kind(
 
 
 def _start(template: Template, request: Deepen, seed: int) -> Start:
-    """How a copy of a block starts."""
+    """The start of a copied block."""
     draw, identity = seed if request.method == "random" else None, template.identity
     if identity is None:
         return Start(draw)
@@ -199,7 +201,7 @@ def _key(container: nn.Module, at: int, after: str) -> str:
 
 
 def template_for(model: nn.Module, found: dict[str, list[Call]], request: Deepen, step: int, known: SiblingKinds) -> Template:
-    """The sibling to copy: one that stands where the new block will stand in the order of kinds, the nearest first."""
+    """The sibling to copy: the nearest one at the new block's position in the repeating order of kinds."""
     path, _, key = request.after.rpartition(".")
     container = model.get_submodule(path)
     children = dict(container._modules)
@@ -212,7 +214,7 @@ def template_for(model: nn.Module, found: dict[str, list[Call]], request: Deepen
     names = [joined_path(path, name) for name in children]
     period = _period([kind if _keeps(found[name], shape) else None for kind, name in zip(kinds, names, strict=True)])
     reasons: dict[str, str] = {}
-    usual = {kind: -kinds.count(kind) for kind in kinds}  # a first block may be unlike all others
+    usual = {kind: -kinds.count(kind) for kind in kinds}  # a first block may differ from all others
     off = [period is not None and (i - index - 1 - step) % period != 0 for i in range(len(kinds))]
     place = index if period is not None else index + 1
     candidates = sorted(range(len(kinds)), key=lambda i: (off[i], usual[kinds[i]], abs(i - place), i > index))
@@ -220,7 +222,7 @@ def template_for(model: nn.Module, found: dict[str, list[Call]], request: Deepen
         name = names[candidate]
         block, calls = list(children.values())[candidate], found[name]
         fits = len(calls) == 1 and _shapes(calls[0].output) == shape
-        in_turn = period is not None and not off[candidate] and _keeps(here, shape)  # blocks of several kinds take turns
+        in_turn = period is not None and not off[candidate] and _keeps(here, shape)  # kinds alternate
         if block is None or not fits or (type(block) is not type(children[key]) and not in_turn):
             continue
         if not request.exact and block._modules and _keeps(calls, shape):
@@ -246,9 +248,10 @@ def _keeps(calls: Sequence[Call], shape: list[tuple[int, ...]]) -> bool:
 
 
 def _period(kinds: Sequence[Any]) -> int | None:
-    """After how many blocks their kinds repeat (Swin shifts every other window), if they do; None is a block of no account.
+    """The number of blocks after which their kinds repeat (Swin shifts every other window); None if they do not.
 
-    A few that differ in settings alone are taken for one turn; not if one has other tensors (T5's first block).
+    kinds: None stands for a block that is ignored. If blocks differ in settings only, all of them count as one period; not if
+    one has other tensors (T5's first block).
     """
     for period in range(1, len(kinds)):
         pairs = zip(kinds, kinds[period:], strict=False)
@@ -259,12 +262,12 @@ def _period(kinds: Sequence[Any]) -> int | None:
 
 
 def _check_called(model: nn.Module, example: Example, plan: Plan, before: Sequence[str]) -> None:
-    """A list whose code goes by numbers of its own may leave new blocks out, or run them in the place of others."""
+    """Raise NotZero if the model's code does not run the new blocks, or no longer runs all others, as with fixed indices."""
     new = plan.new_blocks
     reason = NOT_RUN
     try:
         called = calls_without_values(model, example, [*new, *map(plan.renamed, before)])
     except TraceError as error:
-        called, reason = {"": []}, f"with a block more there {str(error).splitlines()[0]}"
+        called, reason = {"": []}, f"with one more block there {str(error).splitlines()[0]}"
     if not all(called.values()):
         raise NotZero(reason)

@@ -1,7 +1,7 @@
-"""Where a model can be deepened, by which methods, and why not elsewhere: found by trying.
+"""List the places where a model can be deepened, the exact methods there, and reasons against the others, by trying them.
 
-All of it is tried on the model's shadow (see `model/meta_copy.py`), where a pass costs no arithmetic, and once per kind of
-block. Only where that leaves doubts is the model itself run.
+Trials run on a copy of the model on the meta device (see `model/meta_copy.py`), where a pass costs no arithmetic, and once per
+kind of block. The model itself runs only where that leaves doubts.
 """
 
 from __future__ import annotations
@@ -34,23 +34,31 @@ from outgrow.requests import Deepen
 from outgrow.trace.operators import Trace
 from outgrow.trace.record import record
 from outgrow.transforms.deepen.new_layers import PLAIN_LAYERS, Neighbours, is_activation, legal, unwrappable
-from outgrow.transforms.deepen.own_kind import NOT_RUN, OWN, SiblingKinds, Template, containers, own_kind, template_for
+from outgrow.transforms.deepen.own_kind import (
+    NOT_RUN,
+    OWN_KIND_METHODS,
+    SiblingKinds,
+    Template,
+    containers,
+    own_kind,
+    template_for,
+)
 from outgrow.transforms.deepen.runs_as_before import runs_as_before, within
 from outgrow.transforms.site_and_step import trial
 from outgrow.wrong_arguments import usage
 
-PYTHON = (TypeError, AttributeError)  # errors of code that finds another module than it expects, whatever its values
+CODE_ERRORS = (TypeError, AttributeError)  # errors of code that expects another module, whatever the values
 NO_VALUES = (
-    "whether the model computes the same with a block more there can't be found out on the meta device: load its weights first"
+    "on the meta device it can't be checked that one more block there leaves the outputs unchanged: load the weights first"
 )
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model can be deepened: behind the module `name`.
+    """A place where a model can be deepened: behind the module `name`.
 
-    `methods` are those that keep the function there; where there are none, `reason` tells why. `own`: the block that "r2r" puts
-    there is one of the model's own kind.
+    methods: those that keep the function there; if there are none, `reason` says why. own: the block that "r2r" inserts there
+    is a copy of one of the model's own blocks.
     """
 
     name: str
@@ -66,7 +74,7 @@ class Place:
 @usage("outgrow.places(model, example)")
 @uncompiled()
 def places(model: nn.Module, example: Example) -> list[Place]:
-    """All children of the model's containers, and whether a block can be put behind each.
+    """List the children of the model's containers, its layers and activations, and whether a block can follow each.
 
     The model may be on the meta device: places depend on its code and its shapes, not on values.
 
@@ -91,8 +99,8 @@ def places(model: nn.Module, example: Example) -> list[Place]:
     neighbours = Neighbours(model)
     result = []
     for path in survey.run:
-        reasons = dict.fromkeys(OWN, "it stands in no container of blocks")
-        reasons |= {method: survey.reason(path, method) for method in OWN if path in survey.own}
+        reasons = dict.fromkeys(OWN_KIND_METHODS, "it is not in a container of blocks")
+        reasons |= {method: survey.reason(path, method) for method in OWN_KIND_METHODS if path in survey.own}
         plain = legal(model, path, survey.found[path], survey.anatomy, survey.stuck or {}, neighbours)
         methods = dict.fromkeys(name for name, why in (*reasons.items(), *plain.items()) if not why)
         why = "; ".join(dict.fromkeys((reasons["r2r"], plain["r2r"])))
@@ -102,26 +110,26 @@ def places(model: nn.Module, example: Example) -> list[Place]:
 
 @dataclass(eq=False)
 class Survey:
-    """What was seen of a model: calls of its modules, and by which methods its blocks can be made the identity."""
+    """Results of trials on a model: calls of its modules, and the methods by which its blocks can be made the identity."""
 
     found: dict[str, list[Call]]
     anatomy: Anatomy
-    stuck: dict[str, str] | None  # modules that can't be put into an nn.Sequential, and why; None: yet to be found out
+    stuck: dict[str, str] | None  # modules that can't be put into an nn.Sequential, and why; None: not known yet
     own: dict[str, dict[str, Template | str]] = field(default_factory=dict)  # by block and method; a string is a reason
-    idle: dict[str, str | None] = field(default_factory=dict)  # containers whose code does not run what is added, and why;
-    # None where that is yet to be found out
+    idle: dict[str, str | None] = field(default_factory=dict)  # by container: why one more block does not run,
+    # or changes outputs; "" if it is run and changes nothing, None if that is not known yet
 
     @property
     def run(self) -> list[str]:
         return [path for path, calls in self.found.items() if path and calls]
 
     def reason(self, path: str, method: str) -> str:
-        """Why a method does not suit a block; empty if it does."""
+        """Why a method is not exact behind a block; empty if it is."""
         found = self.own[path][method]
         return found if isinstance(found, str) else self.idle[path.rpartition(".")[0]] or ""
 
     def first(self, container: str) -> str:
-        """The first block of a container behind which there could be another."""
+        """The first block of a container that a new block could follow."""
         return next(
             path
             for path, found in self.own.items()
@@ -130,7 +138,7 @@ class Survey:
 
 
 def _surveyed(model: nn.Module, example: Example, paths: Sequence[str], blocks: Sequence[str]) -> Survey:
-    """A survey of the shadow, with what is doubtful there looked at on the model itself; or one of the model, if need be."""
+    """A survey on the meta device, with doubtful cases tried on the model itself; if it fails there, a survey of the model."""
     try:
         with tensors_on_meta(model), without_garbage_collection():
             survey = _survey(model, on_meta(example), paths, blocks, shadowed=True)
@@ -155,14 +163,14 @@ def _survey(model: nn.Module, example: Example, paths: Sequence[str], blocks: Se
     found = calls_of(model, example, [*paths, ""])
     run = [path for path in paths if found[path]]
     try:
-        stuck = unwrappable(model, example, run, PYTHON if shadowed else (Exception,))
+        stuck = unwrappable(model, example, run, CODE_ERRORS if shadowed else (Exception,))
     except TraceError:
         stuck = None
     survey = Survey(found, dissect(model, example), stuck)
     kinds, own = SiblingKinds(), set(blocks)
     for path in (path for path in run if path in own):
         survey.own[path] = {}
-        for method in OWN:
+        for method in OWN_KIND_METHODS:
             try:
                 survey.own[path][method] = template_for(model, found, Deepen(path, method=method), 0, kinds)
             except NotZero as refused:
@@ -177,12 +185,12 @@ def _survey(model: nn.Module, example: Example, paths: Sequence[str], blocks: Se
 
 
 def _without_values(model: nn.Module, example: Example, path: str, template: Template | str, before: Trace) -> str | None:
-    """Like `_idle`, as far as that follows without values; None where it does not."""
+    """The result of `_idle` as far as it follows on the meta device; None where it does not."""
     assert isinstance(template, Template)
     try:
         with _deepened(model, example, path, [template]) as plan:
             after = record(model, example)
-    except Exception:  # the model itself will show what this means
+    except Exception:  # the trial on the model itself decides
         return None
     if not any(within(op, block) for op in after.ops for block in plan.new_blocks):
         return NOT_RUN
@@ -190,22 +198,22 @@ def _without_values(model: nn.Module, example: Example, path: str, template: Tem
 
 
 def _idle(model: nn.Module, example: Example, path: str, before: Iterable[Tensor]) -> str:
-    """Try whether a block that is added there is run, and changes nothing; why not, if it is not."""
+    """Why a block that is added there is not run, or changes outputs, by trial; empty if it is run and changes nothing."""
     try:
         with _deepened(model, example, path, None):
             after = outputs_in(calls_of(model, example, [""])[""][0].output)
         if not all(_close(one, other) for one, other in zip(before, after, strict=True)):
-            return "with a block more there the model computes something else: its code does more for each block than run it"
+            return "with one more block there the outputs change: the model's code does more for each block than run it"
     except NotZero as reason:
         return str(reason)
     except Exception as error:
-        return f"the model does not run with a block more there: {str(error).splitlines()[0]}"
+        return f"the model does not run with one more block there: {str(error).splitlines()[0]}"
     return ""
 
 
 @contextmanager
 def _deepened(model: nn.Module, example: Example, path: str, known: Sequence[Template] | None) -> Iterator[Plan]:
-    """For a while, the model with one block more behind another; by which plan."""
+    """A context in which the model has one more block behind another; yields the plan."""
     journal = Journal()
     with trial(journal) as tried:
         plans = own_kind(model, example, Deepen(path), 0, tried, known)
@@ -221,6 +229,6 @@ def _deepened(model: nn.Module, example: Example, path: str, known: Sequence[Tem
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
-    """Up to rounding, generously: this is to find code that does something else."""
+    """Whether two outputs agree up to rounding, with a wide tolerance: it only has to find code that computes differently."""
     gap, size = (one - other).abs().max() if one.numel() else 0.0, one.abs().max() if one.numel() else 1.0
     return one.shape == other.shape and bool(gap <= max(1e-4, 100 * torch.finfo(one.dtype).eps) * size)

@@ -1,9 +1,8 @@
-"""Does a model with one block more run everything else as before? Read off two traces, without values.
+"""Check that a model with one more block runs everything else as before, by comparing two traces without values.
 
-Code may do more for each of its blocks than run it: divide by their number, look a table up by their place. If so, some
-operator outside the new block differs. Otherwise the operators are those of the model before, one by one, with the same numbers
-among their arguments, and with the output of the new block where its input was. A block that is the identity then changes
-nothing.
+A model's code may do more with its blocks than run them: divide by their number, index a table by their position. If so, some
+operator outside the new block differs. Otherwise the operators are those of the model before, one by one, with the same scalar
+arguments, and with the output of the new block in place of its input. A new block that is the identity then changes nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from outgrow.trace.operators import Op, Ref, Trace
 
 
 def runs_as_before(before: Trace, after: Trace, plan: Plan) -> bool:
-    """Whether that is certain; plan: by which one new block was put in. Traces begin with a pass in the same mode."""
+    """Whether this is certain. plan: the plan that inserted one new block. Both traces begin with a pass in the same mode."""
     return len(plan.new_blocks) == 1 and _Comparison(before, after, plan).same()
 
 
@@ -25,7 +24,7 @@ def within(op: Op, path: str) -> bool:
 
 
 class _Comparison:
-    """Pairs the values of two traces, beginning with parameters and inputs."""
+    """Matches the values of two traces, beginning with parameters and inputs."""
 
     def __init__(self, before: Trace, after: Trace, plan: Plan) -> None:
         self.before, self.after = before, after
@@ -65,7 +64,7 @@ class _Comparison:
         return type(old) is type(new) and bool(old == new)
 
     def _paired(self, old: int, new: int) -> bool:
-        """What a tensor that no module registers holds is not known here: it is paired with none."""
+        """Whether two values correspond. Values of tensors that no module registers are not known, so these match none."""
         if new in self.made and new not in self.pairs:
             self.exits[new] = self.pairs[new] = old
         if self._empty(self.before, old) and self._empty(self.after, new):  # a cache without entries
@@ -78,11 +77,11 @@ class _Comparison:
     def _outputs(self, end: int) -> bool:
         old, new = list(self.before.outputs), list(self.after.outputs)
         first = {output for op in self.before.ops[:end] for output in op.outputs} | set(self.pairs.values())
-        old = [value for value in old if value in first]  # a later pass has outputs of its own
+        old = [value for value in old if value in first]  # without the outputs of later passes
         return len(old) == len(new) and all(self._paired(*pair) for pair in zip(old, new, strict=True))
 
     def _passed_on(self, inside: list[Op]) -> bool:
-        """Whether the block has one output, which stands where the one input of its shape would."""
+        """Whether the block has one output, used in place of its only input of that shape."""
         values = self.after.values
         taken = {ref.value for op in inside for ref in op.refs} - self.made
         entries = [value for value in taken if not values[value].name]

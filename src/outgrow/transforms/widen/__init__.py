@@ -1,1 +1,1 @@
-"""Widen: choose volumes, sizes and methods, make the plan, and fit the model's Python to it."""
+"""Widen: choose volumes, sizes and methods, make the plan, and fit the model's Python attributes to it."""

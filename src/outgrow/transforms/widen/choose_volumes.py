@@ -1,4 +1,4 @@
-"""Widening: choose volumes by name, a size and a method for each, and settle sizes that the model's code ties together."""
+"""Choose the volumes that a request names, with a size and a method for each, and sizes for volumes tied to one ratio."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ from outgrow.requests import MOST_NEW_UNITS, Skip, Widen, is_glob
 from outgrow.transforms.widen.make_plan import Choice
 
 MENTIONED = 4  # modules that an error mentions
-
-
-SAME = "the nearest size that it allows is the present one"
+SAME = "the nearest possible size is the present one"
 
 
 def matches(volume: Volume, pattern: str) -> bool:
-    """A pattern selects a volume by its name, or by the paths of all modules that write it."""
+    """Whether a pattern selects a volume: by its name, or by the paths of all modules that write it."""
     writers = volume.writers
     return fnmatchcase(volume.name, pattern) or (bool(writers) and all(fnmatchcase(path, pattern) for path in writers))
 
@@ -49,8 +47,8 @@ def select(volumes: Sequence[Volume], patterns: Sequence[str]) -> list[tuple[Vol
 
 
 def _belonging(pattern: str, volumes: Sequence[Volume]) -> list[Problem]:
-    """To which volumes the modules that a pattern names belong; names that come near if it names none."""
-    found: dict[str, dict[str, str]] = {}  # module → volume → what the module does to it
+    """Problems that name the volumes of the modules that a pattern matches; similar names if it matches none."""
+    found: dict[str, dict[str, str]] = {}  # module → volume → role of the module
     for volume in volumes:
         for slot in volume.slots:
             path = slot.tensor.rpartition(".")[0]
@@ -58,12 +56,12 @@ def _belonging(pattern: str, volumes: Sequence[Volume]) -> list[Problem]:
                 found.setdefault(path, {}).setdefault(volume.name, slot.role)
     if not found:
         near = ", ".join(_nearest(pattern, [volume.name for volume in volumes]))
-        return [Problem("", f"names that come near: {near}", "outgrow.volumes(model, example) lists them all")]
+        return [Problem("", f"similar names: {near}", "outgrow.volumes(model, example) lists them all")]
     problems = []
     for path, roles in list(found.items())[:MENTIONED]:
         written = [name for name, role in roles.items() if role == WRITES] or list(roles)
         parts = ", ".join(f"{role} {name}" for name, role in roles.items())
-        problems.append(Problem(path, f"no volume is called after it: it {parts}", f"write {written[0]!r}"))
+        problems.append(Problem(path, f"no volume has its name: it {parts}", f"write {written[0]!r}"))
     return problems
 
 
@@ -80,25 +78,26 @@ def choose(
     barred: Mapping[str, str] | None = None,
     without: Mapping[tuple[str, State], str] | None = None,
 ) -> tuple[list[Choice], list[Skip]]:
-    """Volumes, sizes and methods for one request.
+    """Volumes, sizes and methods for one request, and the volumes that are skipped.
 
-    barred: volumes that were found not to grow, with the reason. without: those that do not grow by some methods.
+    taken: choices of earlier requests. barred: volumes that can't grow, with the reason. without: volumes and states of new
+    units that do not go together, with the reason.
     """
     choices: list[Choice] = []
     skipped: list[Skip] = []
     problems: list[Problem] = []
     errors: list[SizeError] = []
     used: list[Volume] = []
-    bearer = np.full(len(anatomy.root), -1, dtype=np.int64)  # by class: which of `used` has it
+    user = np.full(len(anatomy.root), -1, dtype=np.int64)  # by class: index of the volume in `used` that contains it, or −1
 
     def use(volume: Volume) -> None:
-        bearer[volume.classes] = len(used)
+        user[volume.classes] = len(used)
         used.append(volume)
 
     for choice in taken:
         use(choice.volume)
     for volume, exact in select(anatomy.volumes, request.patterns):
-        rivals = bearer[volume.classes]
+        rivals = user[volume.classes]
         rival = used[int(rivals[rivals >= 0].min())] if rivals.max() >= 0 else None
         if volume.name in (barred or {}):
             reason = (barred or {})[volume.name]
@@ -133,12 +132,12 @@ def choose(
 
 
 def _instead(volume: Volume, volumes: Sequence[Volume]) -> str:
-    """What to name in the place of a volume that can't grow."""
+    """What to select instead of a volume that can't grow."""
     module = volume.name.partition("#")[0]
     others = [v.name for v in volumes if v is not volume and v.name.partition("#")[0] == module and not v.pinned]
     if others:
         return f"{module} has other volumes: {', '.join(others)}"
-    return "select others by a glob, which skips what can't grow"
+    return "select others by a glob, which skips volumes that can't grow"
 
 
 def _name(method: str | Method) -> str:
@@ -164,7 +163,7 @@ def _choice(
         if refusal and method.exact:
             reasons.append(f"{method.name}: {refusal}")
             continue
-        if verdict.stuck and len(methods) > 1:  # who names just one gets it, and is told
+        if verdict.stuck and len(methods) > 1:  # allowed if requested explicitly: the report has a note then
             stuck.append(f"{method.name}: {verdict.stuck}")
             continue
         step = volume.count if verdict.multiples else method.step
@@ -188,7 +187,7 @@ def _choice(
 
 
 def _new_units(volume: Volume, request: Widen, step: int, method: Method, rounding: bool) -> int:
-    """How many units to add: a factor is rounded to what is allowed, an explicit size must be allowed as it is."""
+    """The number of units to add: a factor is rounded to a possible size, an explicit size must be possible itself."""
     size, least = volume.size, step * volume.grain
     if request.factor is not None:
         wanted = size * (request.factor - 1)
@@ -200,7 +199,7 @@ def _new_units(volume: Volume, request: Widen, step: int, method: Method, roundi
         return times * step if rounding or times * least == round(wanted) else 0
     gain = request.by if request.by is not None else (request.to or 0) - size
     if gain <= 0:
-        raise SizeError(f"{volume.name} has a size of {size} already: to={request.to} would not grow it")
+        raise SizeError(f"{volume.name} has size {size} already: to={request.to} would not grow it")
     if gain > MOST_NEW_UNITS:
         raise SizeError(f"{volume.name} has a size of {size}: it can't gain more than {MOST_NEW_UNITS:,} at once")
     if gain % least == 0:
@@ -216,7 +215,7 @@ def _new_units(volume: Volume, request: Widen, step: int, method: Method, roundi
 
 
 def proportional(group: Sequence[Choice], ratio: float) -> list[Choice] | None:
-    """New sizes for volumes that the code ties to one ratio: the nearest that all of them allow."""
+    """New sizes for volumes that the code ties to one ratio: the nearest that suit all of them; None if there are none."""
     small = min(group, key=lambda choice: choice.volume.count)
     steps = {id(c): c.volume.count if c.verdict.multiples else c.method.step for c in group}
     best: list[int] | None = None

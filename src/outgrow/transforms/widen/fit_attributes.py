@@ -1,10 +1,10 @@
-"""Make the model's Python fit its new tensors: sizes that modules keep as attributes.
+"""Fit the model's Python attributes to its new tensors: sizes that modules keep.
 
-The layers of torch.nn are known by a table. For everything else the grown model is run once on meta tensors (no arithmetic,
-no memory) beside the trace, whose shapes afterwards are predicted: at the first operator that disagrees, the module whose code
-was running must hold the old number in an integer attribute. A repair counts only if the run then gets further; what is found
-in one module is tried on its sisters of the same class. Where no attribute explains the clash, the code ties two sizes to each
-other, and `Clash` says which operator showed it.
+A table covers the layers of torch.nn. For everything else the grown model runs on meta tensors (no arithmetic, no memory), and
+each operator is compared with the trace, whose shapes after the growth are predicted. At the first operator that disagrees, the
+module whose code was running must hold the old size in an integer attribute. A repair counts only if the run then gets further;
+a repair of one module is also tried on its sisters of the same class. If no attribute explains the clash, the code ties two
+sizes to each other, and `Clash` names the operator.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from outgrow.trace.record import Watcher
 from outgrow.transforms.widen.predict_shapes import Prediction
 
 ROUNDS = 400
-NEARBY = 40  # operators of the clashing module that are searched for the number that changes
+NEARBY = 40  # operators of the clashing module that are searched for sizes that change
 INDEXED = {"aten.gather", "aten.scatter", "aten.scatter_add", "aten.scatter_reduce"}
 SCALING = {"aten.mul", "aten.div", "aten.add", "aten.sub", "aten.rsub"}
 
 
 @dataclass(frozen=True)
 class Clash:
-    """The first operator at which the grown model does something else than predicted."""
+    """The first operator at which the grown model differs from the prediction."""
 
     index: int
     module: str
@@ -51,7 +51,7 @@ class Disagreement(Exception):
 
 
 class Checker(Watcher):
-    """Compares a run with the trace, operator by operator."""
+    """Compares a run with the predicted trace, operator by operator."""
 
     def __init__(self, trace: Trace, prediction: Prediction, shapes: ShapeCache) -> None:
         super().__init__()
@@ -67,19 +67,19 @@ class Checker(Watcher):
         if made is not NotImplemented:
             return made
         op = self._next(str(func.overloadpacket))
-        self._check_numbers(op, args)
+        self._check_scalars(op, args)
         if op.name == "aten.convolution" and args[6] and args[0].shape[1] != args[1].shape[0]:
-            raise Disagreement("Invalid channel dimensions")  # without numbers, torch looks at those of other convolutions only
+            raise Disagreement("Invalid channel dimensions")  # torch does not check this on the meta device
         if op.name.removesuffix("_") in INDEXED:
             self._check_index(op, args)
         if op.name == "aten.constant_pad_nd" and list(args[1]) != (want := self.prediction.padding(op)):
-            raise Disagreement(f"it pads by {tuple(args[1])} where {tuple(want)} would keep units in their places")
+            raise Disagreement(f"it pads by {tuple(args[1])} where {tuple(want)} would keep units at their positions")
         result = self.shapes.call(func, args, kwargs or {})
         self._check_shapes(op, result)
         return result
 
     def _check_index(self, op: Op, args: Any) -> None:
-        """An index that covered a tensor must still do so: torch leaves out what a smaller one does not reach."""
+        """Raise if an index covered a whole tensor and no longer does: torch would silently leave the rest out."""
         source = 3 if len(args) > 3 and isinstance(args[3], Tensor) else 0
         before = [self.trace.values[op.args[at].value].shape for at in (source, 2)]
         for axis, (full, chosen) in enumerate(zip(*before, strict=False)):
@@ -111,12 +111,12 @@ class Checker(Watcher):
                 raise Disagreement(f"{op.name} gives {tuple(tensor.shape)} where {want} should be")
         self.count += 1
 
-    def _check_numbers(self, op: Op, args: Any) -> None:
-        """Numbers that the code computes (a scale from a width, say) must stay as they were; only an ε moves with its norm."""
-        old, new = self.prediction.numbers.get(op.index, (0.0, 0.0))
+    def _check_scalars(self, op: Op, args: Any) -> None:
+        """Raise if a scalar that the code computes (a scale from a width, say) changes; only the ε of a norm may."""
+        old, new = self.prediction.eps.get(op.index, (0.0, 0.0))
         for before, now in zip(op.args, args, strict=False):
             if isinstance(before, float) or (isinstance(before, (int, float)) and op.name in SCALING):
-                moves = bool(old) and math.isclose(before, old, rel_tol=1e-6)  # torch may hand an ε on in single precision
+                moves = bool(old) and math.isclose(before, old, rel_tol=1e-6)  # torch may pass an ε on in single precision
                 want, tolerance = (new, 1e-6) if moves else (before, 1e-9)
                 nans = math.isnan(want) and math.isnan(now)  # a mask, say
                 if not nans and not math.isclose(float(now), want, rel_tol=tolerance, abs_tol=1e-300):
@@ -124,14 +124,14 @@ class Checker(Watcher):
 
 
 class Fitter:
-    """Runs a model with other shapes and settings, without touching it."""
+    """Runs a model with other shapes and settings, without changing it."""
 
     def __init__(self, model: nn.Module, example: Example, trace: Trace) -> None:
         self.model, self.example, self.trace = model, example, trace
-        self.shapes = ShapeCache()  # of all runs: they differ in a few attributes
+        self.shapes = ShapeCache()  # shared by all runs, which differ in a few attributes only
 
     def run(self, plan: Plan, settings: Sequence[Setting], prediction: Prediction) -> Clash | None:
-        """The first clash between what happens and what should, or none."""
+        """The first clash between the run and the prediction; None if there is none."""
         checker = Checker(self.trace, prediction, self.shapes)
         journal = Journal()
         try:
@@ -158,7 +158,7 @@ class Fitter:
         return None
 
     def _grown(self, plan: Plan) -> dict[str, Tensor]:
-        """Tensors of the new shapes: on meta, or filled for real where the model looks at numbers."""
+        """Tensors of the new shapes: on the meta device, or with values if the model's code reads values."""
         old = {name: tensor.detach() for name, tensor in tensors_of(self.model).items()}
         if self.trace.meta:
             shapes = plan.shapes({name: tensor.shape for name, tensor in old.items()})
@@ -173,7 +173,7 @@ class Fitter:
 
 
 def fit(fitter: Fitter, plan: Plan, prediction: Prediction) -> tuple[list[Setting], Clash | None]:
-    """Settings that make the model run at its new shapes, or the clash that none of them explains."""
+    """Settings that make the model run at its new shapes, and the clash that no setting resolves, if there is one."""
     model = fitter.model
     before = {name: tuple(tensor.shape) for name, tensor in tensors_of(model).items()}
     shapes = plan.shapes(before)
@@ -195,7 +195,7 @@ def fit(fitter: Fitter, plan: Plan, prediction: Prediction) -> tuple[list[Settin
 
 
 def _repairs(model: nn.Module, clash: Clash, prediction: Prediction, settings: Sequence[Setting]) -> Iterator[list[Setting]]:
-    """Guesses for a clash, likeliest first: an attribute equal to a size that changes there, here and in sister modules."""
+    """Candidate repairs for a clash, most likely first: attributes equal to a size that changes there, with sister modules."""
     trace = prediction.anatomy.reading.trace
     taken = {(s.module, s.name, s.item) for s in settings}
     nearby = [op.index for op in trace.ops[clash.index :] if op.module == clash.module][:NEARBY] or [clash.index]
@@ -221,12 +221,12 @@ def _repairs(model: nn.Module, clash: Clash, prediction: Prediction, settings: S
 
 
 def _taken(module: str, setting: Setting, taken: set[tuple[str, str, Any]]) -> bool:
-    """Whether an attribute is set already: the item of it, or the whole."""
+    """Whether a setting for an attribute exists already: for the same item, or for the whole attribute."""
     return bool({(module, setting.name, setting.item), (module, setting.name, None)} & taken)
 
 
 def _changes_at(prediction: Prediction, index: int) -> list[tuple[int, int]]:
-    """Numbers that change at an operator: sizes of its results and operands, and groups."""
+    """Sizes that change at an operator, before and after: of its results and operands, and numbers of groups."""
     op = prediction.anatomy.reading.trace.ops[index]
     changes: dict[tuple[int, int], None] = {}
     grouped = prediction.groups(index)
@@ -241,7 +241,7 @@ def _changes_at(prediction: Prediction, index: int) -> list[tuple[int, int]]:
 
 
 def _attributes(model: nn.Module, path: str, old: int, new: int) -> Iterator[Setting]:
-    """Integer attributes of a module that equal a number, also inside tuples, lists and dicts."""
+    """Settings for integer attributes of a module that equal `old`, also inside tuples, lists and dicts."""
     for name, value in vars(model.get_submodule(path)).items():
         if name.startswith("_"):
             continue
@@ -260,7 +260,7 @@ def _attributes(model: nn.Module, path: str, old: int, new: int) -> Iterator[Set
 def _sisters(
     model: nn.Module, setting: Setting, clash: Clash, prediction: Prediction, taken: set[tuple[str, str, Any]]
 ) -> Iterator[Setting]:
-    """The same attribute of other modules of the same class, with the number that changes at the same place of their code."""
+    """The same attribute of other modules of the same class, with the size that changes at the same place of their code."""
     trace = prediction.anatomy.reading.trace
     here = [op.index for op in trace.ops if op.module == clash.module]
     if clash.index not in here:
@@ -294,7 +294,7 @@ def known_settings(
     after: Mapping[str, Sequence[int]],
     prediction: Prediction,
 ) -> list[Setting]:
-    """Attributes of torch.nn's layers (and of their subclasses) that follow from the shapes of their own tensors."""
+    """Settings for attributes of torch.nn's layers (and of subclasses) that follow from the shapes of their own tensors."""
     settings: list[Setting] = []
     grouped: dict[str, tuple[int, int]] = {}
     for op in prediction.anatomy.reading.trace.ops:
@@ -353,7 +353,7 @@ def _sizes(module: nn.Module, new: Mapping[str, tuple[int, ...]], groups: tuple[
 
 
 def _generic_sizes(module: nn.Module, old: Mapping[str, tuple[int, ...]], new: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Attributes of a layer of somebody else's that equal a size of its own tensors, where there is no doubt which."""
+    """Attributes of a layer outside torch.nn that equal a size of its own tensors, if the new size is unambiguous."""
     meaning: dict[int, set[int]] = {}
     for name, shape in old.items():
         for before, after in zip(shape, new.get(name, shape), strict=True):

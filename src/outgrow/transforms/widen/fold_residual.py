@@ -1,11 +1,11 @@
-"""Widen one volume of a residual stream and leave the rest as it is: `residual="fold"`.
+"""Widen one volume of a residual stream and leave the others unchanged: `residual="fold"`.
 
-The values of a stream are tied to one size by its sums x^i = f(x^{i−1}) + x^ℓ. In a trace, a sum's operand is the *skip* if the
-other one was computed from it (or from what it shares its channels with). Cut there, the stream falls apart into the paper's
-volumes x^ℓ, each with the branch that writes it, the projections that join it and the layers that read it.
+The sums x^i = f(x^{i−1}) + x^ℓ tie all values of a stream to one size. In a trace, an operand of a sum is the *skip* if the
+other operand was computed from it (or from a value that shares its channels). Cut at the skips, the stream separates into the
+paper's volumes x^ℓ, each with the branch that writes it, the projections that join it and the layers that read it.
 
-A Fold that is still the identity is grafted onto every skip that enters or leaves the named volume, and the model is read
-again: x^ℓ is then a volume of its own, which widens like any other, and Folds follow from where the new channels lie.
+A Fold, at first the identity, is grafted onto every skip that enters or leaves the named volume, and the model is analysed
+again: x^ℓ is then a separate volume, which widens like any other, and the Folds follow from the positions of the new channels.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Edge = tuple[int, int]  # a sum in the trace, and which of its operands
 
 @dataclass(frozen=True)
 class Cuts:
-    """Where a stream can be cut, and which of these cuts set one volume apart."""
+    """The skips at which a stream can be cut, and those around one volume, which separate it from the rest."""
 
     skips: frozenset[Edge]
     around: tuple[Edge, ...]
@@ -49,7 +49,7 @@ class Cuts:
 def fold_residuals(
     model: nn.Module, example: Example, anatomy: Anatomy, requests: Sequence[Widen], journal: Journal
 ) -> tuple[Anatomy, list[Widen], tuple[Graft, ...]]:
-    """Set apart the volumes that requests fold; returns the model read anew, and requests that name those volumes."""
+    """Separate the volumes that requests fold; returns the new analysis, requests that name these volumes, and the grafts."""
     folded = [(request, path) for request in requests if request.residual == "fold" for path in _paths(request)]
     cuts = {path: find_cuts(anatomy, path) for _, path in folded}
     for request, path in folded:
@@ -66,7 +66,7 @@ def fold_residuals(
         skips = frozenset[Edge]().union(*(cut.skips for cut in cuts.values()))
         wanted = {edge for cut in cuts.values() for edge in cut.around}
         if found is None or not wanted <= found <= skips:
-            raise fold_refusal(grafts[0].block, "the changed code does not run as it did")
+            raise fold_refusal(grafts[0].block, "the changed code does not run as before")
     return anatomy, [new for request in requests for new in _renamed(anatomy, request, cuts)], tuple(grafts)
 
 
@@ -89,7 +89,7 @@ def _check_method(request: Widen, path: str, cuts: Cuts) -> None:
 
 
 def _renamed(anatomy: Anatomy, request: Widen, cuts: dict[str, Cuts]) -> Iterator[Widen]:
-    """Requests by the names that the volumes have now: folded ones by R2R, others as they were asked for."""
+    """Requests with the present names of the volumes: folded ones by R2R, others by the requested method."""
     if request.residual != "fold":
         yield request
         return
@@ -110,7 +110,7 @@ def _volume_of(anatomy: Anatomy, path: str) -> str:
 
 
 def find_cuts(anatomy: Anatomy, path: str) -> Cuts:
-    """The skips of the stream that a module writes, and those at the borders of the volume it writes."""
+    """The skips of the stream that a module writes, and the skips at the borders of its volume."""
     written, mine = _written(anatomy, path)
     if not written:
         return Cuts(frozenset(), (), {})
@@ -143,14 +143,14 @@ def _written(anatomy: Anatomy, path: str) -> tuple[list[int], Labels]:
                 if reading.constant[output]:
                     todo.append(output)
                 elif any(len(block.axes) > 1 for block in hosts):
-                    return [], mine  # heads, groups: no stream
+                    return [], mine  # heads or groups: this is not a stream
                 elif hosts:
                     written[output] = None
     return list(written), mine
 
 
 class _Stream:
-    """The values that carry some classes of channels, in parts that have their size from each other."""
+    """The values that carry some classes of channels, joined into parts whose values must have the same size."""
 
     def __init__(self, anatomy: Anatomy, classes: Labels) -> None:
         self.anatomy, self.reading = anatomy, anatomy.reading
@@ -170,7 +170,7 @@ class _Stream:
                     self._join(output, *inputs)
 
     def _passed_on(self, index: int) -> list[int]:
-        """Operands of an operator whose channels, if any, are also its result's."""
+        """Operands that carry the stream's channels and pass them on to the operator's result."""
         op, effect = self.reading.trace.ops[index], self.reading.effects[index]
         match effect:
             case Folded() | Ignore():
@@ -223,7 +223,7 @@ class _Stream:
         return skips
 
     def _made_from(self, value: int, source: int) -> bool:
-        """Whether a value was computed from a source, or from anything that shares the source's channels."""
+        """Whether a value was computed from a source, or from a value that shares the source's channels."""
         goal, todo, seen = self.part(source), [value], {value}
         while todo:
             current = todo.pop()
@@ -248,7 +248,7 @@ class _Stream:
 
 
 def _graft(model: nn.Module, example: Example, trace: Trace, edge: Edge, cuts: Cuts, journal: Journal) -> Graft | None:
-    """Put a Fold on a skip, if none is there yet."""
+    """Put a Fold on a skip, unless it is there already; returns the graft, if there is one."""
     index, operand = edge
     ref = refs_in(trace.ops[index].args)[operand]
     size = trace.values[ref.value].shape[cuts.axes[edge]]
@@ -276,10 +276,10 @@ def _graft(model: nn.Module, example: Example, trace: Trace, edge: Edge, cuts: C
 
 
 def edges_of_folds(before: Trace, after: Trace) -> set[Edge] | None:
-    """Which operands of which operators run through new Folds, if nothing else differs; None if something does.
+    """The operands that run through new Folds, if two traces differ in nothing else; None if they do.
 
-    torch.fx reads `a += b` as `a = a + b`. That is the same if nobody looks at the old `a` again, and in a trace those who do
-    are seen to take another value.
+    torch.fx reads `a += b` as `a = a + b`. That is the same unless the old `a` is read again, and in a trace such a reader
+    takes another value than before.
     """
     edges: set[Edge] = set()
     same: dict[int, int] = {}  # values afterwards → values before
@@ -306,7 +306,7 @@ def edges_of_folds(before: Trace, after: Trace) -> set[Edge] | None:
 
 
 def fold_settings(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice]) -> list[Setting]:
-    """What Folds hold once volumes on either side of them have grown."""
+    """Settings of the Folds after the volumes on either side of them have grown."""
     settings: dict[str, list[Setting]] = {}
     for op in anatomy.reading.trace.ops:
         if op.name != FOLD:
@@ -316,7 +316,7 @@ def fold_settings(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice])
         try:
             after = _regrown(anatomy, fold, op.args[0], op.outputs[0], choices)
         except Irregular:
-            raise fold_refusal(op.module, "its channels stand in no regular order there") from None
+            raise fold_refusal(op.module, "its channels have no regular order there") from None
         names = ("keep", "pairs", "outputs")
         new = [Setting(op.module, n, getattr(fold, n), a) for n, a in zip(names, after, strict=True) if getattr(fold, n) != a]
         if settings.setdefault(op.module, new) != new:
@@ -358,20 +358,20 @@ def _regrown(anatomy: Anatomy, fold: Fold, x: Ref, result: int, choices: Sequenc
 
 
 def _paired(left: Labels, right: Labels, targets: Sequence[int]) -> Labels:
-    """x_L − x_R goes to the channels of x in turn."""
+    """Pairs that add x_L − x_R to the channels of x in turn."""
     count = len(left) if targets else 0
     goal = [targets[index % len(targets)] for index in range(count)]
     return np.stack([left[:count], right[:count], np.array(goal, dtype=np.int64)], axis=1)
 
 
 def _positions(ranges: Sequence[tuple[int, ...]], columns: int) -> Labels:
-    """Ranges, whose last entry is their length, written out."""
+    """The positions in ranges, whose last entry is their length."""
     rows = [[start + step for start in starts] for *starts, count in ranges for step in range(count)]
     return np.array(rows, dtype=np.int64).reshape(-1, columns)
 
 
 def _ranges(positions: Labels) -> Ranges:
-    """Positions gathered into ranges."""
+    """The ranges that contain these positions; the inverse of `_positions`."""
     result: list[list[int]] = []
     for row in positions.tolist():
         if result and row == [start + result[-1][-1] for start in result[-1][:-1]]:

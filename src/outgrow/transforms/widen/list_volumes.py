@@ -1,4 +1,4 @@
-"""List the volumes of a model, and explain which methods are exact for each and why others are not."""
+"""List the volumes of a model, the exact methods for each, and the reasons against the others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from outgrow.wrong_arguments import usage
 @usage("outgrow.volumes(model, example)")
 @uncompiled()
 def volumes(model: nn.Module, example: Example) -> list[Volume]:
-    """All volumes of a model: name, size, slots, whether and by which methods each can grow, and if not, why.
+    """List all volumes of a model: name, size, slots, the methods by which each can grow, or why it can't.
 
     The model may be on the meta device: volumes depend on its code and its shapes, not on values.
 
@@ -44,7 +44,7 @@ def volumes(model: nn.Module, example: Example) -> list[Volume]:
 
 
 def explain(anatomy: Anatomy, volume: Volume) -> None:
-    """Fill in by which methods a volume can grow exactly, and why not by the others."""
+    """Set a volume's exact methods, and the reasons against the others."""
     if volume.pinned:
         volume.reason = volume.pinned
         return
@@ -59,17 +59,17 @@ def explain(anatomy: Anatomy, volume: Volume) -> None:
         verdicts = [judge(anatomy, volume, method.state) for method in methods]
         refusals = [verdict.refusal or (verdict.stuck if len(methods) > 1 else "") for verdict in verdicts]
         if all(refusals):
-            said: dict[str, str] = {}  # refusal → the first method that it is the reason against
+            firsts: dict[str, str] = {}  # refusal → the first method with this refusal
             for method, refusal in zip(methods, refusals, strict=True):
-                said.setdefault(refusal, method.name)
-            reasons += [f"{first}: {refusal}" for refusal, first in said.items()]
+                firsts.setdefault(refusal, method.name)
+            reasons += [f"{first}: {refusal}" for refusal, first in firsts.items()]
         else:
             legal.append(name)
     volume.methods, volume.reason = tuple(legal), "; ".join(reasons)
 
 
 def _volumes_in(trace: Trace) -> list[Volume]:
-    """All volumes of a trace; those of blocks that others stand for are not searched for, but copied."""
+    """All volumes of a trace. Equal blocks of a stack are analysed once, and their volumes copied, where that is possible."""
     short = shortened(trace)
     if short is not None:
         anatomy = find_volumes(read(short.trace, RULES), multiplicities(short))

@@ -1,6 +1,6 @@
-"""From a choice of volumes, sizes and methods to a plan: unit-level recipes become positions in tensors.
+"""Make a plan from a choice of volumes, sizes and methods: recipes for units become positions in tensors.
 
-Volumes are planned one after the other, each on the shapes that the ones before it leave: a sequence of exact steps is exact.
+Volumes are planned one after the other, each on the shapes after the ones before: a sequence of exact steps is exact.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from outgrow.methods.checks import draft_by, recipe_by
 
 @dataclass(frozen=True)
 class Choice:
-    """A volume, how many units it gains, and by which method."""
+    """A volume, the number of units it gains, and the method."""
 
     volume: Volume
     new: int
@@ -31,9 +31,9 @@ class Choice:
 
 
 def make_plan(anatomy: Anatomy, choices: Sequence[Choice], seed: int) -> Plan:
-    """Lay out all insertions of all chosen volumes."""
+    """The plan with all insertions of all chosen volumes."""
     edits: list[Edit] = []
-    born: dict[tuple[str, int], Labels] = {}  # for each current position, the position it had at first, or −1
+    born: dict[tuple[str, int], Labels] = {}  # for each current position, its original position, or −1 if it is new
     for choice in choices:
         edits.extend(_edits_of(anatomy, choice, seed, born))
     changes = tuple(
@@ -57,7 +57,7 @@ def _edits_of(anatomy: Anatomy, choice: Choice, seed: int, born: dict[tuple[str,
     edits: list[Edit] = []
     for slot in slots.values():
         if slot.role == "reads" and (slot.tensor, slot.axis) not in verdict.readers:
-            slot = replace(slot, role="scales")  # whole groups of a grouped layer: no sum goes over them
+            slot = replace(slot, role="scales")  # whole groups of a grouped layer: no sum runs over them
         recipe = recipe_by(method, slot, volume, verdict, drafted)
         if slot.role == "writes" and verdict.readers.get((slot.tensor, slot.axis)) == "zero":
             recipe = Recipe("zero", drafted.models)
@@ -74,7 +74,7 @@ def _edits_of(anatomy: Anatomy, choice: Choice, seed: int, born: dict[tuple[str,
 
 
 def _insertion(slot: Slot, ids: Labels, size: int, recipe: Recipe, choice: Choice) -> tuple[Insertion, Labels]:
-    """Positions for one slot; also, for each position afterwards, the position before (−1 if new)."""
+    """The insertion for one slot; also, for each position after it, the position before (−1 if new)."""
     table = unit_runs(ids, size)  # (run, unit, offset)
     count, _, length = table.shape
     new = choice.new
@@ -120,5 +120,5 @@ def _insertion(slot: Slot, ids: Labels, size: int, recipe: Recipe, choice: Choic
 
 
 def inits_of(choices: Sequence[Choice]) -> Mapping[str, Init]:
-    """The functions that users gave as `init`, by the name that the plan calls them."""
+    """The functions that users passed as `init`, by their names in the plan."""
     return {f"@{id(c.method.init)}": c.method.init for c in choices if not isinstance(c.method.init, str)}

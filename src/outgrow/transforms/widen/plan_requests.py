@@ -1,4 +1,4 @@
-"""From requests to widen to a plan: all requests of a growth together, since volumes may be tied to each other."""
+"""Plan all widenings of a growth together, since volumes may be tied to each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outgrow.transforms.widen.settle_sizes import settle
 
 
 def widen_plan(site: Site, requests: Sequence[Widen]) -> Step:
-    """The plan of all widenings of a growth. Folds are put on skips for a trial, in which the volumes are read again."""
+    """The plan of all widenings of a growth. Folds are put on skips in a trial, and the volumes are analysed again there."""
     with site.trial() as journal:
         anatomy, requests, grafts = fold_residuals(site.model, site.example, site.anatomy, requests, journal)
         choices, skipped, plan = settle(site.model, site.example, anatomy, requests, site.seed)

@@ -1,4 +1,4 @@
-"""What the grown model should look like: the shape of every tensor of its forward pass, known before it runs."""
+"""Predict the shape of every tensor in the forward pass of the grown model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outgrow.transforms.widen.make_plan import Choice
 
 
 class Prediction:
-    """Shapes after growth, from the labels alone."""
+    """Shapes after a growth, computed from the labels alone."""
 
     def __init__(self, anatomy: Anatomy, choices: Sequence[Choice]) -> None:
         self.anatomy, self.choices = anatomy, choices
@@ -22,7 +22,7 @@ class Prediction:
         self._by_number = {number: chosen[v.name] for number, v in enumerate(anatomy.volumes) if v.name in chosen}
 
     def _gain(self, labels: Labels) -> tuple[int, ...]:
-        """How much each axis of a block gains."""
+        """The number of entries that each axis of a block gains."""
         key = id(labels)
         if key not in self._gains:
             gains = [0] * labels.ndim
@@ -47,7 +47,7 @@ class Prediction:
         return tuple(new)
 
     def padding(self, op: Op) -> list[int]:
-        """The amounts by which an operator must pad in the grown model: new units go behind the last of theirs."""
+        """The amounts by which an operator must pad in the grown model: new units follow the last unit of their volume."""
         amounts = [int(amount) for amount in op.args[1]]
         (output,) = op.outputs
         rank = len(self.anatomy.reading.trace.values[output].shape)
@@ -60,15 +60,15 @@ class Prediction:
         return amounts
 
     def _added(self, labels: Labels) -> int:
-        """How many positions a run of labels gains."""
+        """The number of positions that a run of labels gains."""
         return sum(
             choice.new * int((self.anatomy.units(choice.volume, labels) == choice.volume.count - 1).sum())
             for choice in self.choices
         )
 
     @cached_property
-    def numbers(self) -> dict[int, tuple[float, float]]:
-        """Operators whose ε changes: before and after."""
+    def eps(self) -> dict[int, tuple[float, float]]:
+        """For each operator whose ε changes: its values before and after."""
         result: dict[int, tuple[float, float]] = {}
         for choice in self.choices:
             for move in choice.verdict.eps:

@@ -1,7 +1,7 @@
-"""Settle what grows and to which size, so that the model's own code agrees.
+"""Find volumes and new sizes with which the model's own code runs.
 
-Requests choose volumes, sizes and methods. `fit` then finds the attributes that hold sizes. Where the code ties two volumes
-to one ratio (attention that ends in `reshape(B, N, C)`), they are grown together to sizes that fit, or not at all.
+Requests choose volumes, sizes and methods. `fit` then finds the attributes that hold sizes. If the code ties two volumes to one
+ratio (attention that ends in `reshape(B, N, C)`), they grow together to sizes that fit, or not at all.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from outgrow.transforms.widen.make_plan import Choice, make_plan
 from outgrow.transforms.widen.predict_shapes import Prediction
 
 ATTEMPTS = 60
-SUSPECTS = 6  # volumes at a clash that are left out in turn, to see whether they are to blame
+SUSPECTS = 6  # volumes at a clash that are left out in turn, to find the one that causes it
 
 
 def settle(
     model: nn.Module, example: Example, anatomy: Anatomy, requests: Sequence[Widen], seed: int
 ) -> tuple[list[Choice], list[Skip], Plan]:
-    """Choices and a plan under which the model runs, and what was left out."""
+    """Choices and a plan with which the model runs, and the skipped volumes."""
     fitter = Fitter(model, example, anatomy.reading.trace)
     barred: dict[str, str] = {}
     without: dict[tuple[str, State], str] = {}
@@ -42,7 +42,7 @@ def settle(
         choices, skipped = _choose(anatomy, requests, barred, without)
         choices, broken = _tie(choices, tied, requests)
         if broken:
-            barred.update(dict.fromkeys(broken, "no size suits it and what the code ties it to"))
+            barred.update(dict.fromkeys(broken, "no size suits both it and the volumes that the code ties it to"))
             continue
         plan = make_plan(anatomy, choices, seed)
         try:
@@ -55,7 +55,7 @@ def settle(
             return choices, skipped, replace(plan, settings=tuple(settings))
         if not _tighten(model, anatomy, choices, clash, tied):
             barred.update(_blame(model, anatomy, choices, clash, fitter))
-    raise ApplyError("the model's code ties its sizes in ways that could not be settled: narrow where= down")
+    raise ApplyError("no sizes were found with which the model's code runs: select fewer volumes with where=")
 
 
 def _choose(
@@ -71,7 +71,7 @@ def _choose(
 
 
 def _tie(choices: list[Choice], tied: Sequence[set[str]], requests: Sequence[Widen]) -> tuple[list[Choice], list[str]]:
-    """Give volumes that the code ties to one ratio sizes that fit; also, those for which there are none."""
+    """Choices with fitting sizes for volumes that the code ties to one ratio; also, volumes for which there are none."""
     by_name = {choice.volume.name: choice for choice in choices}
     for group in tied:
         members = [by_name[name] for name in sorted(group) if name in by_name]
@@ -87,17 +87,20 @@ def _tie(choices: list[Choice], tied: Sequence[set[str]], requests: Sequence[Wid
 
 
 def _ratio(choice: Choice, requests: Sequence[Widen]) -> float:
-    asked = [r.factor for r in requests if r.factor and any(matches(choice.volume, pattern) for pattern in r.patterns)]
-    return asked[0] if asked else 1 + choice.new / choice.volume.count
+    """The requested growth factor of a volume, or else that of its choice."""
+    factors = [r.factor for r in requests if r.factor and any(matches(choice.volume, pattern) for pattern in r.patterns)]
+    return factors[0] if factors else 1 + choice.new / choice.volume.count
 
 
 class _NoEps(Exception):
+    """The ε of a norm has to change, and no attribute holds it."""
+
     def __init__(self, choice: Choice, reason: str) -> None:
         self.choice, self.reason = choice, reason
 
 
 def _eps_settings(model: nn.Module, choices: Sequence[Choice]) -> list[Setting]:
-    """Where norms keep their ε, and what it becomes."""
+    """Settings for the attributes in which norms keep their ε."""
     values: dict[tuple[str, str], tuple[float | None, float]] = {}
     for choice in choices:
         done: set[tuple[str, str]] = set()
@@ -122,22 +125,22 @@ def _find_eps(model: nn.Module, move: MoveEps, choice: Choice) -> tuple[str, str
             if isinstance(value, float) and np.isclose(value, move.eps, rtol=1e-6, atol=0.0):
                 return path, name, value
         if not path:
-            raise _NoEps(choice, f"the norm in {move.module} keeps its ε = {move.eps:g} nowhere that it could be changed")
+            raise _NoEps(choice, f"the norm in {move.module} keeps its ε = {move.eps:g} in no attribute that could be changed")
         path = path.rpartition(".")[0]
 
 
 def _tighten(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice], clash: Clash, tied: list[set[str]]) -> bool:
-    """Tie what meets at the clash, and at the same place of sister modules, to one ratio; tells whether that is news.
+    """Tie the volumes at a clash, and at the same place of sister modules, to one ratio; returns whether any tie is new.
 
-    What meets there are the volumes of the operator and those whose size it shows; if they are tied already, all that touch
-    the module.
+    These are the volumes of the operator, and volumes of its module whose size appears there; if they are tied already, all
+    volumes of the module.
     """
     ops: dict[str, list[int]] = defaultdict(list)
     for op in anatomy.reading.trace.ops:
         ops[op.module].append(op.index)
     place = ops[clash.module].index(clash.index)
     sisters = [path for path in _like(model, anatomy, clash) if place < len(ops[path])]
-    news = False
+    changed = False
     for near in (True, False):
         for path in sisters:
             touching = _touching(anatomy, choices, path)
@@ -148,14 +151,14 @@ def _tighten(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice], clas
                 group |= known
                 tied.remove(known)
             tied.append(group)
-            news = True
-        if news:
+            changed = True
+        if changed:
             return True
     return False
 
 
 def _meeting(anatomy: Anatomy, choices: Sequence[Choice], index: int, touching: Sequence[str]) -> list[str]:
-    """Chosen volumes at an operator, and those of its module whose size is that of an axis there."""
+    """Chosen volumes at an operator, and volumes of its module whose size is that of an axis there."""
     reading = anatomy.reading
     op = reading.trace.ops[index]
     shown = {
@@ -170,7 +173,7 @@ def _meeting(anatomy: Anatomy, choices: Sequence[Choice], index: int, touching: 
 
 
 def _blame(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice], clash: Clash, fitter: Fitter) -> dict[str, str]:
-    """Which volumes to leave out, and why: the smallest at the clash, or near it, without which the run gets further."""
+    """Volumes to leave out, and why: the smallest at the clash, or near it, without which the run gets further."""
     at_clash = _at(anatomy, choices, clash.index)
     path = clash.module
     near = _touching(anatomy, choices, path)
@@ -202,19 +205,19 @@ def _blame(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice], clash:
 
 
 def _fingerprint(volume: Volume) -> tuple[tuple[str, int, str], ...]:
-    """Slots by the last part of their names: what volumes of sister modules have in common."""
+    """The slots by the last part of their names, which are equal for volumes of sister modules."""
     return tuple((slot.tensor.rpartition(".")[0].rpartition(".")[2], slot.axis, slot.role) for slot in volume.slots)
 
 
 def _like(model: nn.Module, anatomy: Anatomy, clash: Clash) -> list[str]:
-    """The clashing module and its sisters of the same class."""
+    """The path of the clashing module, then those of its sisters of the same class."""
     kind = type(model.get_submodule(clash.module))
     paths = dict.fromkeys(op.module for op in anatomy.reading.trace.ops)
     return [clash.module, *(p for p in paths if p != clash.module and clash.module and type(model.get_submodule(p)) is kind)]
 
 
 def _touching(anatomy: Anatomy, choices: Sequence[Choice], path: str) -> list[str]:
-    """Chosen volumes that any operator of a module (not of its children) touches."""
+    """Chosen volumes at any operator of a module or its children (of the whole model: without its children)."""
     names: dict[str, None] = {}
     prefix = f"{path}." if path else ""
     for op in anatomy.reading.trace.ops:
