@@ -180,7 +180,7 @@ def _follows_activation(anatomy: Anatomy, path: str) -> tuple[str, str]:
 def _split_refusal(module: nn.Module, neighbours: Neighbours) -> str:
     """Why a layer can't be split into two; empty if it can."""
     if not isinstance(module, PLAIN_LAYERS):
-        return "it is not a linear layer or convolution, which could be split in two"
+        return "it is no linear layer or convolution, which could be split in two"
     if getattr(module, "groups", 1) > 1:
         return "it is a grouped convolution, which can't be the product of two dense ones"
     if neighbours.owners[id(module.weight)] > 1 or hasattr(module, "parametrizations"):
@@ -276,7 +276,7 @@ def plain_plan(
 def _description(
     surrounded: dict[str, Any], method: str, seed: int, fade: int | None, layers: int, ends_in: str
 ) -> dict[str, Any]:
-    """The module to build, as a description. surrounded: from `behind`. ends_in: the idempotent activation before it, if any."""
+    """The description of the module to build. surrounded: by `behind`. ends_in: the idempotent activation before it, if any."""
     if method in RESIDUAL:
         hidden = max(surrounded["channels"] + surrounded["channels"] % 2, LEAST_HIDDEN)
         return {"kind": "residual", **surrounded, "hidden": hidden, "layers": layers, "seed": seed}
