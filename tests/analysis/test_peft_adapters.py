@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import outgrow
 from outgrow.analysis.peft_adapters import NOTE, RANK
-from outgrow.configuration.follow_sizes import LEFT
+from outgrow.configuration.follow_sizes import NOT_UPDATED
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
@@ -60,7 +60,7 @@ def test_base_model_and_adapters_load_again(transform: outgrow.Widen | outgrow.D
     growth = outgrow.grow(model, EXAMPLE, transform)
     assert ranks(model) == {4}
     assert NOTE in growth.notes
-    assert LEFT not in str(growth)
+    assert NOT_UPDATED not in str(growth)
     if growth.preserving:
         assert torch.allclose(logits(model), before, atol=1e-5)
     model.save_pretrained(tmp_path / "adapters")
@@ -84,5 +84,5 @@ def test_ranks_that_are_named_grow_and_the_report_says_that_their_configuration_
     growth = outgrow.widen(model, EXAMPLE, where, factor=2)
     assert 8 in ranks(model)
     assert torch.allclose(logits(model), before, atol=1e-5)
-    assert LEFT in str(growth)
+    assert NOT_UPDATED in str(growth)
     assert "lora_A.default.weight would have the shape (4, " in str(growth)

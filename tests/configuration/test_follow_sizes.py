@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import outgrow
-from outgrow.configuration.follow_sizes import LEFT
+from outgrow.configuration.follow_sizes import NOT_UPDATED
 
 transformers = pytest.importorskip("transformers")
 
@@ -87,7 +87,7 @@ def test_a_uniform_widening_is_in_the_configuration(
     random = torch.get_rng_state()
     growth = outgrow.widen(model, example(kind), where, **how)
     assert torch.equal(torch.get_rng_state(), random)
-    assert LEFT not in str(growth)
+    assert NOT_UPDATED not in str(growth)
     assert {name: getattr(model.config, name) for name in says} == says
     assert shapes(type(model)(model.config)) == shapes(model)
     configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
@@ -121,14 +121,14 @@ def test_what_no_configuration_describes_leaves_it_alone_and_says_so(kind: str, 
     before = copy.deepcopy(model.config.to_dict())
     growth = outgrow.widen(model, example(kind), where, by=by, method="netmorph" if kind != "gemma" else "auto")
     assert model.config.to_dict() == before
-    assert LEFT in str(growth)
+    assert NOT_UPDATED in str(growth)
 
 
 def test_the_last_of_several_growths_completes_what_the_configuration_can_say() -> None:
     model, given = build("llama"), example("llama")
     for layer, to in ((0, 36), (1, 30), (1, 36)):
         growth = outgrow.widen(model, given, f"model.layers.{layer}.mlp.gate_proj", to=to)
-        assert (LEFT in str(growth)) == ((layer, to) != (1, 36))
+        assert (NOT_UPDATED in str(growth)) == ((layer, to) != (1, 36))
     assert model.config.intermediate_size == 36
     assert shapes(type(model)(model.config)) == shapes(model)
 
@@ -217,7 +217,7 @@ def test_what_can_not_be_built_from_its_configuration_is_left_alone() -> None:
     model = Model(Config(), [nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)])
     growth = outgrow.widen(model, torch.randn(4, 3), "0", to=12)
     assert len(growth.notes) == 1
-    assert LEFT in growth.notes[0]
+    assert NOT_UPDATED in growth.notes[0]
     assert model.config.hidden_size == 8
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import outgrow
-from outgrow.configuration.follow_sizes import LEFT
+from outgrow.configuration.follow_sizes import NOT_UPDATED
 from outgrow.modules.gates import without_gates
 from tests.helpers.judging import distance
 from tests.helpers.library_models import FAMILIES, Family, shaken
@@ -76,4 +76,4 @@ def test_the_report_says_whether_the_library_loads_what_has_grown(family: Family
     assert all(parameter.grad is not None for name, parameter in model.named_parameters() if name.startswith(new or " "))
     model.zero_grad()
     with torch.no_grad():
-        assert reloads(model, other, tmp_path) == (LEFT not in str(report)), str(report)
+        assert reloads(model, other, tmp_path) == (NOT_UPDATED not in str(report)), str(report)

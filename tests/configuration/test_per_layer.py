@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import outgrow
-from outgrow.configuration.follow_sizes import LEFT
+from outgrow.configuration.follow_sizes import NOT_UPDATED
 from outgrow.modules.gates import without_gates
 from tests.helpers.library_models import FAMILIES, Family, shaken
 
@@ -69,7 +69,7 @@ def test_the_configuration_says_of_each_layer_what_it_is(
     model, example = kind.build(), kind.example()
     before = logits(model, example)
     growth = outgrow.deepen(model, example, after, fade=fade)
-    assert LEFT not in str(growth)
+    assert NOT_UPDATED not in str(growth)
     assert said(model, says) == says
     if name == "smollm3":
         assert [layer.self_attn.use_rope for layer in model.model.layers] == model.config.no_rope_layers
@@ -135,7 +135,7 @@ def test_what_a_configuration_can_not_say_is_reported_with_the_place(tmp_path: P
     kind = family("qwen3moe")
     model = kind.build()
     growth = outgrow.deepen(model, kind.example(), "model.layers.1", fade=3)
-    assert LEFT in str(growth)
+    assert NOT_UPDATED in str(growth)
     assert "(built from it, model.layers.3.mlp." in str(growth)
     assert not reloads(model, kind, tmp_path)
 
@@ -145,13 +145,13 @@ def test_layers_in_a_pattern_are_added_in_whole_periods(fade: int | None, tmp_pa
     kind = family("jamba")
     model, example = kind.build(), kind.example()  # padded: its code prepares a mask for each kind of layer
     config, names = copy.deepcopy(model.config.to_dict()), list(model.state_dict())
-    with pytest.raises(outgrow.GrowthError, match=r"would call block 2 'linear_attention' where a block .* \(count=2\)"):
+    with pytest.raises(outgrow.GrowthError, match=r"would describe block 2 as 'linear_attention', but .* \(count=2\)"):
         outgrow.deepen(model, example, "model.layers.0", fade=fade)
     assert model.config.to_dict() == config
     assert list(model.state_dict()) == names
     before = logits(model, example)
     growth = outgrow.deepen(model, example, "model.layers.1", count=2, fade=fade)
-    assert LEFT not in str(growth)
+    assert NOT_UPDATED not in str(growth)
     assert model.config.layers_block_type == ["mamba", "attention"] * 3
     assert torch.allclose(logits(model, example), before, atol=1e-5)
     assert reloads(model, kind, tmp_path)
@@ -165,7 +165,7 @@ def test_a_value_that_follows_from_others_is_left_to_follow() -> None:
     before = logits(model, example)
     growth = outgrow.widen(model, example, "transformer.word_embeddings", factor=2)
     assert torch.allclose(logits(model, example), before, atol=1e-5)
-    assert LEFT in str(growth)
+    assert NOT_UPDATED in str(growth)
     assert model.config.to_dict() == config
     assert vars(model.config) == attributes
 
@@ -185,7 +185,8 @@ def test_a_configuration_that_refuses_a_value_is_as_before(monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(type(model.config), "__setattr__", strict)
         growth = outgrow.widen(model, example, "model.embed_tokens", factor=2)
-    assert f"{LEFT} (built from it, model.embed_tokens.weight would have the shape (50, 16) instead of (50, 32))" in str(growth)
+    reason = "model.embed_tokens.weight would have the shape (50, 16) instead of (50, 32)"
+    assert f"{NOT_UPDATED} (built from it, {reason})" in str(growth)
     assert model.config.to_dict() == config
     assert vars(model.config) == attributes
 

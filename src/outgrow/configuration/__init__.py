@@ -1,1 +1,1 @@
-"""A library's configuration follows the sizes of its model."""
+"""Update a library's configuration (`model.config`) after a growth."""

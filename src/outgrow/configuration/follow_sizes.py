@@ -1,12 +1,12 @@
-"""A model's configuration follows its sizes, so that its own library builds the grown model from it.
+"""Update a model's configuration to its new sizes, so that its own library builds the grown model from it.
 
-Transformers builds a model from the numbers in `model.config`. After a growth some of these have other values: a width, a
-number of heads, the ε of the norms. Which ones is guessed, from what grew, from the old value and from the name. A guess counts
-only if it is right: a twin that is built from it (without memory for weights, so at no cost) has the same tensors, and computes
-the same with the model's own numbers in them. If none is right (one layer of many has grown, say) the configuration stays as it
-is, and the report says so.
+Transformers builds a model from the fields of `model.config`. After a growth some of these need other values: a width, a number
+of heads, the ε of the norms. New values are guessed from the sizes that grew, the old values and the names of the fields. A
+guess counts only if it is right: a model that is rebuilt from it (on the meta device, so at no cost) has the same tensors, and
+the same outputs with the model's own weights. If no guess is right (one layer of many has grown, say), the configuration stays
+unchanged, and the report says so.
 
-Nothing here knows Transformers: a configuration is an attribute `config` of a module that has a method `to_dict`.
+No code here depends on Transformers: a configuration is an attribute `config` of a module that has a method `to_dict`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from torch import nn
 
 from outgrow.apply.apply_plan import apply_setting
-from outgrow.configuration.rebuild_from_config import NAME, DiffersFromTwin, Unbuildable, rebuilt
+from outgrow.configuration.rebuild_from_config import NAME, RebuiltDiffers, Unbuildable, rebuilt
 from outgrow.errors import TraceError
 from outgrow.growth_plan.plan import Plan, Setting, renamed
 from outgrow.model.example import Example
@@ -31,34 +31,34 @@ from outgrow.verify.outputs import Evaluation
 WIDTHS = ("hidden", "intermediate", "inner", "ffn", "d_ff", "embd", "embed", "d_model", "dim", "proj", "pooler_output")
 NO_WIDTHS = ("layers", "head_dim")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
-GROUPS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")  # that share keys and values
+GROUPS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")  # groups of heads that share keys and values
 STREAMS = ("hidden_size", "n_embd", "d_model", "dim")
-FOURFOLD = ("n_inner", "intermediate_size", "ffn_dim")  # None stands for four times the stream
-HEAD = "head_dim"  # None, or nothing, stands for stream / heads
+FOURFOLD = ("n_inner", "intermediate_size", "ffn_dim")  # None means four times the stream
+HEAD = "head_dim"  # None, or no such field, means stream / heads
 TRIES = 16
 LONG = 40  # characters of a list in a report
-LEFT = "config: it does not describe the grown model"
+NOT_UPDATED = "config: it does not describe the grown model"
 
 Pairs = Sequence[tuple[float, float]]  # sizes before and after
-Guess = Mapping[tuple[str, str], tuple[Any, Any]]  # module that holds the configuration, name → value before and after
+Guess = Mapping[tuple[str, str], tuple[Any, Any]]  # (module that holds the configuration, field) → value before and after
 
 
 def follow(
     model: nn.Module, example: Example, plans: Sequence[Plan], journal: Journal, shared: Evaluation | None = None
 ) -> tuple[list[Setting], str]:
-    """Bring the configurations of a model that has just grown up to date: settings, which are made; what is to be said.
+    """Update the configurations of a model that has just grown; returns the settings made, and a note for the report.
 
-    plans: all growths so far, oldest first, those that have just been carried out among them. shared: a pass of the model,
-    which the check of its outputs goes on with.
+    plans: all plans so far, oldest first, including those just carried out. shared: a pass of the model, which is also used to
+    check its outputs.
     """
     settings: list[Setting] = []
     note = ""
     for path in (path for path in _described(model) if _grew(path, plans)):
         try:
             settings += _settled(model, path, example, plans, journal, None if path else shared)
-        except DiffersFromTwin as reason:
+        except RebuiltDiffers as reason:
             why = f"{'' if isinstance(reason, Unbuildable) else 'built from it, '}{reason}"
-            note = f"{LEFT} ({why}); outgrow.save and outgrow.load bring it back, save_pretrained would not"
+            note = f"{NOT_UPDATED} ({why}); use outgrow.save and outgrow.load, save_pretrained would not restore the model"
     return settings, note
 
 
@@ -79,7 +79,7 @@ def _shown(value: Any) -> str:
 
 
 def _described(model: nn.Module) -> list[str]:
-    """Modules that a configuration describes, and that are no part of another such."""
+    """Paths of the outermost modules with a configuration."""
     paths: list[str] = []
     for path, module in model.named_modules():
         if hasattr(vars(module).get(NAME), "to_dict") and not any(_within(path, outer) for outer in paths):
@@ -99,10 +99,10 @@ def _within(name: str, path: str) -> bool:
 def _settled(
     model: nn.Module, path: str, example: Example, plans: Sequence[Plan], journal: Journal, shared: Evaluation | None
 ) -> list[Setting]:
-    """The settings of the first guess that is right; if there is none, raises what is wrong with the present values."""
+    """The settings of the first guess that is right; if there is none, raises with the reason against the present values."""
     part = model.get_submodule(path)
     run = _call(model, path, example) if shared is None else shared
-    sure = run is not None and not gates_of(part)  # what fades in is not all there yet: then outputs can't be compared
+    sure = run is not None and not gates_of(part)  # unfinished fades: outputs can't be compared
     steady = _steady(part, path, plans)
     for guess in itertools.islice(_guesses(model, path, plans), TRIES if sure else 1):
         trial = Journal()
@@ -111,16 +111,16 @@ def _settled(
         try:
             for setting in settings:
                 _set(model, setting, trial)
-            twin = rebuilt(part, steady, run, outputs=sure)
-        except DiffersFromTwin:
+            other = rebuilt(part, steady, run, outputs=sure)
+        except RebuiltDiffers:
             trial.undo()
             _changed(shared)
             continue
-        if shared is not None and sure and not shared.kept:  # by rounding, or because its code reads what was set?
+        if shared is not None and sure and not shared.kept:  # by rounding, or because its code reads the new fields?
             trial.undo()
             _changed(shared)
             return _settled(model, path, example, plans, journal, None)
-        more = _copies(model, path, twin, guess)
+        more = _copies(model, path, other, guess)
         if more:
             _changed(shared)
         for setting in more:
@@ -133,26 +133,26 @@ def _settled(
 def _call(model: nn.Module, path: str, example: Example) -> Call | None:
     try:
         return next(iter(calls_of(model, example, [path])[path]), None)
-    except TraceError:  # it does not run any more: that is reported where it is compared with what it was
+    except TraceError:  # it no longer runs: the comparison of outputs reports that
         return None
 
 
 def _changed(shared: Evaluation | None) -> None:
-    """A configuration has changed, which the model's code may read."""
+    """Discard a shared pass after a change of the configuration, which the model's code may read."""
     if shared is not None:
         shared.forget()
 
 
 def _set(model: nn.Module, setting: Setting, journal: Journal) -> None:
-    """Try a setting; a library may check values when they are set, and refuse."""
+    """Try a setting; the library may check a value when it is set, and raise."""
     try:
         apply_setting(model, setting, journal)
     except Exception as error:
-        raise DiffersFromTwin(f"{setting.item} can't be {setting.new}: {(str(error).splitlines() or [''])[0]}") from error
+        raise RebuiltDiffers(f"{setting.item} can't be {setting.new}: {(str(error).splitlines() or [''])[0]}") from error
 
 
 def _steady(part: nn.Module, path: str, plans: Sequence[Plan]) -> dict[tuple[str, str], float]:
-    """Numbers with a fraction (an ε) that growths have set, as they are now: outputs hardly show them, so they are compared."""
+    """Present values of floats (an ε) that growths have set: they hardly change outputs, so they are compared themselves."""
     found: dict[tuple[str, str], float] = {}
     for number, plan in enumerate(plans):
         for setting in plan.settings:
@@ -164,7 +164,7 @@ def _steady(part: nn.Module, path: str, plans: Sequence[Plan]) -> dict[tuple[str
 
 
 def _guesses(model: nn.Module, path: str, plans: Sequence[Plan]) -> Iterator[Guess]:
-    """What configurations may say now, likeliest first: that all that can have changed has."""
+    """Guesses for the new configurations, most likely first: the first one changes every field that may have changed."""
     options: dict[tuple[str, str], tuple[Any, list[Any]]] = {}
     configs = _configs(model, path)
     for holder, config in configs.items():
@@ -175,7 +175,7 @@ def _guesses(model: nn.Module, path: str, plans: Sequence[Plan]) -> Iterator[Gue
         yield {
             (holder, name): (old, chosen[holder, name])
             for (holder, name), (old, _) in options.items()
-            if chosen[holder, name] != (_meant(configs[holder], name, chosen, holder) if old is None else old)
+            if chosen[holder, name] != (_default(configs[holder], name, chosen, holder) if old is None else old)
         }
 
 
@@ -193,19 +193,19 @@ def _configs(model: nn.Module, path: str) -> dict[str, Any]:
 
 
 def _pairs(holder: str, plans: Sequence[Plan]) -> tuple[Pairs, Pairs]:
-    """Sizes of volumes within a module, and its numbers with a fraction, before and after."""
+    """Sizes of volumes inside a module, and floats that growths have set there, before and after."""
     grown = [c for plan in plans if not plan.inserts for c in plan.changes if _within(c.volume, holder)]
     changes = [(c.old, c.new) for c in grown if isinstance(c.old, int) and isinstance(c.new, int)]
     settings = [s for plan in plans for s in plan.settings if type(s.new) is float and _within(s.module, holder)]
     return changes, [(setting.old, setting.new) for setting in settings]
 
 
-def _options(config: Any, sizes: Pairs, numbers: Pairs) -> dict[str, tuple[Any, list[Any]]]:
-    """For each name: what it says, and what it may say from now on; None is what is not said and follows from the rest."""
-    said = vars(config)
+def _options(config: Any, sizes: Pairs, floats: Pairs) -> dict[str, tuple[Any, list[Any]]]:
+    """For each field: its present value, and its possible new values. A present value of None follows from other fields."""
+    fields = vars(config)
     options: dict[str, tuple[Any, list[Any]]] = {}
-    shared = next((said[name] for name in GROUPS if type(said.get(name)) is int), 0)
-    for name, value in said.items():
+    shared = next((fields[name] for name in GROUPS if type(fields.get(name)) is int), 0)
+    for name, value in fields.items():
         new: list[Any] = []
         if type(value) is int and name.endswith(("heads", *HEADS, *GROUPS)):
             new = _reached(value, sizes)
@@ -213,12 +213,12 @@ def _options(config: Any, sizes: Pairs, numbers: Pairs) -> dict[str, tuple[Any, 
         elif type(value) is int and _is_width(name):
             new = _reached(value, sizes)
         elif type(value) is float and "eps" in name:
-            new = _reached(value, numbers)
+            new = _reached(value, floats)
         if new:
             options[name] = value, list(dict.fromkeys([*new, value]))
     for name in (*FOURFOLD, HEAD):
-        unsaid = said.get(name) is None and (name in said or (name == HEAD and not hasattr(type(config), HEAD)))
-        usual = _meant(config, name) if unsaid else None
+        unset = fields.get(name) is None and (name in fields or (name == HEAD and not hasattr(type(config), HEAD)))
+        usual = _default(config, name) if unset else None
         if usual is not None:
             options[name] = None, [*(_reached(usual, sizes) if name in FOURFOLD else []), usual]
     return options
@@ -229,30 +229,30 @@ def _is_width(name: str) -> bool:
 
 
 def _reached(value: float, pairs: Pairs) -> list[Any]:
-    """What a size has become, in one growth or several."""
+    """The values that a size may have after one growth or several."""
     found = [value]
     for one in found:
         found += [new for old, new in pairs if old == one and new not in found]
     return list(dict.fromkeys(found[1:]))
 
 
-def _meant(config: Any, name: str, chosen: Mapping[tuple[str, str], Any] | None = None, holder: str = "") -> int | None:
-    """What a number that is not said stands for, other numbers being as they are or as they are chosen."""
+def _default(config: Any, name: str, chosen: Mapping[tuple[str, str], Any] | None = None, holder: str = "") -> int | None:
+    """The value that an unset field has by default, given the present values of other fields, or the chosen ones."""
 
-    def said(names: Sequence[str]) -> int:
+    def value_of(names: Sequence[str]) -> int:
         own = next((name for name in names if type(vars(config).get(name)) is int), "")
         value: int = (chosen or {}).get((holder, own), vars(config).get(own, 0))
         return value
 
-    stream, heads = said(STREAMS), said(HEADS)
+    stream, heads = value_of(STREAMS), value_of(HEADS)
     return (4 * stream or None) if name != HEAD else stream // heads if stream and heads else None
 
 
-def _copies(model: nn.Module, path: str, twin: nn.Module, guess: Guess) -> list[Setting]:
-    """Settings of further configurations, which parts of the model have made for themselves: as the twin's parts have."""
+def _copies(model: nn.Module, path: str, other: nn.Module, guess: Guess) -> list[Setting]:
+    """Settings of copies of the configuration that parts of the model hold, as in the rebuilt model."""
     settings: list[Setting] = []
     known = [vars(model.get_submodule(path))[NAME]]
-    for place, module in twin.named_modules():
+    for place, module in other.named_modules():
         whole = ".".join(filter(None, (path, place)))
         here, there = vars(model.get_submodule(whole)).get(NAME), vars(module).get(NAME)
         if hasattr(here, "to_dict") and all(here is not one for one in known):

@@ -1,10 +1,10 @@
-"""What a configuration says about a stack of layers, and what it says after one more was put in.
+"""Update the fields of a configuration that describe a stack of layers, after one more layer was inserted.
 
 Transformers' configurations describe a stack in several ways: by a count (`num_hidden_layers`), by a count per stage
 (`depths`), by a list with an item per layer (`layer_types`), by a list of layer numbers (`mlp_only_layers`), by the number of
 the first layer of another kind (`first_k_dense_replace`), or by a pattern from which a list follows (`attn_layer_period`).
-Counts and lists are set; what follows from a pattern can only be compared with the layers as they are. Code reads such lists
-while it runs, so a stack that its own lists contradict is refused.
+Counts and lists are set; a list that follows from a pattern can only be compared with the actual layers. Code reads such lists
+while it runs, so a stack that contradicts its own lists is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COUNTS = (
     *("num_encoder_layers", "num_decoder_layers", "layers", "num_transformer_layers"),
 )
 SIDES = ("decoder", "encoder")
-NUMBERS = (
+LAYER_NUMBERS = (  # endings of names of lists of layer numbers
     "mlp_only_layers",
     "moe_layers",
     "cross_attention_layers",
@@ -29,26 +29,26 @@ NUMBERS = (
     "indexes",
     "indices",
     "idxs",
-)  # lists of them
+)
 OUTPUTS = "out_indices"  # of a backbone: after how many layers outputs are taken; a new layer changes the end of the list only
 FIRST = ("first_k_dense_replace", "num_dense_layers", "max_window_layers")  # how many layers come before those of another kind
 PER_LAYER = ("layer", "block")  # in names of lists with an item per layer
-FEATURE = "feature"  # vision_feature_layer: which outputs are taken, not what a layer is
+FEATURE = "feature"  # vision_feature_layer selects outputs, and does not describe layers
 
 Lists = Mapping[tuple[str, str], tuple[Any, ...]]  # path of the module that holds a configuration, name → an item per layer
 
 
 def depth_settings(model: nn.Module, insert: Insert, old: int) -> list[Setting]:
-    """What configurations say otherwise once a layer is put into a container of `old` layers."""
+    """Settings of the configurations for one more layer in a container of `old` layers."""
     settings: list[Setting] = []
     for path, config in configs_above(model, insert.container):
-        for name, new in _news(model, path, config, insert, old).items():
+        for name, new in _new_values(model, path, config, insert, old).items():
             settings.append(Setting(path, "config", vars(config)[name], new, name))
     return settings
 
 
 def configs_above(model: nn.Module, container: str) -> list[tuple[str, Any]]:
-    """The configurations that describe a container, each with the outermost of the modules around it that hold it."""
+    """The configurations that describe a container, each with the path of the outermost module around it that holds it."""
     found: dict[int, tuple[str, Any]] = {}
     path = container
     while True:
@@ -60,26 +60,27 @@ def configs_above(model: nn.Module, container: str) -> list[tuple[str, Any]]:
         path = path.rpartition(".")[0]
 
 
-def _news(model: nn.Module, path: str, config: Any, insert: Insert, old: int) -> dict[str, Any]:
+def _new_values(model: nn.Module, path: str, config: Any, insert: Insert, old: int) -> dict[str, Any]:
+    """New values of the fields that change."""
     staged = _stage(model, path, config, insert, old)
     if staged:
         return staged
     counts = _counts(path, config, insert, old)
     news: dict[str, Any] = dict.fromkeys(counts, old + 1)
     for name, value in vars(config).items():
-        if name.endswith(NUMBERS) and name.lstrip("_") != OUTPUTS and _is_list_of(value, int):
+        if name.endswith(LAYER_NUMBERS) and name.lstrip("_") != OUTPUTS and _is_list_of(value, int):
             news[name] = type(value)(_shifted(value, insert))
         elif name in FIRST and type(value) is int and 0 <= value <= old:
             news[name] = value + (insert.copy_of < value and insert.at <= value)
         elif _is_per_layer(name, value, old):
             news[name] = _longer(value, insert)
-            if name == "attention_layers" and "attention_types" in vars(config):  # GPT-Neo's short form of it
+            if name == "attention_layers" and "attention_types" in vars(config):  # GPT-Neo's short form of the same list
                 news["attention_types"] = [[list(news[name]), 1]]
     return {name: new for name, new in news.items() if new != vars(config)[name]}
 
 
 def _stage(model: nn.Module, path: str, config: Any, insert: Insert, old: int) -> dict[str, Any]:
-    """One more layer in a stage, where a list counts the layers of each."""
+    """The new list of layer counts per stage, if the configuration has one and the container is a stage."""
     parts = insert.container.split(".")
     for index, part in enumerate(parts):
         stages = model.get_submodule(".".join(parts[:index]))
@@ -95,7 +96,7 @@ def _stage(model: nn.Module, path: str, config: Any, insert: Insert, old: int) -
 
 
 def _counts(path: str, config: Any, insert: Insert, old: int) -> list[str]:
-    """Names of what counts the layers; where encoder and decoder have a count each, that of their own side."""
+    """Names of the fields that count the layers; if encoder and decoder have a count each, only that of the right side."""
     inside = insert.container.removeprefix(path).split(".")
     side = next((side for side in SIDES if side in inside), "")
     own = [name for name in vars(config) if side and side in name and name.endswith("layers")]
@@ -108,8 +109,8 @@ def _is_list_of(value: Any, *kinds: type) -> bool:
 
 
 def _is_per_layer(name: str, value: Any, old: int) -> bool:
-    """Words, switches (0 and 1 too) and values with a fraction; other whole numbers may be numbers of layers."""
-    if not any(word in name for word in PER_LAYER) or FEATURE in name or name.endswith(NUMBERS):
+    """Whether a field has one item per layer: strings, switches (0 and 1 too) or floats; other integers may number layers."""
+    if not any(word in name for word in PER_LAYER) or FEATURE in name or name.endswith(LAYER_NUMBERS):
         return False
     return (
         _is_list_of(value, str, bool, int, float)
@@ -123,54 +124,52 @@ def _longer(value: Any, insert: Insert) -> Any:
 
 
 def _shifted(numbers: Sequence[int], insert: Insert) -> list[int]:
-    """Numbers of layers behind the new one are one larger, and the new one is among them if its model is."""
+    """Layer numbers after an insert: those behind the new layer move up, and the new layer is listed if its source is."""
     moved = [number + (number >= insert.at) for number in numbers if number >= 0]
     negative = [number for number in numbers if number < 0]
     return sorted([*moved, *([insert.at] if insert.copy_of in numbers else [])]) + negative
 
 
 def layer_lists(model: nn.Module, container: str) -> Lists:
-    """All that configurations say layer by layer of a container's children now, patterns worked out."""
+    """All lists with one item per child of a container in the present configurations, including derived ones."""
     count = len(model.get_submodule(container)._modules)
     found: dict[tuple[str, str], tuple[Any, ...]] = {}
     for path, config in configs_above(model, container):
-        for name, value in _said(config):
+        for name, value in _layer_fields(config):
             whole = _is_list_of(value, str, bool, int, float) and len(value) == count
             if whole and (_is_per_layer(name, value, count) or name not in vars(config)):
                 found[path, name] = tuple(value)
     return found
 
 
-def _said(config: Any) -> Iterator[tuple[str, Any]]:
+def _layer_fields(config: Any) -> Iterator[tuple[str, Any]]:
     """Attributes and properties that may hold an item per layer."""
     derived = {name for kind in type(config).__mro__ for name, held in vars(kind).items() if isinstance(held, property)}
     for name in sorted({*vars(config), *derived}):
         if any(word in name for word in PER_LAYER) and FEATURE not in name and not name.startswith("_"):
             try:
                 yield name, getattr(config, name)
-            except Exception:  # a property that some models of the kind do not have
+            except Exception:  # a property that does not apply to this model
                 continue
 
 
 def contradiction(model: nn.Module, container: str, before: Lists, order: Sequence[int]) -> str:
-    """Where a configuration calls a layer something else than it is; empty if nowhere.
+    """The first layer that a configuration describes wrongly, as a reason; empty if there is none.
 
-    before: what was said before the growth. order: for each layer, the number of the old one that it is or is a copy of.
+    before: the lists before the growth. order: for each layer, the number of the old layer that it is or copies.
     """
     after = layer_lists(model, container)
     for (path, name), old in before.items():
-        wanted, said = [old[index] for index in order], after.get((path, name), ())
-        if len(said) != len(wanted):
+        wanted, found = [old[index] for index in order], after.get((path, name), ())
+        if len(found) != len(wanted):
             continue
-        wrong = next((i for i, (one, other) in enumerate(zip(wanted, said, strict=True)) if one != other), None)
+        wrong = next((i for i, (one, other) in enumerate(zip(wanted, found, strict=True)) if one != other), None)
         if wrong is not None:
             period = _period(old)
-            instead = (
-                f"; add a multiple of {period} blocks at once (count={period}), so that the pattern goes on" if period else ""
-            )
+            instead = f"; add a multiple of {period} blocks at once (count={period}), to continue the pattern" if period else ""
             return (
-                f"the configuration's {name}, which follows a pattern, would call block {wrong} {said[wrong]!r} where a block "
-                f"{wanted[wrong]!r} would stand, and the model's code goes by it{instead}"
+                f"the configuration's {name}, which follows a pattern, would describe block {wrong} as {found[wrong]!r}, but "
+                f"it would be {wanted[wrong]!r}, and the model's code reads the configuration{instead}"
             )
     return ""
 

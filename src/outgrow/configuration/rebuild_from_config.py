@@ -1,7 +1,7 @@
-"""A twin of a model, built by the model's own class from its configuration as a file would hold it.
+"""Rebuild a model with its own class, from its configuration as the library would read it from a file, and compare the two.
 
-If the twin has the same tensors, its layers have the same settings each, and it computes the same with the model's own weights,
-then the library's way of saving and loading brings the model back. The twin has no memory for weights, so it costs little.
+If the rebuilt model has the same tensors, the same settings in each layer, and the same outputs with the model's own weights,
+then the library can save and load the model. The rebuilt model has no memory for weights, so it costs little.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from outgrow.model.sandbox import random_state
 from outgrow.verify.outputs import FLOOR, Evaluation, epsilon, error
 
 NAME = "config"
-INITIALS = frozenset({"normal_", "uniform_", "trunc_normal_", "kaiming_uniform_", "kaiming_normal_", "zeros_", "ones_"})
+INITIALISERS = frozenset({"normal_", "uniform_", "trunc_normal_", "kaiming_uniform_", "kaiming_normal_", "zeros_", "ones_"})
 SPECIAL_FLOAT = "__float__"
 STACKS = (nn.ModuleList, nn.Sequential)
-Layers = Mapping[str, Mapping[tuple[str, str], Any]]  # child of a stack → path within it, attribute → value
-Steady = Mapping[tuple[str, str], float]  # path, attribute → a value with a fraction that must be the same
+Layers = Mapping[str, Mapping[tuple[str, str], Any]]  # child of a stack → (path inside it, attribute) → value
+Steady = Mapping[tuple[str, str], float]  # (path, attribute) → a float that must be the same
 
 
-class DiffersFromTwin(Exception):
-    """The twin is not the model all over; the message says where."""
+class RebuiltDiffers(Exception):
+    """The rebuilt model differs from the model; the message says where."""
 
 
-class Unbuildable(DiffersFromTwin):
-    """The configuration alone does not make a model; the message says why."""
+class Unbuildable(RebuiltDiffers):
+    """The model can't be built from the configuration alone; the message says why."""
 
 
 _SHAPES_SUFFICE: ContextVar[bool] = ContextVar("shapes_suffice", default=False)
@@ -49,7 +49,7 @@ _SHAPES_SUFFICE: ContextVar[bool] = ContextVar("shapes_suffice", default=False)
 
 @contextmanager
 def shapes_suffice() -> Iterator[None]:
-    """Compare outputs without values by their shapes: for models of which nobody has values."""
+    """A context in which outputs on the meta device are compared by their shapes, for models without values."""
     token = _SHAPES_SUFFICE.set(True)
     try:
         yield
@@ -57,11 +57,11 @@ def shapes_suffice() -> Iterator[None]:
         _SHAPES_SUFFICE.reset(token)
 
 
-class _Hollow(TorchFunctionMode):
-    """Gives weights, which modules make empty and fill later, no memory; tables that they compute are real."""
+class _EmptyOnMeta(TorchFunctionMode):
+    """Puts weights, which modules create empty and fill later, on the meta device; computed tables keep their values."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in INITIALS:
+        if getattr(func, "__name__", "") in INITIALISERS:
             filled = args[0] if args else (kwargs or {}).get("tensor")
             if isinstance(filled, Tensor) and filled.is_meta:  # there is nothing to fill
                 return filled
@@ -69,13 +69,13 @@ class _Hollow(TorchFunctionMode):
 
 
 def rebuilt(part: nn.Module, steady: Steady, run: Call | Evaluation | None, outputs: bool) -> nn.Module:
-    """What a module's class builds from its configuration; raises `Unlike` if that is not the module all over.
+    """The model that a module's class builds from its configuration; raises `RebuiltDiffers` if it is not the same.
 
-    run: a call of the module, or a pass of the whole model. outputs: whether its outputs are to be compared.
+    run: a call of the module, or a pass of the whole model. outputs: whether outputs are compared.
     """
-    twin = _built(part)
-    _compare_tensors(twin, part)
-    for path, module in twin.named_modules():
+    other = _built(part)
+    _compare_tensors(other, part)
+    for path, module in other.named_modules():
         mine = part.get_submodule(path)
         for name in module._parameters:
             module._parameters[name] = mine._parameters[name]
@@ -83,31 +83,31 @@ def rebuilt(part: nn.Module, steady: Steady, run: Call | Evaluation | None, outp
             own = name in module._non_persistent_buffers_set and buffer is not None
             module._buffers[name] = buffer.to(mine._buffers[name]) if own and buffer is not None else mine._buffers[name]
     for (path, name), value in steady.items():
-        found = vars(twin.get_submodule(path)).get(name, math.nan)
+        found = vars(other.get_submodule(path)).get(name, math.nan)
         if not math.isclose(found, value, rel_tol=1e-9):
-            raise DiffersFromTwin(f"{path}.{name} would be {found:.3g} instead of {value:.3g}")
+            raise RebuiltDiffers(f"{path}.{name} would be {found:.3g} instead of {value:.3g}")
     stacks = [path for path, module in part.named_modules() if isinstance(module, STACKS) and len(module) > 1]
-    fresh = {path: _layers(twin, path) for path in stacks}
-    there = _outputs(twin, run) if run is not None else None
+    fresh = {path: _layers(other, path) for path in stacks}
+    there = _outputs(other, run) if run is not None else None
     for path in stacks:
-        _compare_layers(_layers(part, path), fresh[path], _layers(twin, path), path)
+        _compare_layers(_layers(part, path), fresh[path], _layers(other, path), path)
     if outputs and (run is None or there is None or not _agrees(run, there)):
-        raise DiffersFromTwin("its outputs would differ")
-    return twin
+        raise RebuiltDiffers("its outputs would differ")
+    return other
 
 
 def _built(part: nn.Module) -> nn.Module:
     try:
-        with warnings.catch_warnings(), _Hollow():
+        with warnings.catch_warnings(), _EmptyOnMeta():
             warnings.simplefilter("ignore")
             return with_adapters(base_of(part)(_reloaded(vars(part)[NAME])), part)
-    except Exception as error:  # it is built from more than its configuration, or its library allows no such sizes
+    except Exception as error:  # its constructor needs more than the configuration, or its library refuses such sizes
         reason = (str(error).splitlines() or [""])[0]
         raise Unbuildable(f"{base_of(part).__name__} can't be built from it: {type(error).__name__}: {reason}") from error
 
 
 def _reloaded(config: Any) -> Any:
-    """A configuration as its library would read it from a file; but for what is not written, how attention is computed, say."""
+    """A configuration as its library would read it from a file, with private attributes (the attention kernel, say) copied."""
     read, write = getattr(type(config), "from_dict", None), getattr(config, "to_json_string", None)
     written = config.to_dict() if write is None else _special_floats(json.loads(write()))
     new = copy.deepcopy(config) if read is None else read(written)
@@ -131,16 +131,16 @@ def _special_floats(written: Any) -> Any:
     return [_special_floats(item) for item in written] if isinstance(written, list) else written
 
 
-def _compare_tensors(twin: nn.Module, part: nn.Module) -> None:
-    here, there = ({name: tuple(tensor.shape) for name, tensor in module.state_dict().items()} for module in (part, twin))
+def _compare_tensors(other: nn.Module, part: nn.Module) -> None:
+    here, there = ({name: tuple(tensor.shape) for name, tensor in module.state_dict().items()} for module in (part, other))
     if here == there:
         return
     for name, shape in here.items():
         if name not in there:
-            raise DiffersFromTwin(f"{name} would be missing")
+            raise RebuiltDiffers(f"{name} would be missing")
         if there[name] != shape:
-            raise DiffersFromTwin(f"{name} would have the shape {there[name]} instead of {shape}")
-    raise DiffersFromTwin(f"there would be {next(name for name in there if name not in here)} too")
+            raise RebuiltDiffers(f"{name} would have the shape {there[name]} instead of {shape}")
+    raise RebuiltDiffers(f"there would be {next(name for name in there if name not in here)} too")
 
 
 def _layers(model: nn.Module, path: str) -> Layers:
@@ -149,10 +149,11 @@ def _layers(model: nn.Module, path: str) -> Layers:
 
 
 def _compare_layers(here: Layers, fresh: Layers, run: Layers, path: str) -> None:
-    """Compare the layers of a stack in attributes by which those of one kind differ from those of another.
+    """Compare the layers of a stack in the attributes in which they differ from each other.
 
-    What all layers of the model have alike may be the user's own setting (gradient checkpointing, say) and is left alone. Code
-    may set attributes while it runs (Swin's windows): a layer may be as a new twin's is, or as that of one that has run.
+    An attribute that is equal in all layers of the model may be the user's own setting (gradient checkpointing, say) and is
+    ignored. Code may set attributes while it runs (Swin's windows): a layer may equal that of the rebuilt model before or after
+    a run.
     """
     for key in dict.fromkeys(key for layers in (here, fresh) for layer in layers.values() for key in layer):
         mine, new, used = ([layer.get(key) for layer in layers.values()] for layers in (here, fresh, run))
@@ -160,7 +161,7 @@ def _compare_layers(here: Layers, fresh: Layers, run: Layers, path: str) -> None
             continue
         index = next(i for i, (one, other) in enumerate(zip(mine, new, strict=True)) if one != other)
         place = ".".join(filter(None, (path, list(here)[index], *key)))
-        raise DiffersFromTwin(f"{place} would be {new[index]} instead of {mine[index]}")
+        raise RebuiltDiffers(f"{place} would be {new[index]} instead of {mine[index]}")
 
 
 def _uniform(values: list[Any]) -> bool:
@@ -168,7 +169,7 @@ def _uniform(values: list[Any]) -> bool:
 
 
 def _settings(layer: nn.Module) -> dict[tuple[str, str], Any]:
-    """A layer's kind and place: classes, and plain attributes but for rates of dropout."""
+    """The classes and plain attributes of a layer's modules, except for dropout rates."""
     found: dict[tuple[str, str], Any] = {}
     for path, module in layer.named_modules():
         if "drop" in path:
@@ -183,14 +184,14 @@ def _settings(layer: nn.Module) -> dict[tuple[str, str], Any]:
     return found
 
 
-def _outputs(twin: nn.Module, run: Call | Evaluation) -> list[Tensor] | None:
-    """What a twin puts out; None if it does not run. Attributes that its code sets stay set."""
+def _outputs(other: nn.Module, run: Call | Evaluation) -> list[Tensor] | None:
+    """The outputs of the rebuilt model; None if it does not run. Attributes that its code sets stay set."""
     try:
         with random_state(), torch.no_grad():
             if isinstance(run, Evaluation):
-                return list(run.of(twin, tree_map_only(Tensor, torch.clone, run.example)))
-            twin.eval()
-            return [tensor for tensor in outputs_in(call(twin, run.example)) if tensor.is_floating_point()]
+                return list(run.of(other, tree_map_only(Tensor, torch.clone, run.example)))
+            other.eval()
+            return [tensor for tensor in outputs_in(call(other, run.example)) if tensor.is_floating_point()]
     except Exception:
         return None
 
@@ -205,7 +206,7 @@ def _agrees(run: Call | Evaluation, there: list[Tensor]) -> bool:
 
 
 def _outputs_of(run: Call | Evaluation) -> list[Tensor] | None:
-    """What the model itself puts out; None if it does not run, which is reported where it is compared with what it was."""
+    """The outputs of the model itself; None if it does not run, which the comparison of outputs reports."""
     if isinstance(run, Call):
         return [tensor for tensor in outputs_in(run.output) if tensor.is_floating_point()]
     try:

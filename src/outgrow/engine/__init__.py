@@ -1,1 +1,1 @@
-"""One growth, from the first look at the model to the report."""
+"""One growth, from reading the model to the report."""

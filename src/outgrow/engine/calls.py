@@ -1,4 +1,4 @@
-"""A growth by one transform: `grow` with a call for each kind."""
+"""Public calls for a growth by one transform: `widen`, `deepen`, `kernel` and `branch`."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def widen(
 
     Args:
         where: names or globs; a pattern selects a volume if it matches its name, or the path of every module that writes it.
-        factor: how many times as wide, rounded to the nearest size that the volume and the method allow.
-        by: how many units more; exactly one of `factor`, `by` and `to` is given.
-        to: how many units in all.
+        factor: the ratio of the new size to the old one, rounded to the nearest size that the volume and the method allow.
+        by: the number of units to add; pass exactly one of `factor`, `by` and `to`.
+        to: the new number of units.
         method: "auto", "r2r", "net2net", "netmorph", "mean", "random", or an instance such as `outgrow.R2R(init="he")`.
         residual: "stream" widens whole residual streams; "fold" is the paper's folded residual: `where` names a module
             that writes a stream, and only the volume it writes is widened, by R2R; its skips go through an `outgrow.Fold`.
-        fade: over how many optimizer steps new units come in: they are drawn, and what reads them goes from zero to drawn
-            values. Where that would not be exact, `method="auto"` takes a method that needs no fade.
+        fade: the number of optimizer steps in which new units fade in: their weights are drawn, and the weights that read them
+            go from zero to drawn values. Where that would not be exact, `method="auto"` takes a method without a fade.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -74,15 +74,15 @@ def deepen(
     """Put new blocks behind the module `after`, without changing what the model computes.
 
     Args:
-        after: the path of a block; `outgrow.places(model, example)` lists those behind which there can be another.
-        count: how many.
+        after: the path of a block; `outgrow.places(model, example)` lists the blocks that a new one can follow.
+        count: the number of new blocks.
         method: "auto" or "r2r" (a copy of a block whose branches are made zero; behind plain layers an
             `outgrow.ResidualBlock`), "r2r-paper" (the same, also where branches end in a batch norm), "residual" (an
             `outgrow.ResidualBlock` behind blocks of any kind), "net2net" (an identity layer behind an idempotent activation),
             "netmorph" (a layer split in two), "copy" or "random" (which do not preserve the function).
-        fade: over how many optimizer steps a gate opens that is closed at first: behind it the new block is a copy of its
-            neighbour (or what `method` says), and the growth is exact whatever it is.
-        layers: put an `outgrow.ResidualBlock` of so many layers there, two or more, rather than a block of the model's own.
+        fade: the number of optimizer steps in which a gate opens that is closed at first: behind it the new block is a copy of
+            its neighbour (or follows `method`), and the growth is exact for any block.
+        layers: insert an `outgrow.ResidualBlock` with this number of layers, two or more, instead of a copy of a block.
 
     Example:
         >>> class Block(nn.Module):
@@ -117,9 +117,9 @@ def kernel(
 
     Args:
         where: the path of a convolution, of any kind.
-        size: of the new kernel, one number or one an axis.
-        fade: over how many optimizer steps what is new comes in, from zero to drawn values; without, it stays at zero until
-            it has learned.
+        size: of the new kernel, one number or one per axis.
+        fade: the number of optimizer steps in which the new entries go from zero to drawn values; without it, they start at
+            zero and learn from there.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU())
@@ -152,10 +152,10 @@ def branch(
         beside: the path of a layer or a stage that turns one tensor into another.
         method: "auto" or "r2r" (zero by pairs), "netmorph" (zero by its last layer); "copy" (of the module) and "random", which
             preserve the function only with `fade`.
-        layers: build a branch of so many layers; without `layers` and `hidden`, a copy of the module is made zero, or beside
-            a single layer a branch of two layers is built.
-        hidden: how many hidden units that branch has.
-        fade: over how many optimizer steps the branch sets in.
+        layers: build a branch with this number of layers; without `layers` and `hidden`, a copy of the module is made zero, or
+            beside a single layer a branch of two layers is built.
+        hidden: the number of hidden units of that branch.
+        fade: the number of optimizer steps in which the branch fades in.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))

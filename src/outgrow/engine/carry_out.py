@@ -1,7 +1,7 @@
-"""Carry out what was planned: on a model, its averaged copies and its optimizers, with a journal that can undo it.
+"""Carry out plans on a model, its averaged copies and its optimizers, with a journal that can undo everything.
 
-This is the one place where a growth changes anything. Modules come first (with the values that they start from), so that edits
-find the tensors by the names that they have then; optimizers follow, and in the end the configuration of the model's library.
+This is the only place where a growth changes anything. New modules come first (with their starting values), so that edits find
+tensors by their new names; then optimizers, and last the configuration of the model's library.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from outgrow.verify import outputs as verify
 
 
 class Work:
-    """A growth under way: what was done so far to the model and to all that follows it, and how to undo it."""
+    """A growth in progress: the changes so far to the model, its copies and optimizers, and the journal that undoes them."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Work:
         self.shared: verify.Evaluation | None = None  # the grown model's pass in eval mode
 
     def carry_out(self, step: Step) -> None:
-        """Put new modules in, give their parameters to the optimizers, then make all edits and settings."""
+        """Insert new modules, add their parameters to the optimizers, then make all edits and settings."""
         sources: list[tuple[str, str]] = []
         for plan in step.plans:
             sources = self._put_in(plan, sources)
@@ -63,9 +63,9 @@ class Work:
             self.plans.append(plan)
 
     def _put_in(self, plan: Plan, sources: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        """The new modules of a plan, and its settings, by the names that there are then.
+        """Insert the new modules of a plan, and make its settings, which use the names after the inserts.
 
-        sources: of each new module so far, its path and that of the module whose optimizers it joins; returned with the new.
+        sources: for each new module so far, its path and that of the module whose optimizers it joins; returned with new ones.
         """
         models = [self.model, *self.copies]
         for insert in plan.inserts:
@@ -77,7 +77,7 @@ class Work:
         return sources
 
     def _edit(self, plan: Plan, step: Step) -> None:
-        """Grow the tensors of the model, its averaged copies and its optimizers; settings, if they are not made already."""
+        """Grow the tensors of the model, its averaged copies and its optimizers; make settings unless `_put_in` has."""
         edits = replace(plan, settings=()) if plan.inserts else plan
         tensors = tensors_of(self.model)
         reserve(tensors, edits, self.optimizers)
@@ -92,17 +92,17 @@ class Work:
         self.changed += shapes_before(tensors, edits)
 
     def describe(self, sample: Example, base: verify.Outputs | None = None) -> None:
-        """Let the model's configuration, if it has one, follow: part of the last plan, and named in the report.
+        """Update the model's configuration, if it has one: its settings join the last plan, and the report names them.
 
-        base: outputs on the sample that are to be kept; they are checked by the pass that is made here.
+        base: outputs on the sample before the growth; the pass that runs here is also used to check them.
         """
         self.shared = None if base is None else verify.evaluation(self.model, sample, base)
-        settings, told = follow(self.model, sample, [*history(self.model), *self.plans], self.journal, self.shared)
+        settings, note = follow(self.model, sample, [*history(self.model), *self.plans], self.journal, self.shared)
         for one in self.copies:
             for setting in settings:
                 apply_setting(one, setting, self.journal)
         self.plans[-1] = replace(self.plans[-1], settings=(*self.plans[-1].settings, *settings))
         new = changed([setting for plan in self.plans for setting in plan.settings])
         self.notes += [f"config: {new}"] if new else []
-        self.notes += [told] if told else []
+        self.notes += [note] if note else []
         self.notes += [adapters.NOTE] if adapters.has_adapters(self.model) else []

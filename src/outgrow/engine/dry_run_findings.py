@@ -1,4 +1,4 @@
-"""What a dry run has found out, so that the growth itself need only be carried out."""
+"""The results of a dry run: steps that only have to be carried out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outgrow.transforms.site_and_step import Step
 
 @dataclass(frozen=True, eq=False)
 class Ready:
-    """The steps of a growth, for models whose tensors have the shapes that the throw-away copy had."""
+    """The planned steps of a growth, for a model whose tensors have the shapes of the throw-away copy."""
 
     shapes: Mapping[str, tuple[int, ...]]  # of the model's tensors before
     steps: Sequence[Step]
@@ -27,7 +27,7 @@ class Ready:
 
     @staticmethod
     def of(shapes: Mapping[str, tuple[int, ...]], steps: Sequence[Step], work: Work, flops: tuple[int, int]) -> Ready:
-        """What was done to the copy. If a module is new, settings of the configuration are left out, and tried again."""
+        """The steps carried out on the copy. With new modules, settings of the configuration are left out and found again."""
         if not any(plan.inserts for plan in work.plans):
             steps = [*steps[:-1], replace(steps[-1], plans=(*steps[-1].plans[:-1], work.plans[-1]))]
         ready = Ready(shapes, steps, work.notes, flops)
@@ -45,12 +45,12 @@ class Ready:
 
     @property
     def takes_statistics(self) -> bool:
-        """Whether a new batch norm is the identity by the statistics of the example: train mode then has to be compared too."""
+        """Whether the example's statistics make a new batch norm the identity: then train mode has to be compared too."""
         inserts = [insert for plan in self.plans for insert in plan.inserts]
         return any(insert.start.identity and dict(insert.made).get("norm") for insert in inserts)
 
     def fits(self, model: nn.Module) -> bool:
-        """Whether the model is as the copy was. What is fading in changes how it is read."""
+        """Whether the model has the copy's shapes, and nothing is fading in, which would change the analysis."""
         return shapes_of(model) == self.shapes and not gates_of(model) and not any(True for _ in drifts_of(model))
 
 

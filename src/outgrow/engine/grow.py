@@ -1,9 +1,9 @@
-"""Grow a model: the whole story on one page.
+"""Grow a model: the whole flow in one file.
 
     trace → volumes → plan → apply → verify
 
-Each arrow is a module. Transforms are planned first, all of them (`planning`), and the model is then as it was: what had to be
-tried on it was undone. Only then is anything changed (`execute`), and a journal puts everything back on any failure.
+All transforms are planned first (`engine/plan_steps.py`); trials on the model are undone. Only then is anything changed
+(`engine/carry_out.py`), and a journal restores everything on any failure.
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ def grow(
     seed: int = 0,
     check: bool = True,
 ) -> Growth:
-    """Carry out several transforms as one: all of them or none.
+    """Carry out several transforms as one growth: all of them or none.
 
     Args:
         model: any module that runs on the example; it is changed in place, and must not run in another thread meanwhile.
-            `torch.compile` and DistributedDataParallel are looked through: names are those of the module within, and the
-            wrapper goes on (all ranks must make the call).
+            `torch.compile` and DistributedDataParallel are unwrapped: names are those of the module inside, and the wrapper
+            stays usable (all ranks must make the call).
         example: a tensor, a tuple of arguments, or a dict of keyword arguments.
         transforms: what to grow, e.g. `outgrow.Widen("layer1.*", factor=1.5)`, `outgrow.Deepen(after="layer2.1")`,
-            `outgrow.Kernel("conv1", 9)` or `outgrow.Branch(beside="layer3")`; all names are those of the model as it is.
-        optimizer: one or several optimizers whose state follows.
+            `outgrow.Kernel("conv1", 9)` or `outgrow.Branch(beside="layer3")`; all names are those before the growth.
+        optimizer: one or several optimizers, whose state grows too.
         average: averaged copies of the model (EMA, SWA) that grow by the same plan.
-        seed: for the free values; the global random state is neither read nor changed.
+        seed: for drawn values; the global random state is neither read nor changed.
         check: run the old and the new model on the example and compare (in eval and train mode).
 
     Example:
@@ -90,9 +90,9 @@ def grow(
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A growth that is to be made: of what, by what, and how it is checked.
+    """A requested growth: the model, the transforms, and the kind of check.
 
-    ready: what a dry run of it has found out; brief: how outputs are checked if that is all that is left to do.
+    ready: the results of a dry run, if there was one. brief: how outputs are then checked in one short pass.
     """
 
     given: nn.Module  # the model, or a wrapper around it
@@ -116,15 +116,15 @@ class Request:
 
     @property
     def call(self) -> str:
-        """The name of the public call that makes such a growth; one from outside the package has none of its own."""
+        """The name of the public call for this growth: "grow" for several transforms, and for registered ones."""
         kind = kind_of(self.transforms[0]) if len(self.transforms) == 1 else None
         return kind.name if kind in TABLE else "grow"
 
 
 def run_growth(request: Request, interrupts: DeferredSignals | None = None) -> Growth:
-    """A growth from its first look at the model to its report.
+    """Make a growth, from reading the model to the report.
 
-    interrupts: begins once the growth is sure to stay, for a caller who must note that too before it can be interrupted.
+    interrupts: begins once the growth is certain to stay, for a caller that must record it before an interrupt.
     """
     if interrupts is None:
         with DeferredSignals() as own:
@@ -140,7 +140,7 @@ def run_growth(request: Request, interrupts: DeferredSignals | None = None) -> G
 
 
 def _blamed(error: VerifyError, request: Request) -> VerifyError:
-    """A refusal for its outputs, with the names of the volumes that are responsible, if it was one widening by one process."""
+    """An error about changed outputs, with the names of the responsible volumes if it was one widening in one process."""
     first, *more = request.transforms
     alone = request.given is request.model and not (torch.distributed.is_available() and torch.distributed.is_initialized())
     if more or not alone or not isinstance(first, Widen) or first.residual != "stream" or not error.volumes:
@@ -156,7 +156,7 @@ def _blamed(error: VerifyError, request: Request) -> VerifyError:
 def dry_run(model: nn.Module, example: Example, transforms: Sequence[Transform], seed: int = 0) -> tuple[Growth, Ready]:
     """Grow a throw-away copy of a model, possibly on the meta device, as `grow` would grow the model.
 
-    Returns also what is left to do with the model itself.
+    Returns the report, and the steps that are left to carry out on the model itself.
     """
     shapes = shapes_of(model)
     with DeferredSignals() as interrupts:
@@ -166,7 +166,7 @@ def dry_run(model: nn.Module, example: Example, transforms: Sequence[Transform],
 
 
 def _grown(request: Request, interrupts: DeferredSignals, dry: bool) -> tuple[Growth, Work, Planned]:
-    """The model looked at, planned for, changed and compared; the report, what was done, and by which plans."""
+    """Read the model, plan, carry out and compare; returns the report, the changes made, and the plans."""
     started = time.perf_counter()
     model, copies = request.model, request.copies
     lengths = None if request.brief is None else request.brief.lengths
@@ -186,7 +186,7 @@ def _grown(request: Request, interrupts: DeferredSignals, dry: bool) -> tuple[Gr
         look = _looked(request, example, ranks.lengths)
         before = _parameters(model)
         work = Work(model, copies, request.optimizers, example)
-        stack.enter_context(work.journal)  # a second time, should an interrupt come while it is undone below
+        stack.enter_context(work.journal)  # undoes again if an interrupt stops the undoing below
         try:
             planned = _planned(request, look, example, work, dry)
             flops = _carried_out(planned, look, work)
@@ -218,7 +218,7 @@ def _grown(request: Request, interrupts: DeferredSignals, dry: bool) -> tuple[Gr
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """The model before: what it returns, on what that was seen, and a dry run that fits it.
+    """The model before the growth: its outputs, the sample that gave them, and a dry run that fits it.
 
     base: None if nothing is checked.
     """
@@ -229,7 +229,7 @@ class Look:
 
 
 def _looked(request: Request, example: Example, lengths: Sequence[int] | None) -> Look:
-    """On the whole example or, if a dry run has found everything out, in one pass on a part of it."""
+    """Run the model on the whole example or, if a dry run has all results, in one pass on a part of the example."""
     model, brief = request.model, request.brief
     ready = request.ready if request.ready is not None and request.ready.fits(model) else None
     if not request.check:
@@ -241,7 +241,7 @@ def _looked(request: Request, example: Example, lengths: Sequence[int] | None) -
             base = verify.before(model, part, brief=True)
             if all(bool(torch.isfinite(output).all()) for output in base.evaluated):
                 return Look(part, base, ready)
-        except TraceError:  # the part was found on a smaller model: on this one the whole must do
+        except TraceError:  # the part was chosen for a smaller model: use the whole example
             pass
     return Look(example, verify.before(model, example), ready)
 
@@ -258,7 +258,7 @@ class Planned:
 
 
 def _planned(request: Request, look: Look, example: Example, work: Work, dry: bool) -> Planned:
-    """All steps of the growth; the model is afterwards as it was."""
+    """All steps of the growth; the model itself does not change."""
     model = request.model
     if look.ready is not None:
         notes = [
@@ -275,7 +275,7 @@ def _planned(request: Request, look: Look, example: Example, work: Work, dry: bo
 
 
 def _carried_out(planned: Planned, look: Look, work: Work) -> tuple[int, int]:
-    """Do it; the FLOPs before and after."""
+    """Carry the plans out; returns the FLOPs before and after."""
     for step in planned.steps:
         work.carry_out(step)
     work.notes += planned.notes
@@ -291,7 +291,7 @@ def _carried_out(planned: Planned, look: Look, work: Work) -> tuple[int, int]:
 
 
 def _flops_now(planned: Planned, work: Work) -> int:
-    """FLOPs of the model as it is now. Whether its outputs depend on all new modules is seen on the way."""
+    """FLOPs of the grown model. The same pass checks that the outputs depend on all new modules."""
     known = planned.steps[-1].flops
     if known is not None:
         return known
@@ -301,7 +301,7 @@ def _flops_now(planned: Planned, work: Work) -> int:
 
 
 def _compared(request: Request, look: Look, planned: Planned, work: Work) -> tuple[float, float]:
-    """By how much outputs have moved, and by how much they may; raises if that is more."""
+    """The change of the outputs, and the allowed change; raises if it is larger."""
     if look.base is None:
         return float("nan"), 0.0
     preserving = _preserves(work)
@@ -309,7 +309,7 @@ def _compared(request: Request, look: Look, planned: Planned, work: Work) -> tup
     check_with_peers(work.model, work.example, planned.with_peers, planned.idle_peers, work.plans, preserving)
     check_gates(request.given, work.model, look.sample)
     if request.brief is not None and (work.added or any(plan.grafts for plan in work.plans)):
-        request.brief.refresh(work.model, work.example)  # what is only widened runs the same operators
+        request.brief.refresh(work.model, work.example)  # widening alone does not change the operators
     return worst, allowed
 
 

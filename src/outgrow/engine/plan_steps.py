@@ -1,8 +1,8 @@
-"""From transforms to steps: what a growth will do, found while the model stays as it is.
+"""Plan the steps of a growth without changing the model.
 
-Transforms are planned one after the other, each on the model as those before it leave it. To that end their steps are carried
-out on trial: modules hold other tensors meanwhile, which share the memory of the model's own, and a journal takes everything
-back. A growth by one transform needs no such trial.
+Transforms are planned one after the other, each on the model after the ones before. To that end their steps are carried out on
+trial: modules hold other tensors meanwhile, which share the memory of the model's own, and a journal undoes everything. A
+growth by one transform needs no such trial.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ T = TypeVar("T")
 def steps_of(
     model: nn.Module, example: Example, transforms: Sequence[Any], seed: int, anatomy: Anatomy, journal: Journal
 ) -> list[Step]:
-    """The steps that transforms take, in their order; the model is afterwards as it was.
+    """The steps of the transforms, in their order; the model itself does not change.
 
-    anatomy: the model's, as it is. journal: undoes trials that an interrupt left.
+    anatomy: of the model before the growth. journal: undoes trials after an interrupt.
     """
     batches = list(_batches(transforms))
     if len(batches) == 1:
@@ -41,7 +41,7 @@ def steps_of(
 
 
 def _in_turn(work: Work, batches: Sequence[tuple[Kind, Any]], seed: int, anatomy: Anatomy) -> list[Step]:
-    """Plan transforms, each on the model as the steps of those before it leave it. anatomy: of the model before all."""
+    """Plan transforms, each on the model after the steps of the ones before. anatomy: of the model before all of them."""
     steps: list[Step] = []
     for kind, request in batches:
         if steps:
@@ -52,13 +52,13 @@ def _in_turn(work: Work, batches: Sequence[tuple[Kind, Any]], seed: int, anatomy
 
 
 def on_trial(model: nn.Module, outer: Journal, action: Callable[[Journal], T]) -> T:
-    """The result of something that changes a model, which is afterwards as it was. outer: undoes it too, after an interrupt."""
+    """The result of an action that changes a model; all changes are undone. outer: undoes them too, after an interrupt."""
     with substituted(model, aliases(model)), trial(outer) as journal:
         return action(journal)
 
 
 def _batches(transforms: Sequence[Any]) -> Iterator[tuple[Kind, Any]]:
-    """The transforms in the order in which they are planned; some kinds all at once."""
+    """The transforms in the order in which they are planned; all requests of a kind that is planned `together` at once."""
     for kind in sorted(kinds(), key=lambda kind: kind.order):
         own = [transform for transform in transforms if isinstance(transform, kind.request)]
         if kind.together:
@@ -68,7 +68,7 @@ def _batches(transforms: Sequence[Any]) -> Iterator[tuple[Kind, Any]]:
 
 
 def _renamed(kind: Kind, request: Any, plans: Sequence[Plan]) -> Any:
-    """A request by the name that its place has after some plans. Kinds that are planned together select by pattern."""
+    """A request with the name of its place after some plans. Kinds that are planned together select by pattern."""
     place = None if kind.together else getattr(request, kind.place)
     if not isinstance(place, str) or renamed(place, plans) == place:
         return request
@@ -76,16 +76,16 @@ def _renamed(kind: Kind, request: Any, plans: Sequence[Plan]) -> Any:
 
 
 def _reader(work: Work, first: Anatomy) -> Callable[[], Anatomy]:
-    """Reads the model as it is now; `first` is how it was before."""
+    """A function that analyses the present model. first: the analysis of the model before the growth."""
     if not work.plans:
         return lambda: first
     return lambda: dissect(work.model, work.example, both_modes=len(first.reading.trace.passes) > 1)
 
 
 def aliases(model: nn.Module) -> dict[str, Tensor]:
-    """Other tensors with the memory of a model's own. One that gets another storage leaves the model's as it was.
+    """New tensors that share the memory of a model's own: giving one of them another storage leaves the model's unchanged.
 
-    `data` and not `detach()`, which would share the count of changes by which autograd knows a saved tensor to be out of date.
+    `data` and not `detach()`, which would share the version counter with which autograd detects changed saved tensors.
     """
     found: dict[str, Tensor] = {}
     for name, tensor in tensors_of(model).items():

@@ -1,8 +1,8 @@
-"""The plan of a growth, without the growth: `outgrow.plan`.
+"""Plan a growth without making it: `outgrow.plan`.
 
 Transforms are planned as for a growth, then carried out on trial: modules hold other tensors meanwhile, which share the memory
-of the model's own until they change, and a journal takes everything back. So the plan also holds what follows from the grown
-model, such as the settings of a library's configuration.
+of the model's own until they change, and a journal undoes everything. So the plan also contains settings that follow from the
+grown model, such as those of a library's configuration.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from outgrow.wrong_arguments import usage
 
 @usage("outgrow.plan(model, example, outgrow.Widen('*', factor=1.5))")
 def plan(model: nn.Module, example: Example, *transforms: Any, seed: int = 0) -> Plan:
-    """What a growth by these transforms will do, as `outgrow.grow` would do it. The model stays as it is.
+    """Plan a growth by these transforms, as `outgrow.grow` would make it. The model does not change.
 
     The plan can be printed. Its `changes` are sizes before and after, its `inserts` new modules and how they start, its `edits`
-    new entries of tensors, its `settings` attributes that change; `plan.renamed(name)` is what a module or tensor will be
-    called. What is impossible is refused with the reason, as by the growth itself. Optimizers are not checked.
+    new entries of tensors, its `settings` attributes that change; `plan.renamed(name)` is the new name of a module or tensor.
+    Impossible requests are refused with the reason, as by the growth itself. Optimizers are not checked.
 
     Args:
         model: it may be on the meta device, as long as its code reads no values.
         example: a tensor, a tuple of arguments, or a dict of keyword arguments.
         transforms: what to grow, e.g. `outgrow.Widen("layer1.*", factor=1.5)`.
-        seed: that of the growth.
+        seed: for the values that the growth would draw.
 
     Example:
         >>> import outgrow, torch
@@ -81,7 +81,7 @@ def _planned(model: nn.Module, example: Example, transforms: Any, seed: int) -> 
 
 
 def _joined(work: Work, steps: Sequence[Step]) -> Plan:
-    """Carry steps out; all that was done, as one plan."""
+    """Carry out steps; returns their plans joined into one."""
     for step in steps:
         work.carry_out(step)
     work.describe(work.example)

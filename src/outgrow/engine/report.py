@@ -1,4 +1,4 @@
-"""What a growth did, to look at."""
+"""The report of a growth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outgrow.requests import Skip
 
 
 def remarks(model: nn.Module, untrained: str) -> list[str]:
-    """What a report adds: a mode that was not compared, and fades under way."""
+    """Remarks for a report: a mode that was not compared, and unfinished fades."""
     found = [fading(gates_of(model).values())]
     if untrained:
         found.append(
@@ -26,7 +26,7 @@ def remarks(model: nn.Module, untrained: str) -> list[str]:
 
 @dataclass(eq=False)
 class Growth:
-    """What a growth did. `print(growth)` shows it as a table.
+    """The report of a growth. `print(growth)` shows it as a table.
 
     Example:
         >>> import torch, outgrow
@@ -50,7 +50,7 @@ class Growth:
 
     @property
     def cohorts(self) -> Cohorts:
-        """Which entries of the model's parameters came with which growth, as the model is now."""
+        """The growth that each entry of the model's parameters came with, for the present model."""
         return cohorts(self.model)
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
-"""Which volumes are responsible where a grown model does not compute what the old one did.
+"""Find the volumes whose growth changes the outputs.
 
 The growth is repeated on copies of the model, with one half of its volumes and then with the other; the half that differs is
-halved again. It is only done where a growth is refused for its outputs, and adds names to the refusal.
+halved again. This is done only after a growth was refused for its outputs, and adds names to the refusal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ATTEMPTS = 40
 
 
 def halved(names: Sequence[str], differs: Callable[[Sequence[str]], bool]) -> list[tuple[str, ...]]:
-    """The smallest groups of names found that differ by themselves; all of them are known to differ together."""
+    """The smallest groups of names found that make the outputs differ; all names together are known to do so."""
     if len(names) == 1:
         return [tuple(names)]
     middle = len(names) // 2
@@ -28,9 +28,9 @@ def halved(names: Sequence[str], differs: Callable[[Sequence[str]], bool]) -> li
 
 
 def named(error: VerifyError, model: nn.Module, widen: Widen, names: Sequence[str], grow: Callable[..., object]) -> VerifyError:
-    """The refusal, with the volumes of a widening that are responsible; as it was if they can't be found.
+    """The refusal with the names of the responsible volumes; unchanged if these can't be found.
 
-    grow: makes a growth of (model, transform), or raises.
+    grow: called with a model and a transform; makes the growth, or raises.
     """
     attempts = 0
 
@@ -55,9 +55,7 @@ def named(error: VerifyError, model: nn.Module, widen: Widen, names: Sequence[st
     others = [name for name in names if name not in guilty]
     if not others and len(names) > 1:
         return error
-    which = f"select others: {others!r}" if 0 < len(others) <= 8 else "select others than it by name"
-    problems = [
-        Problem(", ".join(group), "its growth changes the outputs, also without that of the others", which) for group in groups
-    ]
+    which = f"select others: {others!r}" if 0 < len(others) <= 8 else "select other volumes by name"
+    problems = [Problem(", ".join(group), "its growth changes the outputs, even without the others", which) for group in groups]
     message, *_ = str(error).split("\n")
     return VerifyError(message, [*problems, *(replace(problem, instead="report it") for problem in error.problems)])
