@@ -1,4 +1,4 @@
-"""`import outgrow` is lean, and every public name tells by a running example what it is for."""
+"""`import outgrow` loads no optional package, and every public name has a docstring with a running example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A package of somebody else's (tests/outside), installed: what it registers works in runs and commands."""
+"""A plugin package (tests/outside), installed: what it registers works in runs and commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OUTSIDE = Path(__file__).parent / "outside"
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the package is installed: built from its pyproject.toml, without a network."""
+    """The folder where the package is installed: built from its pyproject.toml, without a network."""
     pytest.importorskip("setuptools")
     folder = tmp_path_factory.mktemp("outside")
     source = shutil.copytree(OUTSIDE, folder / "source", ignore=shutil.ignore_patterns("__pycache__"))
@@ -37,7 +37,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python(installed: Path, *arguments: str) -> str:
-    """Run Python where the package is installed, away from its source."""
+    """Run Python with the installed package, outside its source folder."""
     path = os.pathsep.join([str(installed), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, *arguments],
@@ -51,7 +51,7 @@ def python(installed: Path, *arguments: str) -> str:
 
 
 class Plain(nn.Module):
-    """The same parameters, without anything of the package."""
+    """The same parameters, without code of the package."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Plain(nn.Module):
         self.kinds = nn.Embedding(2, 4)
 
 
-def test_a_run_is_saved_and_goes_on_in_a_new_process(installed: Path, tmp_path: Path) -> None:
+def test_a_run_is_saved_and_resumed_in_a_new_process(installed: Path, tmp_path: Path) -> None:
     for _ in range(2):  # the whole run, saved half way; then from there on
         python(installed, "-m", "outside_growth.train", str(tmp_path))
     names = "whole.pt", "half.pt", "resumed.pt"
@@ -73,12 +73,12 @@ def test_a_run_is_saved_and_goes_on_in_a_new_process(installed: Path, tmp_path: 
     assert states[0]
     for key, state in states[0].items():
         assert torch.equal(state["momentum"], states[1][key]["momentum"])
-    assert "outside_growth" not in sys.modules  # the history of a file is read without the package that it was made with
+    assert "outside_growth" not in sys.modules  # a file's history is read without the package
     model = outgrow.load(Plain().double(), tmp_path / "whole.pt")
     assert (model.value.out_features, model.gate.out_features, model.out.in_features) == (14, 14, 14)
 
 
-def test_commands_know_its_method_and_operator_by_the_entry_point(installed: Path) -> None:
+def test_commands_find_its_method_and_operator_by_the_entry_point(installed: Path) -> None:
     schedule, model = str(installed / "outside_growth" / "schedule.toml"), "outside_growth.train:build"
     commands = ["timeline", schedule, "--model", model], ["inspect", model]
     told = python(installed, "-c", f"from outgrow.cli.main import main; [main(command) for command in {commands!r}]")

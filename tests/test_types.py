@@ -26,7 +26,7 @@ def imports_of(block: str) -> dict[str, str]:
 
 
 def names_in(block: str) -> tuple[set[str], set[str]]:
-    """The names that a block defines, other than by imports, and those that it takes from elsewhere."""
+    """The names that a block defines (except for imports), and those that it uses from elsewhere."""
     top = symtable.symtable(block, "block", "exec")
     tables = [top]
     for table in tables:
@@ -38,7 +38,7 @@ def names_in(block: str) -> tuple[set[str], set[str]]:
 
 
 def program(blocks: list[str], number: int) -> str:
-    """A block as a program of its own: behind the earlier blocks that define what it uses, and behind the imports."""
+    """A block as a program: after its imports and the earlier blocks that define the names it uses."""
     needed, imports, todo = {number}, dict(imports_of(blocks[number])), [number]
     while todo:
         at = todo.pop()
