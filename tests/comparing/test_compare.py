@@ -9,7 +9,7 @@ import json
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import assume, example, given
 from torch import Tensor, nn
 
 import outgrow
@@ -22,6 +22,7 @@ from outgrow.exactness.propagate_states import judge
 from tests.helpers.comparing_places import METHODS, WRITERS, Over, batch, conv_net, mlp, stage, transformer
 from tests.helpers.judging import distance, outputs, random_states, state_of
 from tests.helpers.network_programs import programs
+from tests.helpers.random_growths import run
 from tests.helpers.random_networks import Program, Step, build, inputs
 
 
@@ -216,11 +217,8 @@ CONVOLVED_AFTER_SHUFFLE = (
 )
 
 
-@settings(max_examples=30, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
-@given(programs(4))
-@example(Program("image", 4, CONVOLVED_AFTER_SHUFFLE, "flatten", 0))
-def test_tests_of_operators_agree_with_what_the_rules_say(program: Program) -> None:
-    """Of any network: rules reason about operators, tests run them, and neither knows of the other."""
+def check_operators(program: Program) -> None:
+    """Of any network: rules reason about operators, tests run them, and neither uses the other."""
     assume(not any(word in str(program) for word in COMPUTED))
     model, x = build(program).eval(), inputs(program, 3, 0)
     anatomy = dissect(model, x)
@@ -232,6 +230,20 @@ def test_tests_of_operators_agree_with_what_the_rules_say(program: Program) -> N
         assert bool(pairs.refusal) == bool(mixing) or "tied" in pairs.refusal
         if not zeros.refusal and set(zeros.readers.values()) == {"free"}:
             assert path.zero
+
+
+@run(12)
+@given(programs(4))
+@example(Program("image", 4, CONVOLVED_AFTER_SHUFFLE, "flatten", 0))
+def test_tests_of_operators_agree_with_what_the_rules_say(program: Program) -> None:
+    check_operators(program)
+
+
+@pytest.mark.exhaustive
+@run(120)
+@given(programs(4))
+def test_tests_of_operators_agree_with_the_rules_in_many_more_networks(program: Program) -> None:
+    check_operators(program)
 
 
 def test_names() -> None:

@@ -1,6 +1,6 @@
 """Helpers for tests with several processes: a small task, a comparison of ranks bit for bit, and the launcher.
 
-Run as a module under torchrun, `tests.helpers.processes NAME …` calls the functions of those names in `ddp_workers.py`,
+Run as a module on each rank, `tests.helpers.processes NAME …` calls the functions of those names in `ddp_workers.py`,
 `fsdp_workers.py` or `trainer_workers.py`, with gloo on the CPU.
 """
 
@@ -9,26 +9,60 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
+from typing import IO
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-RANKS = 2
+RANKS, TIMEOUT = 2, 300.0
 ROOT, MODULE = str(Path(__file__).parents[2]), "tests.helpers.processes"
 
 
-def launch(*names: str) -> str:
-    """Run worker functions in two processes, which take seconds to start; a failure on any rank raises here."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", "-m", MODULE, *names]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+def launch(*names: str) -> None:
+    """Run worker functions in two processes, which take seconds to start; a failure on any rank raises here.
+
+    The environment is that of `torchrun`, whose own process would take as long to start as a rank.
+    """
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     environment["PYTHONPATH"] = os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_RUN_ID": "tests"}
+    environment |= {"WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS), "GROUP_RANK": "0"}
+    with ExitStack() as stack:
+        ranks = []
+        for rank in map(str, range(RANKS)):
+            printed = stack.enter_context(tempfile.TemporaryFile("w+"))
+            command = [sys.executable, "-m", MODULE, *names]
+            own = {**environment, "RANK": rank, "LOCAL_RANK": rank}
+            process = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT, env=own)
+            stack.callback(_end, process)
+            ranks.append((process, printed))
+        end = time.monotonic() + TIMEOUT
+        while any(process.poll() is None for process, _ in ranks) and not any(process.returncode for process, _ in ranks):
+            assert time.monotonic() < end, _texts(ranks)
+            time.sleep(0.1)
+        assert not any(process.returncode for process, _ in ranks), _texts(ranks)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """A rank whose partner has failed would wait for it."""
+    process.kill()
+    process.wait()
+
+
+def _texts(ranks: Iterable[tuple[subprocess.Popen[bytes], IO[str]]]) -> str:
+    texts = []
+    for process, printed in ranks:
+        printed.seek(0)
+        texts.append(f"exit status {process.returncode}:\n{printed.read()}")
+    return "\n".join(texts)
 
 
 def batches(count: int, seed: int = 0, samples: int = 8) -> list[tuple[Tensor, Tensor]]:
