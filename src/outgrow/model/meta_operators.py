@@ -14,40 +14,61 @@ from torch import Tensor, nn
 
 aten = torch.ops.aten
 Geometry = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+REPLACES_MEMORY = ("aten::set_", "aten::resize_", "aten::resize_as_")  # in-place operators that do more than write values
 
 
 class ShapeCache:
-    """Calls operators; for operators that return new meta tensors, the geometry of the results is cached."""
+    """Calls operators, with cached geometries of their results.
+
+    Cached are operators that return new meta tensors, and those that write into their first argument and keep its geometry: on
+    meta tensors a repeated write has no effect.
+    """
 
     def __init__(self) -> None:
-        self.fresh: dict[Any, bool] = {}  # operator → whether it returns new tensors and writes into none
-        self.known: dict[Hashable, tuple[type, list[Geometry]]] = {}
+        self.cached: dict[Any, bool] = {}  # operator → whether its results are cached
+        self.known: dict[Hashable, tuple[type, list[Geometry]] | None] = {}  # None: the result is the first argument
 
     def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         key = self._key(func, args, kwargs)
         if key in self.known:
-            kind, geometries = self.known[key]
-            tensors = [torch.empty_strided(size, stride, dtype=d, device="meta") for size, stride, d in geometries]
-            return tensors[0] if kind is Tensor else kind(tensors)
-        known = SHAPE_FORMULAS[func](*args) if key is not None and func in SHAPE_FORMULAS and not kwargs else None
-        result: Any = func(*args, **kwargs) if known is None else known
-        if key is not None:
+            known = self.known[key]
+            if known is None:
+                return args[0]
+            tensors = [torch.empty_strided(size, stride, dtype=d, device="meta") for size, stride, d in known[1]]
+            return tensors[0] if known[0] is Tensor else known[0](tensors)
+        made = SHAPE_FORMULAS[func](*args) if key is not None and func in SHAPE_FORMULAS and not kwargs else None
+        result: Any = func(*args, **kwargs) if made is None else made
+        if key is not None and args and result is args[0]:
+            if _part(result) == key[1][0]:
+                self.known[key] = None
+        elif key is not None:
             tensors = [result] if type(result) is Tensor else result
             if type(tensors) in (list, tuple) and all(_plain(item) for item in tensors):
                 self.known[key] = type(result), [_geometry(tensor) for tensor in tensors]
         return result
 
-    def _key(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+    def _key(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
         """All that the result depends on, as a key; None if it may depend on more."""
-        if func not in self.fresh:
-            schema = func._schema
-            self.fresh[func] = all(item.alias_info is None for item in (*schema.arguments, *schema.returns))
-        if not self.fresh[func]:
+        if func not in self.cached:
+            self.cached[func] = _returns_new_tensors(func._schema) or _writes_into_first(func._schema)
+        if not self.cached[func]:
             return None
         try:
             return func, tuple(map(_part, args)), tuple((name, _part(value)) for name, value in kwargs.items())
         except _Uncacheable:
             return None
+
+
+def _returns_new_tensors(schema: Any) -> bool:
+    return all(item.alias_info is None for item in (*schema.arguments, *schema.returns))
+
+
+def _writes_into_first(schema: Any) -> bool:
+    """Whether an operator is the in-place form of another: it writes into its first argument alone, and returns that."""
+    aliased = [item.alias_info for item in schema.arguments]
+    written = bool(aliased) and aliased[0] is not None and aliased[0].is_write and not any(aliased[1:])
+    returned = [item.alias_info is not None and item.alias_info.is_write for item in schema.returns]
+    return written and returned == [True] and schema.name not in REPLACES_MEMORY
 
 
 def _batch_norm(x: Tensor, *rest: Any) -> tuple[Tensor, ...] | None:

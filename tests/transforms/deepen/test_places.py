@@ -193,3 +193,37 @@ def test_a_list_is_judged_by_itself() -> None:
     assert offered(model)["1.0.blocks.1"] == ()
     outgrow.deepen(model, X, "1.0.layers.1")
     assert_same_function(old, model, [X])
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.f(x)
+        return result
+
+
+class ReadsValues(nn.Module):
+    """Its code reads values, so it does not run on the meta device; `order`: how it runs its blocks."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.stem, self.blocks, self.order = nn.Linear(5, 6), nn.ModuleList(Residual() for _ in range(3)), order
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert not (x != x).any()
+        x = self.stem(x)
+        for number in range(3 if self.order == "fixed" else len(self.blocks)):
+            x = self.blocks[number](x) * (1.0 + number if self.order == "scaled" else 1.0)
+        return x
+
+
+@pytest.mark.parametrize(("order", "own"), [("all", True), ("fixed", False), ("scaled", False)])
+def test_models_that_read_values_take_few_passes(order: str, own: bool) -> None:
+    model, passes = shake(ReadsValues(order).double()), []
+    model.register_forward_pre_hook(lambda *given: passes.append(given[1][0].device.type))
+    places = {place.name: place for place in outgrow.places(model, X)}
+    assert passes.count("cpu") == 4  # modules' calls, modules in containers, operators, one block more
+    assert [places[f"blocks.{number}"].own for number in range(3)] == [own] * 3

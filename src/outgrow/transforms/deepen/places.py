@@ -114,6 +114,7 @@ class Survey:
 
     found: dict[str, list[Call]]
     anatomy: Anatomy
+    shadowed: bool  # on the meta device, without values
     stuck: dict[str, str] | None  # modules that can't be put into an nn.Sequential, and why; None: not known yet
     own: dict[str, dict[str, Template | str]] = field(default_factory=dict)  # by block and method; a string is a reason
     idle: dict[str, str | None] = field(default_factory=dict)  # by container: why one more block does not run,
@@ -154,8 +155,9 @@ def _surveyed(model: nn.Module, example: Example, paths: Sequence[str], blocks: 
         survey.stuck = unwrappable(model, example, survey.run)
     doubtful = [container for container, why in survey.idle.items() if why is None]
     if doubtful:
-        before = outputs_in(calls_of(model, example, [""])[""][0].output)
-        survey.idle |= {container: _idle(model, example, survey.first(container), before) for container in doubtful}
+        calls = calls_of(model, example, [""]) if survey.shadowed else survey.found
+        before = outputs_in(calls[""][0].output)
+        survey.idle |= {container: _idle(model, example, survey, container, before) for container in doubtful}
     return survey
 
 
@@ -166,7 +168,7 @@ def _survey(model: nn.Module, example: Example, paths: Sequence[str], blocks: Se
         stuck = unwrappable(model, example, run, CODE_ERRORS if shadowed else (Exception,))
     except TraceError:
         stuck = None
-    survey = Survey(found, dissect(model, example), stuck)
+    survey = Survey(found, dissect(model, example), shadowed, stuck)
     kinds, own = SiblingKinds(), set(blocks)
     for path in (path for path in run if path in own):
         survey.own[path] = {}
@@ -197,11 +199,18 @@ def _without_values(model: nn.Module, example: Example, path: str, template: Tem
     return "" if before.meta and runs_as_before(before, after, plan) else None
 
 
-def _idle(model: nn.Module, example: Example, path: str, before: Iterable[Tensor]) -> str:
-    """Why a block that is added there is not run, or changes outputs, by trial; empty if it is run and changes nothing."""
+def _idle(model: nn.Module, example: Example, survey: Survey, container: str, before: Iterable[Tensor]) -> str:
+    """Why a block added to a container is not run, or changes the outputs `before`, by trial; empty if neither."""
+    path = survey.first(container)
+    template = survey.own[path]["r2r"]
+    known = [template] if isinstance(template, Template) and not survey.shadowed else None
+    siblings = [name for name in survey.run if name.rpartition(".")[0] == container]
     try:
-        with _deepened(model, example, path, None):
-            after = outputs_in(calls_of(model, example, [""])[""][0].output)
+        with _deepened(model, example, path, known) as plan:
+            called = calls_of(model, example, [*plan.new_blocks, *map(plan.renamed, siblings), ""])
+        if not all(called.values()):
+            return NOT_RUN
+        after = outputs_in(called[""][0].output)
         if not all(_close(one, other) for one, other in zip(before, after, strict=True)):
             return "with one more block there the outputs change: the model's code does more for each block than run it"
     except NotZero as reason:
