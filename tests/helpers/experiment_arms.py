@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.arms import paper_arms
+from experiments.setting.arms import paper_arms
 from tests.helpers.experiment_runs import short
 
 ARM = short(paper_arms()[3])

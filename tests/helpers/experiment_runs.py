@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from experiments.arms import Arm
-from experiments.data import Data
-from experiments.eager import Eager, shape_of
-from experiments.segments import all_segments
-from experiments.store import Store
-from experiments.training import Training
+from experiments.setting.arms import Arm
+from experiments.setting.data import Data
+from experiments.setting.segments import all_segments
+from experiments.training.eager import Eager, shape_of
+from experiments.training.store import Store
+from experiments.training.train_segments import Training
 
 
 def some_data(train: int = 16, test: int = 10) -> Data:

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 import outgrow
-from experiments.data import batches
-from experiments.eager import Eager
-from experiments.fused.fleet import Fleet
-from experiments.models import Layer, ResNetCifar, SmallConv
+from experiments.setting.data import batches
+from experiments.setting.models import Layer, ResNetCifar, SmallConv
+from experiments.training.eager import Eager
+from experiments.training.fused.fleet import Fleet
 
 BATCH = 16
 SEED = 3  # with others a ReLU or a maximum may fall the other way by rounding, and a gradient with it

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from experiments.arms import Arm, Grow, paper_arms
-from experiments.growing import grow_model
-from experiments.models import SmallConv
-from experiments.results import FILTERS, FORMAT, file_name
+from experiments.reading.result_files import FILTERS, FORMAT, file_name
+from experiments.setting.arms import Arm, Grow, paper_arms
+from experiments.setting.growing import grow_model
+from experiments.setting.models import SmallConv
 
 EPOCHS = 6  # of every stage
 

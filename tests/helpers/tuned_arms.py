@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from experiments import protocol
+from experiments.setting import protocol
 
 TUNED = {kind: dict.fromkeys(protocol.tuned_at(kind), protocol.OWNED) for kind in protocol.KINDS}
