@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from experiments.data import COLOURS
+from experiments.setting.data import COLOURS
 
 PAD = 4
 

@@ -41,7 +41,7 @@ from benchmarks.learning import Learning
 from benchmarks.spike_arms import FACTOR, TWIN, Arm, arms_of
 from benchmarks.spike_models import ViT, resnet
 from benchmarks.spike_page import LIMITS, page, verdicts
-from experiments.data import DataError, cifar10
+from experiments.setting.data import DataError, cifar10
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "spike.json"

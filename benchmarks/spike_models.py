@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from experiments.models import ResNetCifar
+from experiments.setting.models import ResNetCifar
 
 
 def resnet() -> ResNetCifar:

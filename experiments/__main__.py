@@ -35,15 +35,15 @@ from typing import Any
 
 import torch
 
-from experiments import eager
-from experiments.arms import CHOICES, READINGS, Arm, paper_arms
-from experiments.data import DataError, cifar10, download
-from experiments.progress import Progress
-from experiments.protocol import KINDS, OWNED, chosen_by, lacks, protocol_arms, sweep_arms, tuned_at, tuning_arms
-from experiments.results import ResultsError, facts, missing, read_all, unusable, write_arm, write_filters
-from experiments.segments import all_segments
-from experiments.store import Store, StoreError
-from experiments.training import Training
+from experiments.reading.result_files import ResultsError, facts, missing, read_all, unusable, write_arm, write_filters
+from experiments.setting.arms import CHOICES, READINGS, Arm, paper_arms
+from experiments.setting.data import DataError, cifar10, download
+from experiments.setting.protocol import KINDS, OWNED, chosen_by, lacks, protocol_arms, sweep_arms, tuned_at, tuning_arms
+from experiments.setting.segments import all_segments
+from experiments.training import eager
+from experiments.training.progress import Progress
+from experiments.training.store import Store, StoreError
+from experiments.training.train_segments import Training
 
 HERE = Path(__file__).parent
 SETS = ("paper", "tuning", "sweep", "protocol")
@@ -208,7 +208,7 @@ def engine_of(options: argparse.Namespace) -> tuple[str, Callable[..., Any], Cal
             eager.shape_of,
         )
     try:
-        from experiments.fused.fleet import Fleet, shape_of
+        from experiments.training.fused.fleet import Fleet, shape_of
     except ImportError as error:
         raise SystemExit(
             f"the fused engine needs Triton, which comes with torch for CUDA ({error}): use --engine eager"
@@ -264,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"\nEpochs are those of --preset {options.preset}. How the paper was read:\n")
             print("\n".join(f"- {choice}" for choice in CHOICES))
         else:
-            print("\nWhat these arms are is told in experiments/protocol.py.")
+            print("\nWhat these arms are is told in experiments/setting/protocol.py.")
         return 0
     started = time.monotonic()
     seeds = seeds_of(options.seeds, options.preset)

@@ -25,13 +25,13 @@ from typing import Any
 
 import torch
 
-from experiments.arms import Arm, paper_arms
-from experiments.data import Data, cifar10
-from experiments.eager import Eager
-from experiments.results import facts
-from experiments.segments import all_segments, segments_of
-from experiments.store import Store
-from experiments.training import BATCH, Training
+from experiments.reading.result_files import facts
+from experiments.setting.arms import Arm, paper_arms
+from experiments.setting.data import Data, cifar10
+from experiments.setting.segments import all_segments, segments_of
+from experiments.training.eager import Eager
+from experiments.training.store import Store
+from experiments.training.train_segments import BATCH, Training
 
 ARMS = ("BI-Std", "APB-R2WiderR", "APB-R2DeeperR", "VIZ-R2R")
 STEPS = 100
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--out", type=Path, default=HERE / "results" / "agreement.json")
     options = parser.parse_args(arguments)
-    from experiments.fused.fleet import Fleet, shape_of
+    from experiments.training.fused.fleet import Fleet, shape_of
 
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     engines: dict[str, tuple[Callable[..., Any], Any]] = {

@@ -19,22 +19,22 @@ from typing import Any
 
 import torch
 
-from experiments.arms import Arm
-from experiments.curves import Results
-from experiments.data import digits
-from experiments.demo_arms import EPOCHS, demo_arms
-from experiments.eager import Eager, shape_of
 from experiments.figures import drawing
-from experiments.looks import look
-from experiments.models import Net
-from experiments.parts import made_by, table
-from experiments.progress import Progress
+from experiments.pages.looks import look
+from experiments.pages.parts import made_by, table
+from experiments.reading.curves import Results
+from experiments.reading.result_files import facts, read_all, write_arm
+from experiments.reading.tables import Numbers, numbers
 from experiments.report import arm_data, framed
-from experiments.results import facts, read_all, write_arm
-from experiments.segments import all_segments
-from experiments.store import Store
-from experiments.tables import Numbers, numbers
-from experiments.training import Training
+from experiments.setting.arms import Arm
+from experiments.setting.data import digits
+from experiments.setting.demo_arms import EPOCHS, demo_arms
+from experiments.setting.models import Net
+from experiments.setting.segments import all_segments
+from experiments.training.eager import Eager, shape_of
+from experiments.training.progress import Progress
+from experiments.training.store import Store
+from experiments.training.train_segments import Training
 
 SEEDS, BATCH, SOON = 4, 64, 20
 GROUPS = {"widen": "Twice as wide", "deepen": "Twice as deep"}

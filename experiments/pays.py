@@ -10,12 +10,25 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.answers import answers
-from experiments.comparison import EPOCH, Comparison, at_the_edge, read
-from experiments.protocol import BIG, DECAYS, FADE, OWNED, RATES, SHARE, SMALL, SWEPT_AT, TEACHER, TUNED_UP_TO, cost, epochs
-from experiments.results import ResultsError, unusable
-from experiments.training import BATCH, rate_at
-from experiments.ways import VERBS, Table, tables
+from experiments.reading.answers import answers
+from experiments.reading.comparison import EPOCH, Comparison, at_the_edge, read
+from experiments.reading.result_files import ResultsError, unusable
+from experiments.reading.ways import VERBS, Table, tables
+from experiments.setting.protocol import (
+    BIG,
+    DECAYS,
+    FADE,
+    OWNED,
+    RATES,
+    SHARE,
+    SMALL,
+    SWEPT_AT,
+    TEACHER,
+    TUNED_UP_TO,
+    cost,
+    epochs,
+)
+from experiments.training.train_segments import BATCH, rate_at
 
 RESULTS, PAGE = Path(__file__).parent / "results", Path("docs") / "results" / "does-it-pay.md"
 
@@ -80,7 +93,7 @@ def page(compared: Comparison) -> str:
 
 Made by `python -m experiments.pays` from `experiments/results`, which `python -m experiments --set
 tuning`, then `sweep`, then `protocol` made on one {made["device"]} ({versions}). The protocol is described in
-`experiments/protocol.py`: CIFAR-10, ResNetCifar-18(1/4), which is reached by widening 18(1/8) by
+`experiments/setting/protocol.py`: CIFAR-10, ResNetCifar-18(1/4), which is reached by widening 18(1/8) by
 two, by deepening 10(1/4), or from 10(1/8) by both; AdamW, a cosine down to zero in every run, as much tuning for each kind of
 run, paired seeds. A budget is so many epochs of the big network, in FLOPs. Two accounts: *from nothing* counts the small
 network's training; under *reuse* a trained small network is there already.
@@ -119,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def write(results: Path, out: Path) -> None:
     """The page, and its picture beside it."""
-    from experiments.budgets import draw_page
+    from experiments.pages.budgets import draw_page
 
     compared = read(results)
     out.parent.mkdir(parents=True, exist_ok=True)

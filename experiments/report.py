@@ -16,18 +16,18 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from experiments import budgets, parts, parts_pays
-from experiments.answers import in_short
-from experiments.comparison import Comparison, read
-from experiments.curves import Mean, mean_curve
-from experiments.diversity import read_filters
 from experiments.figures import OUT, RESULTS, draw_all
-from experiments.findings import findings, lede, summary
-from experiments.looks import look
-from experiments.results import ResultsError, read_paper, unusable
-from experiments.tables import GROUPS, Group, Numbers, numbers
+from experiments.pages import budgets, parts, parts_pays
+from experiments.pages.looks import look
+from experiments.reading.answers import in_short
+from experiments.reading.comparison import Comparison, read
+from experiments.reading.curves import Mean, mean_curve
+from experiments.reading.diversity import read_filters
+from experiments.reading.findings import findings, lede, summary
+from experiments.reading.result_files import ResultsError, read_paper, unusable
+from experiments.reading.tables import GROUPS, Group, Numbers, numbers
 
-TEMPLATE = Path(__file__).parent / "report"
+TEMPLATE = Path(__file__).parent / "pages" / "templates"
 NOTES = {
     "nct-widen": "A teacher is trained for {first:g} epochs, widened by half, and for {rest:g} more at a fifth of the rate.",
     "nct-deepen": "A teacher of ten layers is trained, deepened to eighteen, and trained on at a fifth of the rate.",

@@ -101,6 +101,12 @@ def test_tests_share_helpers_and_import_nothing_from_each_other() -> None:
             assert folder.is_dir() or inside[0] in ("docs", "experiments", "benchmarks"), f"{path} mirrors no folder of src"
 
 
+def test_kept_results_and_pages_are_apart_from_code() -> None:
+    for folder in ("benchmarks/results", "experiments/results"):
+        assert {path.suffix for path in (ROOT / folder).rglob("*") if path.is_file()} <= {".json", ".txt", ".safetensors"}
+    assert {path.parent for path in (ROOT / "docs").rglob("*.py")} == {ROOT / "docs" / "tools"}
+
+
 def test_public_modules_and_former_names_can_be_imported() -> None:
     assert importlib.import_module("outgrow.dcp").regrow is importlib.import_module("outgrow.training.dcp").regrow
     assert importlib.import_module("outgrow.training.fade").PActivation is outgrow.PActivation

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.comparison import Comparison, Line, flops
 from experiments.figures import COLUMN, drawing, save
-from experiments.looks import COLOURS
-from experiments.tables import spread
-from experiments.ways import ACCOUNTS, VERBS, in_order, name_of
+from experiments.pages.looks import COLOURS
+from experiments.reading.comparison import Comparison, Line, flops
+from experiments.reading.tables import spread
+from experiments.reading.ways import ACCOUNTS, VERBS, in_order, name_of
 
 COLOUR = {
     "scratch": "black",

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from experiments.against import Claim, claims
-from experiments.arms import CHOICES
-from experiments.curves import ACCOUNTS, Estimate, mean_curve
-from experiments.diversity import WHEN
 from experiments.figures import picture
-from experiments.findings import Finding, amount, interval, share, signed
-from experiments.looks import look
-from experiments.tables import GROUPS, Cost, Group, Numbers
+from experiments.pages.looks import look
+from experiments.reading.against_paper import Claim, claims
+from experiments.reading.curves import ACCOUNTS, Estimate, mean_curve
+from experiments.reading.diversity import WHEN
+from experiments.reading.findings import Finding, amount, interval, share, signed
+from experiments.reading.tables import GROUPS, Cost, Group, Numbers
+from experiments.setting.arms import CHOICES
 
 ACCOUNT_NAMES = {"nothing": "from nothing", "reuse": "reuse"}
 MOMENTS = {"before": "before the growth", "after": "just after", "end": "at the end"}

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from experiments import parts
 from experiments.agreement import apart
-from experiments.answers import answers
-from experiments.comparison import Comparison
+from experiments.pages import parts
 from experiments.pays import caveats
-from experiments.results import read_all
-from experiments.ways import VERBS, Table, tables
+from experiments.reading.answers import answers
+from experiments.reading.comparison import Comparison
+from experiments.reading.result_files import read_all
+from experiments.reading.ways import VERBS, Table, tables
 
 NOTES = {
     "widen": "ResNetCifar-18(1/8) → 18(1/4).",

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from experiments.diversity import ahead
-from experiments.findings import points, share, signed, verdict
-from experiments.looks import look
-from experiments.tables import Numbers, cost, late_mean, paired
+from experiments.pages.looks import look
+from experiments.reading.diversity import ahead
+from experiments.reading.findings import points, share, signed, verdict
+from experiments.reading.tables import Numbers, cost, late_mean, paired
 
 AGREES, DIFFERS, PARTLY, MISSING = "agrees", "differs", "in part", "not run"
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from experiments.comparison import Best, Comparison, Swept, against, need, wins
-from experiments.curves import Estimate
-from experiments.findings import Finding, share, signed
-from experiments.parts import ACCOUNT_NAMES
-from experiments.ways import SETTINGS, VERBS, name_of, start_of
+from experiments.pages.parts import ACCOUNT_NAMES
+from experiments.reading.comparison import Best, Comparison, Swept, against, need, wins
+from experiments.reading.curves import Estimate
+from experiments.reading.findings import Finding, share, signed
+from experiments.reading.ways import SETTINGS, VERBS, name_of, start_of
 
 
 def verdict(found: Mapping[float, Best]) -> str:

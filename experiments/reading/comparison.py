@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.curves import Estimate, Results, bootstrap, student
-from experiments.protocol import BIG, DECAYS, RATES, SWEEP, Tuned, account_of, chosen_from, cost
-from experiments.results import ResultsError, read_all
-from experiments.tables import saved
-from experiments.training import BATCH
+from experiments.reading.curves import Estimate, Results, bootstrap, student
+from experiments.reading.result_files import ResultsError, read_all
+from experiments.reading.tables import saved
+from experiments.setting.protocol import BIG, DECAYS, RATES, SWEEP, Tuned, account_of, chosen_from, cost
+from experiments.training.train_segments import BATCH
 
 EPOCH = 50_000 // BATCH  # steps
 SCRATCH = "EQ-scratch"

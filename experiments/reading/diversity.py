@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.results import FILTERS
+from experiments.reading.result_files import FILTERS
 
 WHEN = ("before", "after", "end")
 Filters = dict[str, "np.ndarray"]

@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from experiments.curves import Estimate
-from experiments.diversity import ahead
-from experiments.looks import look
-from experiments.tables import TARGETS, Cost, Numbers, paired
+from experiments.pages.looks import look
+from experiments.reading.curves import Estimate
+from experiments.reading.diversity import ahead
+from experiments.reading.tables import TARGETS, Cost, Numbers, paired
 
 
 @dataclass(frozen=True)

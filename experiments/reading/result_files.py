@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from experiments.arms import Arm, paper_arms
-from experiments.segments import segments_of
-from experiments.store import Store
+from experiments.setting.arms import Arm, paper_arms
+from experiments.setting.segments import segments_of
+from experiments.training.store import Store
 
 FORMAT = 1
 FILTERS = "filters.safetensors"

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.curves import ACCOUNTS, Estimate, Results, bootstrap, by_account, reached, roads
-from experiments.diversity import Filters, measure_all
+from experiments.reading.curves import ACCOUNTS, Estimate, Results, bootstrap, by_account, reached, roads
+from experiments.reading.diversity import Filters, measure_all
 
 TARGETS = (60.0, 65.0, 68.0, 70.0)
 LAST = 10  # epochs of the mean over the end of a curve

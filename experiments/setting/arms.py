@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from experiments.models import Net
+from experiments.setting.models import Net
 
 CHOICES = (
     "Sizes: the table's 1/8 → 3/16 for widening; `--reading text` has the text's 2^-3.5 → 2^-3.",

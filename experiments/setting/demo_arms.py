@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from experiments.arms import Arm, Grow, Stage
-from experiments.flops import step_flops
-from experiments.models import Net
+from experiments.setting.arms import Arm, Grow, Stage
+from experiments.setting.flops import step_flops
+from experiments.setting.models import Net
 
 SMALL = Net("digits", r=4 / 64, blocks=2)
 EPOCHS, RATE, DECAY = 16, 1e-2, 0.01

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import outgrow
-from experiments.arms import Grow
-from experiments.models import SmallConv
+from experiments.setting.arms import Grow
+from experiments.setting.models import SmallConv
 
 WIDENINGS: dict[str, Any] = {
     "r2r": outgrow.R2R,

@@ -25,10 +25,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from experiments.arms import Arm, Grow, Stage
-from experiments.flops import step_flops
-from experiments.models import Net
-from experiments.results import ResultsError, read_all
+from experiments.reading.result_files import ResultsError, read_all
+from experiments.setting.arms import Arm, Grow, Stage
+from experiments.setting.flops import step_flops
+from experiments.setting.models import Net
 
 BIG = Net(r=1 / 4)
 SMALL = {"widen": Net(r=1 / 8), "deepen": Net(r=1 / 4, blocks=2)}

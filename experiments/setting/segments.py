@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
-from experiments.arms import Arm, Stage
-from experiments.models import Net
+from experiments.setting.arms import Arm, Stage
+from experiments.setting.models import Net
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.segments import Segment
+from experiments.setting.segments import Segment
 
 FORMAT = 2
 

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.data import Data, batches
-from experiments.flops import step_flops
-from experiments.growing import grow_model
-from experiments.models import SmallConv
-from experiments.segments import Segment
-from experiments.store import Store
+from experiments.setting.data import Data, batches
+from experiments.setting.flops import step_flops
+from experiments.setting.growing import grow_model
+from experiments.setting.models import SmallConv
+from experiments.setting.segments import Segment
+from experiments.training.store import Store
 
 BATCH = 128
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import outgrow
 from benchmarks import cifar_batches, learning, spike, spike_arms, spike_page
-from experiments.data import COLOURS
+from experiments.setting.data import COLOURS
 from tests.helpers.experiment_runs import some_data
 
 

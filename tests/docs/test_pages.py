@@ -19,7 +19,7 @@ import torch
 import outgrow.analysis.rules.all_rules
 import outgrow.methods.all_methods
 from experiments import demo
-from experiments.results import read_all
+from experiments.reading.result_files import read_all
 
 ROOT = Path(__file__).parents[2]
 

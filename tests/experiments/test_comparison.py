@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from experiments import budgets, pays
-from experiments.answers import holm
-from experiments.comparison import Best, Comparison, Line, Swept, against, flops, gain, gap, lines, need, needed, read
-from experiments.curves import Estimate, student
+from experiments import pays
 from experiments.figures import RESULTS
-from experiments.flops import step_flops
-from experiments.models import Net
-from experiments.results import ResultsError, read_all
+from experiments.pages import budgets
+from experiments.reading.answers import holm
+from experiments.reading.comparison import Best, Comparison, Line, Swept, against, flops, gain, gap, lines, need, needed, read
+from experiments.reading.curves import Estimate, student
+from experiments.reading.result_files import ResultsError, read_all
+from experiments.setting.flops import step_flops
+from experiments.setting.models import Net
 
 KEPT = RESULTS.parent
 ROOT = Path(__file__).parents[2]

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 import torch
 
-from experiments import protocol
-from experiments.arms import Arm, paper_arms
-from experiments.segments import all_segments
-from experiments.store import Store
-from experiments.training import Training
+from experiments.setting import protocol
+from experiments.setting.arms import Arm, paper_arms
+from experiments.setting.segments import all_segments
+from experiments.training.store import Store
+from experiments.training.train_segments import Training
 from tests.helpers.experiment_runs import some_data
 from tests.helpers.tuned_arms import TUNED
 
 pytest.importorskip("triton", reason="the fused engine needs Triton: pip install triton")
-from experiments.fused import backward, forward, network, small
-from experiments.fused.fleet import Fleet, shape_of
+from experiments.training.fused import backward, forward, network, small
+from experiments.training.fused.fleet import Fleet, shape_of
 
 
 class Nothing:

@@ -13,16 +13,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from experiments import data as data_module
 from experiments import figures, pays, report
 from experiments.__main__ import engine_of, main, parse, seeds_of
-from experiments.arms import Arm, paper_arms
-from experiments.data import cifar10, download
 from experiments.figures import RESULTS
-from experiments.protocol import tuning_arms
-from experiments.results import ResultsError, file_name, missing, read_all, read_paper, write_arm, write_filters
-from experiments.segments import segments_of
-from experiments.store import Store, StoreError
+from experiments.reading.result_files import ResultsError, file_name, missing, read_all, read_paper, write_arm, write_filters
+from experiments.setting import data as data_module
+from experiments.setting.arms import Arm, paper_arms
+from experiments.setting.data import cifar10, download
+from experiments.setting.protocol import tuning_arms
+from experiments.setting.segments import segments_of
+from experiments.training.store import Store, StoreError
 from tests.helpers import made_up_results as made_up
 from tests.helpers.experiment_arms import ARM
 from tests.helpers.experiment_runs import short, some_data, training
@@ -95,7 +95,7 @@ def test_the_list_of_a_set(which: str, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["--list", "--set", which, "--tuned", str(RESULTS.parent / "tuning")]) == 0
     found = capsys.readouterr().out
     assert ("How the paper was read" in found) == ("amsgrad" in found) == (which == "paper")
-    assert ("experiments/protocol.py" in found) == (which != "paper")
+    assert ("experiments/setting/protocol.py" in found) == (which != "paper")
 
 
 def write_tuning(folder: Path, arms: Sequence[Arm]) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments import protocol
-from experiments.results import ResultsError, file_name
+from experiments.reading.result_files import ResultsError, file_name
+from experiments.setting import protocol
 from tests.helpers.tuned_arms import TUNED
 
 

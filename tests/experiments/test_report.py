@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from experiments import figures, report
-from experiments.results import file_name
+from experiments.reading.result_files import file_name
 from tests.helpers import made_up_results as made_up
 from tests.helpers.browser import Browser, chromium
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from experiments.__main__ import stoppable
-from experiments.segments import segments_of
-from experiments.store import Store
+from experiments.setting.segments import segments_of
+from experiments.training.store import Store
 from tests.helpers.experiment_arms import ARM
 from tests.helpers.experiment_runs import some_data, training
 
@@ -65,7 +65,8 @@ def test_an_interrupt_before_anything_is_there(tmp_path: Path) -> None:
 STOPPED = """
 import os, runpy, signal, sys
 from dataclasses import replace
-from experiments import data, training
+from experiments.setting import data
+from experiments.training import train_segments as training
 from tests.helpers.experiment_runs import some_data
 
 def steps_and_stop(*what):

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from experiments.against import claims
-from experiments.curves import bootstrap, by_account, mean_curve, reached, road
-from experiments.diversity import Look, ahead, read_filters
 from experiments.figures import RESULTS
-from experiments.findings import findings, lede, summary
+from experiments.reading.against_paper import claims
+from experiments.reading.curves import bootstrap, by_account, mean_curve, reached, road
+from experiments.reading.diversity import Look, ahead, read_filters
+from experiments.reading.findings import findings, lede, summary
+from experiments.reading.result_files import file_name, read_all
+from experiments.reading.tables import Numbers, numbers
 from experiments.report import page
-from experiments.results import file_name, read_all
-from experiments.tables import Numbers, numbers
 from tests.helpers import made_up_results as made_up
 
 SEEDS = range(5)

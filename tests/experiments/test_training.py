@@ -15,17 +15,17 @@ import pytest
 import torch
 
 from experiments import agreement
-from experiments import data as data_module
 from experiments.__main__ import command_of, main, parse, quick, seeds_of
-from experiments.arms import READINGS, Arm, Grow, Stage, paper_arms
-from experiments.data import DataError, batches, cifar10, digits
-from experiments.eager import Eager, shape_of
-from experiments.flops import step_flops
-from experiments.models import Net, ResNetCifar, SmallConv
-from experiments.results import ResultsError, file_name, read_all, write_arm, write_filters
-from experiments.segments import all_segments, segments_of
-from experiments.store import Store, StoreError
-from experiments.training import Training, rate_at
+from experiments.reading.result_files import ResultsError, file_name, read_all, write_arm, write_filters
+from experiments.setting import data as data_module
+from experiments.setting.arms import READINGS, Arm, Grow, Stage, paper_arms
+from experiments.setting.data import DataError, batches, cifar10, digits
+from experiments.setting.flops import step_flops
+from experiments.setting.models import Net, ResNetCifar, SmallConv
+from experiments.setting.segments import all_segments, segments_of
+from experiments.training.eager import Eager, shape_of
+from experiments.training.store import Store, StoreError
+from experiments.training.train_segments import Training, rate_at
 from tests.helpers.experiment_runs import short, some_data, training
 
 PRESERVING = ("r2r", "r2r-paper", "netmorph", "net2net")
@@ -103,7 +103,7 @@ def test_interrupted_training_goes_on_as_if_nothing_had_happened(what: str, tmp_
         until, clock = 1.5 if attempts > 1 else 0.5, itertools.count(1)
         part = training([arm], tmp_path / "parts", data, seeds=seeds, until=until, limit=1)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("experiments.training.time.monotonic", clock.__next__)
+            patch.setattr("experiments.training.train_segments.time.monotonic", clock.__next__)
             done = part.run()
     assert attempts > 2
     for segment in all_segments([arm], seeds):

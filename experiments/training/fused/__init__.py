@@ -1,0 +1,1 @@
+"""Networks of one shape, trained together as one program of Triton kernels."""

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import outgrow
-from experiments.fused import backward, forward
-from experiments.fused.network import EPSILON, Layout, Network, Shape
-from experiments.fused.small import SmallLayout, SmallNetwork
-from experiments.models import Block, ResNetCifar, SmallConv
+from experiments.setting.models import Block, ResNetCifar, SmallConv
+from experiments.training.fused import backward, forward
+from experiments.training.fused.network import EPSILON, Layout, Network, Shape
+from experiments.training.fused.small import SmallLayout, SmallNetwork
 
 BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8
 BLOCK = 512

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.fused import backward, forward
+from experiments.training.fused import backward, forward
 
 EPSILON, MOMENTUM = 1e-5, 0.1
 FILL = 16

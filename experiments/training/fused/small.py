@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.fused import backward, forward
-from experiments.fused.network import FILL, Convolution, power
+from experiments.training.fused import backward, forward
+from experiments.training.fused.network import FILL, Convolution, power
 
 HIDDEN, CLASSES, SIDE, POOLED = 150, 10, 32, 16
 

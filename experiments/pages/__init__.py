@@ -1,0 +1,1 @@
+"""Parts of the report and of the pages: HTML, pictures, templates."""

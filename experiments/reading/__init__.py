@@ -1,0 +1,1 @@
+"""What results say: result files, curves, tables, comparisons, findings in words."""

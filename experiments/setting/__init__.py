@@ -1,0 +1,1 @@
+"""What is trained: networks, data, arms and what they cost."""

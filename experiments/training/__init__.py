@@ -1,0 +1,1 @@
+"""How it is trained: the plain loop, the fused engine, and what is kept on disk meanwhile."""
