@@ -20,6 +20,7 @@ from outgrow.growth_plan.plan import Insert, Setting
 from outgrow.history.growths_on_model import ATTRIBUTE as HISTORY
 from outgrow.model.copy_block import copy_of_block
 from outgrow.model.journal import Journal
+from outgrow.model.module_paths import joined_path
 from outgrow.modules.blocks import Parallel, build
 from outgrow.modules.gates import without_gates
 
@@ -155,7 +156,7 @@ def renumbering(model: nn.Module, container_path: str, counted: Sequence[tuple[s
         for path, name in counted:
             old = _value(child, path, name)
             if old is not None and old != index:
-                settings.append(Setting(".".join(filter(None, (f"{prefix}{key}", path))), name, old, index))
+                settings.append(Setting(joined_path(f"{prefix}{key}", path), name, old, index))
     return settings
 
 

@@ -24,6 +24,7 @@ from outgrow.apply.grow_tensor import fill_values, grown
 from outgrow.growth_plan.plan import Edit, Insertion, Plan, Rescaling
 from outgrow.model.dtensor import is_dtensor, placed
 from outgrow.model.journal import Journal
+from outgrow.model.module_paths import joined_path
 from outgrow.model.sandbox import tensors_of
 from outgrow.modules.gates import CLOCK
 
@@ -76,7 +77,7 @@ def drifts_of(model: nn.Module) -> Iterator[tuple[str, Drift]]:
     """All unfinished drifts, each with the name of its tensor."""
     for path, module in model.named_modules():
         for drift in drifts_at(module):
-            yield f"{path}.{drift.name}" if path else drift.name, drift
+            yield joined_path(path, drift.name), drift
 
 
 def _put(module: nn.Module, drifts: Sequence[Drift]) -> None:

@@ -25,6 +25,7 @@ from outgrow.growth_plan.plan import Plan, Setting, renamed
 from outgrow.model.example import Example
 from outgrow.model.journal import Journal
 from outgrow.model.module_calls import Call, calls_of
+from outgrow.model.module_paths import joined_path
 from outgrow.modules.gates import gates_of
 from outgrow.verify.outputs import Evaluation
 
@@ -253,7 +254,7 @@ def _copies(model: nn.Module, path: str, other: nn.Module, guess: Guess) -> list
     settings: list[Setting] = []
     known = [vars(model.get_submodule(path))[NAME]]
     for place, module in other.named_modules():
-        whole = ".".join(filter(None, (path, place)))
+        whole = joined_path(path, place)
         here, there = vars(model.get_submodule(whole)).get(NAME), vars(module).get(NAME)
         if hasattr(here, "to_dict") and all(here is not one for one in known):
             known.append(here)

@@ -25,6 +25,7 @@ from outgrow.analysis.peft_adapters import with_adapters
 from outgrow.apply.fold_skips import base_of
 from outgrow.model.example import call, outputs_in
 from outgrow.model.module_calls import Call
+from outgrow.model.module_paths import joined_path
 from outgrow.model.sandbox import random_state
 from outgrow.verify.outputs import FLOOR, Evaluation, epsilon, error
 
@@ -160,7 +161,7 @@ def _compare_layers(here: Layers, fresh: Layers, run: Layers, path: str) -> None
         if mine in (new, used) or (_uniform(mine) and _uniform(new)):
             continue
         index = next(i for i, (one, other) in enumerate(zip(mine, new, strict=True)) if one != other)
-        place = ".".join(filter(None, (path, list(here)[index], *key)))
+        place = joined_path(path, list(here)[index], *key)
         raise RebuiltDiffers(f"{place} would be {new[index]} instead of {mine[index]}")
 
 

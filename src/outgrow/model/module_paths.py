@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 
-def joined_path(place: str, name: str) -> str:
-    return f"{place}.{name}" if place and name else place or name
+def joined_path(*parts: str) -> str:
+    """Parts with dots between them; empty ones, such as the path of the model itself, are left out.
+
+    Example:
+        >>> joined_path("", "layers.0", "weight")
+        'layers.0.weight'
+    """
+    return ".".join(filter(None, parts))
 
 
 def inside(place: str, name: str) -> str | None:

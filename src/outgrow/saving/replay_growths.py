@@ -22,6 +22,7 @@ from outgrow.growth_plan.plan import Insertion, Plan, Setting
 from outgrow.history.growth_order import GrowthStep, Histories, Shape, histories_of, order_growths, present_name
 from outgrow.history.growths_on_model import ATTRIBUTE, growths
 from outgrow.model.journal import Journal
+from outgrow.model.module_paths import joined_path
 from outgrow.model.sandbox import tensors_of
 
 BUFFER = "outgrow.buffer/"  # how buffers outside the state dict are called in files
@@ -128,7 +129,7 @@ def _tried(
     """Shapes that a plan changes, or why it does not fit; its modules and settings are made."""
     known = dict(shapes)
     for insert in plan.inserts:
-        where = ".".join(filter(None, (place, insert.container)))
+        where = joined_path(place, insert.container)
         try:
             part = model.get_submodule(place)
             container = part.get_submodule(insert.container)
@@ -156,7 +157,7 @@ def _after(model: nn.Module, place: str, plan: Plan, shapes: Mapping[int, Shape]
     except AttributeError:
         return after, [Problem(place, "the model has no such module")]
     for edit in plan.edits:
-        name = f"{place}.{edit.tensor}" if place else edit.tensor
+        name = joined_path(place, edit.tensor)
         if edit.tensor not in tensors:
             problems.setdefault(name, Problem(name, "the model has no such tensor"))
         elif isinstance(edit, Insertion):
@@ -195,7 +196,7 @@ def _make_settings(model: nn.Module, place: str, plan: Plan, journal: Journal, c
     part = model.get_submodule(place)
     apply_grafts(part, plan, journal)
     for setting in plan.settings:
-        where = ".".join(filter(None, (place, setting.module, setting.name)))
+        where = joined_path(place, setting.module, setting.name)
         found, now = _current(part, setting)
         if not found:
             problems.append(Problem(where, "the model has no such attribute"))

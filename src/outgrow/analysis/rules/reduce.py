@@ -5,6 +5,7 @@ from __future__ import annotations
 from outgrow.analysis.effects import Map, Mix, Move, Reduce
 from outgrow.analysis.interpret_trace import Outcome, Reading
 from outgrow.analysis.labels import reduce
+from outgrow.trace.evaluate_operator import base_name
 from outgrow.trace.operators import Op
 
 HOW = {"sum": "sum", "mean": "mean", "linalg_vector_norm": "norm", "norm": "norm", "var": "var", "std": "std"}
@@ -22,7 +23,7 @@ POOL_MAX = "max_pool1d max_pool2d_with_indices max_pool3d_with_indices adaptive_
 
 
 def statistic(reading: Reading, op: Op) -> Outcome:
-    name = op.name.removeprefix("aten.")
+    name = base_name(op)
     ref = op.args[0]
     rank = len(reading.shape(ref))
     position = 2 if name in ("linalg_vector_norm", "norm") else 1
@@ -49,7 +50,7 @@ def _correction(op: Op) -> float:
 
 def pool(reading: Reading, op: Op) -> Outcome:
     """Neighbouring positions are averaged, maximised or interpolated, for each channel alike."""
-    name = op.name.removeprefix("aten.")
+    name = base_name(op)
     ref = op.args[0]
     rank = len(reading.shape(ref))
     digits = [int(char) for char in name if char.isdigit()]
@@ -62,7 +63,7 @@ def pool(reading: Reading, op: Op) -> Outcome:
 
 def softmax(reading: Reading, op: Op) -> Outcome:
     ref, axis = op.args[0], op.args[1] % max(len(reading.shape(op.args[0])), 1)
-    what = op.name.removeprefix("aten.").strip("_").replace("safe_", "")
+    what = base_name(op).strip("_").replace("safe_", "")
     shares = what == "softmax"
     effect = Mix((reading.operand(ref),), frozenset([axis]), f"a {what} runs over its units", shares)
     return Outcome((reading.layout(ref),) * len(op.outputs), effect)

@@ -28,6 +28,7 @@ from outgrow.growth_plan.plan import Graft, Setting
 from outgrow.methods.r2r import R2R
 from outgrow.model.example import Example
 from outgrow.model.journal import Journal
+from outgrow.model.module_paths import joined_path
 from outgrow.modules.fold import Fold
 from outgrow.requests import Widen, is_glob
 from outgrow.trace.operators import FOLD, Ref, Trace, refs_in
@@ -264,7 +265,7 @@ def _graft(model: nn.Module, example: Example, trace: Trace, edge: Edge, cuts: C
     path = trace.ops[index].module
     for name, module in model.get_submodule(path).named_modules():
         if name and type(module) is nn.Identity:
-            graft = Graft(path, f"{path}.{name}" if path else name, -1, operand, size, cuts.axes[edge])
+            graft = Graft(path, joined_path(path, name), -1, operand, size, cuts.axes[edge])
             trial = Journal()
             apply_graft(model, graft, trial)
             found = edges_of_folds(trace, record(model, example)) or set()
