@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import outgrow
 from outgrow.analysis.peft_adapters import NOTE, RANK
-from outgrow.configuration.follow_sizes import NOT_UPDATED
+from outgrow.configuration.explain_differences import NOT_UPDATED
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import outgrow
-from outgrow.configuration.follow_sizes import NOT_UPDATED
+from outgrow.configuration.explain_differences import NOT_UPDATED
 
 transformers = pytest.importorskip("transformers")
 

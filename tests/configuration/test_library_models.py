@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import outgrow
-from outgrow.configuration.follow_sizes import NOT_UPDATED
+from outgrow.configuration.explain_differences import NOT_UPDATED
 from outgrow.modules.gates import without_gates
 from tests.helpers.judging import distance
 from tests.helpers.library_models import FAMILIES, Family, shaken

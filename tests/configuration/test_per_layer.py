@@ -7,6 +7,7 @@ The judge is the library: a model that it loads from what was saved computes wha
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import outgrow
-from outgrow.configuration.follow_sizes import NOT_UPDATED
+from outgrow.configuration.explain_differences import NOT_UPDATED
 from outgrow.modules.gates import without_gates
 from tests.helpers.library_models import FAMILIES, Family, shaken
 
@@ -130,6 +131,51 @@ def test_every_changed_field_is_reported_and_the_library_reloads_the_model(
     assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(*pairs, strict=True))
 
 
+def test_a_configuration_that_can_not_describe_the_model_is_as_before(path: Path) -> None:
+    """Swin shifts the windows of every other block, so that one stage of one block can't have a second one like it."""
+    options = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 2}
+    model = small("SwinForImageClassification", "SwinConfig", **options, num_labels=3)
+    fresh, average = copy.deepcopy(model), torch.optim.swa_utils.AveragedModel(model)
+    before, example = copy.deepcopy(vars(model.config)), {"pixel_values": torch.randn(2, 3, 16, 16)}
+    growth = outgrow.deepen(model, example, "swin.encoder.layers.1.blocks.0", average=average)
+    assert NOT_UPDATED in str(growth)
+    assert "even after depths [1, 1] → [1, 2]" in str(growth)
+    assert not any(note.startswith("config: depths") for note in growth.notes)
+    assert vars(model.config) == vars(average.module.config) == before
+    outgrow.save(model, path)
+    assert torch.equal(logits(outgrow.load(fresh, path), example), logits(model, example))
+    assert vars(fresh.config) == before
+
+
+def test_fields_that_the_forward_pass_reads_stay_changed_and_the_report_says_why() -> None:
+    """DiffLlama's layers depend on their numbers; it runs as many as its configuration says."""
+    options = {**TEXT, **SMALL, "num_key_value_heads": 2}
+    model = small("DiffLlamaForCausalLM", "DiffLlamaConfig", **options)
+    example = {"input_ids": torch.randint(3, 50, (2, 6))}
+    getter = type(model.config).__getattribute__
+    growth = outgrow.deepen(model, example, "model.layers.1")
+    assert growth.notes[0] == "config: num_hidden_layers 2 → 3 (the model's code reads it in its forward pass)"
+    assert NOT_UPDATED in growth.notes[1]
+    assert type(model.config).__getattribute__ is getter
+    after = logits(model, example)
+    with torch.no_grad():
+        model.model.layers[2].mlp.down_proj.weight.normal_()
+    assert not torch.allclose(logits(model, example), after)  # the new layer runs
+
+
+def test_the_reason_is_the_field_that_would_need_two_values() -> None:
+    """Qwen3 has one ε for norms over the stream, which grew, and over the heads' features, which did not."""
+    options = {**TEXT, **SMALL, "num_key_value_heads": 2, "head_dim": 8}
+    model = small("Qwen3ForCausalLM", "Qwen3Config", **options)
+    ids = torch.randint(3, 50, (2, 6))
+    growth = outgrow.widen(model, {"input_ids": ids}, "*", factor=2)
+    named = re.search(r"\(rms_norm_eps would have to be (\S+) for (\S+) and (\S+) for (\S+)\)", str(growth))
+    assert named is not None
+    for value, place in (named.group(1, 2), named.group(3, 4)):
+        module, _, name = place.rpartition(".")
+        assert getattr(model.get_submodule(module), name) == float(value)
+
+
 def test_what_a_configuration_can_not_say_is_reported_with_the_place(tmp_path: Path) -> None:
     """Every other layer is sparse by a number in the configuration, so that one more moves all behind it."""
     kind = family("qwen3moe")
@@ -185,8 +231,10 @@ def test_a_configuration_that_refuses_a_value_is_as_before(monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(type(model.config), "__setattr__", strict)
         growth = outgrow.widen(model, example, "model.embed_tokens", factor=2)
-    reason = "model.embed_tokens.weight would have the shape (50, 16) instead of (50, 32)"
-    assert f"{NOT_UPDATED} (built from it, {reason})" in str(growth)
+    reason = (
+        "built from it with hidden_size 32, model.layers.0.input_layernorm.variance_epsilon would be 1e-06 instead of 5e-07"
+    )
+    assert f"{NOT_UPDATED} ({reason})" in str(growth)
     assert model.config.to_dict() == config
     assert vars(model.config) == attributes
 

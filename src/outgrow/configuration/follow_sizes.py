@@ -19,7 +19,8 @@ from typing import Any
 from torch import nn
 
 from outgrow.apply.apply_plan import apply_setting
-from outgrow.configuration.rebuild_from_config import NAME, RebuiltDiffers, Unbuildable, rebuilt
+from outgrow.configuration.explain_differences import Guess, explained, shown
+from outgrow.configuration.rebuild_from_config import NAME, RebuiltDiffers, rebuilt
 from outgrow.errors import TraceError
 from outgrow.growth_plan.plan import Plan, Setting, renamed
 from outgrow.model.example import Example
@@ -37,30 +38,26 @@ STREAMS = ("hidden_size", "n_embd", "d_model", "dim")
 FOURFOLD = ("n_inner", "intermediate_size", "ffn_dim")  # None means four times the stream
 HEAD = "head_dim"  # None, or no such field, means stream / heads
 TRIES = 16
-LONG = 40  # characters of a list in a report
-NOT_UPDATED = "config: it does not describe the grown model"
 
 Pairs = Sequence[tuple[float, float]]  # sizes before and after
-Guess = Mapping[tuple[str, str], tuple[Any, Any]]  # (module that holds the configuration, field) → value before and after
 
 
 def follow(
     model: nn.Module, example: Example, plans: Sequence[Plan], journal: Journal, shared: Evaluation | None = None
-) -> tuple[list[Setting], str]:
-    """Update the configurations of a model that has just grown; returns the settings made, and a note for the report.
+) -> tuple[list[Setting], dict[str, str]]:
+    """Update the configurations of a model that has just grown; returns the settings made, and reasons of failures by path.
 
     plans: all plans so far, oldest first, including those just carried out. shared: a pass of the model, which is also used to
     check its outputs.
     """
     settings: list[Setting] = []
-    note = ""
+    failures: dict[str, str] = {}
     for path in (path for path in _described(model) if _grew(path, plans)):
         try:
             settings += _settled(model, path, example, plans, journal, None if path else shared)
         except RebuiltDiffers as reason:
-            why = f"{'' if isinstance(reason, Unbuildable) else 'built from it, '}{reason}"
-            note = f"{NOT_UPDATED} ({why}); use outgrow.save and outgrow.load, save_pretrained would not restore the model"
-    return settings, note
+            failures[path] = str(reason)
+    return settings, failures
 
 
 def changed(settings: Sequence[Setting]) -> str:
@@ -70,13 +67,7 @@ def changed(settings: Sequence[Setting]) -> str:
         if setting.name == NAME:
             name = str(setting.item)
             fields[name] = fields.get(name, (setting.old, None))[0], setting.new
-    return ", ".join(f"{name} {_shown(old)} → {_shown(new)}" for name, (old, new) in fields.items() if old != new)
-
-
-def _shown(value: Any) -> str:
-    """A value in a report: long lists by their length."""
-    text = f"{value:.3g}" if isinstance(value, float) else str(value)
-    return f"a list of {len(value)}" if isinstance(value, (list, tuple)) and len(text) > LONG else text
+    return ", ".join(f"{name} {shown(old)} → {shown(new)}" for name, (old, new) in fields.items() if old != new)
 
 
 def _described(model: nn.Module) -> list[str]:
@@ -100,11 +91,12 @@ def _within(name: str, path: str) -> bool:
 def _settled(
     model: nn.Module, path: str, example: Example, plans: Sequence[Plan], journal: Journal, shared: Evaluation | None
 ) -> list[Setting]:
-    """The settings of the first guess that is right; if there is none, raises with the reason against the present values."""
+    """The settings of the first guess that is right; if there is none, raises with the reason against the closest guess."""
     part = model.get_submodule(path)
     run = _call(model, path, example) if shared is None else shared
     sure = run is not None and not gates_of(part)  # unfinished fades: outputs can't be compared
     steady = _steady(part, path, plans)
+    failures: list[tuple[Guess, RebuiltDiffers]] = []
     for guess in itertools.islice(_guesses(model, path, plans), TRIES if sure else 1):
         trial = Journal()
         journal.note(trial.undo)
@@ -113,9 +105,10 @@ def _settled(
             for setting in settings:
                 _set(model, setting, trial)
             other = rebuilt(part, steady, run, outputs=sure)
-        except RebuiltDiffers:
+        except RebuiltDiffers as reason:
             trial.undo()
             _changed(shared)
+            failures.append((guess, reason))
             continue
         if shared is not None and sure and not shared.kept:  # by rounding, or because its code reads the new fields?
             trial.undo()
@@ -127,7 +120,10 @@ def _settled(
         for setting in more:
             apply_setting(model, setting, journal)
         return [*settings, *more]
-    rebuilt(part, steady, run, outputs=sure)
+    try:
+        rebuilt(part, steady, run, outputs=sure)
+    except RebuiltDiffers as reason:
+        raise RebuiltDiffers(explained([*failures, ({}, reason)], steady)) from reason
     return []
 
 

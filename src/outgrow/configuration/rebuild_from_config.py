@@ -40,9 +40,29 @@ Steady = Mapping[tuple[str, str], float]  # (path, attribute) → a float that m
 class RebuiltDiffers(Exception):
     """The rebuilt model differs from the model; the message says where."""
 
+    agreement = 0  # how much agrees: of several attempts, the one with the highest value explains best
+
 
 class Unbuildable(RebuiltDiffers):
     """The model can't be built from the configuration alone; the message says why."""
+
+    agreement = 1
+
+
+class OtherEpsilon(RebuiltDiffers):
+    """An ε of the rebuilt model differs from the model's."""
+
+    agreement = 2
+
+    def __init__(self, place: str, found: float, needed: float) -> None:
+        super().__init__(f"{place} would be {found:.3g} instead of {needed:.3g}")
+        self.place, self.found, self.needed = place, found, needed
+
+
+class OtherResults(RebuiltDiffers):
+    """The rebuilt model has the tensors and every ε of the model, but its layers or its outputs differ."""
+
+    agreement = 3
 
 
 _SHAPES_SUFFICE: ContextVar[bool] = ContextVar("shapes_suffice", default=False)
@@ -83,17 +103,14 @@ def rebuilt(part: nn.Module, steady: Steady, run: Call | Evaluation | None, outp
         for name, buffer in module._buffers.items():
             own = name in module._non_persistent_buffers_set and buffer is not None
             module._buffers[name] = buffer.to(mine._buffers[name]) if own and buffer is not None else mine._buffers[name]
-    for (path, name), value in steady.items():
-        found = vars(other.get_submodule(path)).get(name, math.nan)
-        if not math.isclose(found, value, rel_tol=1e-9):
-            raise RebuiltDiffers(f"{path}.{name} would be {found:.3g} instead of {value:.3g}")
+    _compare_epsilons(other, part, steady)
     stacks = [path for path, module in part.named_modules() if isinstance(module, STACKS) and len(module) > 1]
     fresh = {path: _layers(other, path) for path in stacks}
     there = _outputs(other, run) if run is not None else None
     for path in stacks:
         _compare_layers(_layers(part, path), fresh[path], _layers(other, path), path)
     if outputs and (run is None or there is None or not _agrees(run, there)):
-        raise RebuiltDiffers("its outputs would differ")
+        raise OtherResults("its outputs would differ")
     return other
 
 
@@ -103,7 +120,7 @@ def _built(part: nn.Module) -> nn.Module:
             warnings.simplefilter("ignore")
             return with_adapters(base_of(part)(_reloaded(vars(part)[NAME])), part)
     except Exception as error:  # its constructor needs more than the configuration, or its library refuses such sizes
-        reason = (str(error).splitlines() or [""])[0]
+        reason = " ".join(line.strip() for line in str(error).splitlines()[:2])  # a validator's first line is its name only
         raise Unbuildable(f"{base_of(part).__name__} can't be built from it: {type(error).__name__}: {reason}") from error
 
 
@@ -144,6 +161,20 @@ def _compare_tensors(other: nn.Module, part: nn.Module) -> None:
     raise RebuiltDiffers(f"there would be {next(name for name in there if name not in here)} too")
 
 
+def _compare_epsilons(other: nn.Module, part: nn.Module, steady: Steady) -> None:
+    """Compare values that growths have set, and every ε: outputs hardly show them."""
+    needed = dict(steady)
+    for path, module in part.named_modules():
+        there = vars(other.get_submodule(path))
+        for name, value in vars(module).items():
+            if "eps" in name and type(value) is float and type(there.get(name)) is float:
+                needed[path, name] = value
+    for (path, name), value in needed.items():
+        found = vars(other.get_submodule(path)).get(name, math.nan)
+        if not math.isclose(found, value, rel_tol=1e-9):
+            raise OtherEpsilon(joined_path(path, name), found, value)
+
+
 def _layers(model: nn.Module, path: str) -> Layers:
     stack = model.get_submodule(path)
     return {key: _settings(child) for key, child in stack.named_children()}
@@ -162,7 +193,7 @@ def _compare_layers(here: Layers, fresh: Layers, run: Layers, path: str) -> None
             continue
         index = next(i for i, (one, other) in enumerate(zip(mine, new, strict=True)) if one != other)
         place = joined_path(path, list(here)[index], *key)
-        raise RebuiltDiffers(f"{place} would be {new[index]} instead of {mine[index]}")
+        raise OtherResults(f"{place} would be {new[index]} instead of {mine[index]}")
 
 
 def _uniform(values: list[Any]) -> bool:

@@ -18,7 +18,9 @@ from outgrow.apply.carry_out_insert import put_in
 from outgrow.apply.device_memory import reserve
 from outgrow.apply.fold_skips import apply_grafts
 from outgrow.apply.weight_fades import grow_drifts
+from outgrow.configuration.explain_differences import left
 from outgrow.configuration.follow_sizes import changed, follow
+from outgrow.configuration.take_back import take_back
 from outgrow.growth_plan.plan import Plan
 from outgrow.history.growths_on_model import history
 from outgrow.model.example import Example
@@ -97,12 +99,18 @@ class Work:
         base: outputs on the sample before the growth; the pass that runs here is also used to check them.
         """
         self.shared = None if base is None else verify.evaluation(self.model, sample, base)
-        settings, note = follow(self.model, sample, [*history(self.model), *self.plans], self.journal, self.shared)
+        settings, failures = follow(self.model, sample, [*history(self.model), *self.plans], self.journal, self.shared)
         for one in self.copies:
             for setting in settings:
                 apply_setting(one, setting, self.journal)
         self.plans[-1] = replace(self.plans[-1], settings=(*self.plans[-1].settings, *settings))
+        tried = changed([setting for plan in self.plans for setting in plan.settings])
+        if failures:
+            self.plans = take_back([self.model, *self.copies], sample, self.plans, list(failures), self.journal)
+            self.shared = None if base is None else verify.evaluation(self.model, sample, base)
         new = changed([setting for plan in self.plans for setting in plan.settings])
-        self.notes += [f"config: {new}"] if new else []
-        self.notes += [note] if note else []
+        read = " (the model's code reads it in its forward pass)" if failures and new else ""
+        self.notes += [f"config: {new}{read}"] if new else []
+        note = f"even after {tried}: " if tried and not new else ""
+        self.notes += [left(note + reason) for reason in failures.values()][-1:]
         self.notes += [adapters.NOTE] if adapters.has_adapters(self.model) else []

@@ -1,0 +1,51 @@
+"""Why no values of a configuration describe the grown model, in words for the report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from outgrow.configuration.rebuild_from_config import OtherEpsilon, RebuiltDiffers, Steady, Unbuildable
+from outgrow.model.module_paths import joined_path
+
+NOT_UPDATED = "config: it does not describe the grown model"
+LONG = 40  # characters of a list in a report
+
+Guess = Mapping[tuple[str, str], tuple[Any, Any]]  # module that holds the configuration, name → value before and after
+
+
+def left(reason: str) -> str:
+    """The line of a report for a configuration that does not describe the grown model."""
+    return f"{NOT_UPDATED} ({reason}); use outgrow.save and outgrow.load, save_pretrained would not restore the model"
+
+
+def explained(failures: Sequence[tuple[Guess, RebuiltDiffers]], steady: Steady) -> str:
+    """The reason of the attempt that came closest; the first of equals, which is the likeliest."""
+    guess, reason = max(failures, key=lambda failure: failure[1].agreement)
+    values = {name: new for (_, name), (_, new) in guess.items()}
+    if isinstance(reason, OtherEpsilon) and (two := _two_values(values, reason, steady)):
+        return two
+    written = ", ".join(f"{name} {shown(value)}" for name, value in values.items())
+    if isinstance(reason, Unbuildable):
+        return f"with {written}, {reason}" if written else str(reason)
+    return f"built from it{f' with {written}' if written else ''}, {reason}"
+
+
+def _two_values(values: Mapping[str, Any], reason: OtherEpsilon, steady: Steady) -> str:
+    """One field of the configuration that would need two values; empty if the difference is another."""
+    field = next((name for name, value in values.items() if isinstance(value, float) and _equal(value, reason.found)), "")
+    place = next((joined_path(*key) for key, value in steady.items() if _equal(value, reason.found)), "")
+    if not field or not place:
+        return ""
+    return f"{field} would have to be {reason.found:.3g} for {place} and {reason.needed:.3g} for {reason.place}"
+
+
+def _equal(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-9)
+
+
+def shown(value: Any) -> str:
+    """A value in a report: long lists by their length."""
+    text = f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"a list of {len(value)}" if isinstance(value, (list, tuple)) and len(text) > LONG else text
