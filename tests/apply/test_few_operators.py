@@ -1,4 +1,4 @@
-"""A growth is carried out by few operators per tensor: on a GPU their number counts, not what they write."""
+"""A growth takes few operators per tensor: on a GPU their number determines the time, more than the memory they write."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def trained(depth: int) -> tuple[nn.Module, torch.optim.Optimizer, Tensor]:
 
 
 def operators(depth: int) -> int:
-    """How many operators a rehearsed growth of all layers takes."""
+    """The number of operators of a growth of all layers after a dry run."""
     model, optimizer, x = trained(depth)
     events = [outgrow.At(step=1, grow=[outgrow.Widen("*", factor=1.5, method="r2r")])]
     ready = outgrow.Run(model, x, optimizer, events, check=False, quiet=True)._ready[0]

@@ -1,4 +1,4 @@
-"""Hooks on gradients go on after a growth: those of a parameter, and those of the node that sums its gradient up."""
+"""Hooks on gradients still run after a growth: those of a parameter, and those of the node that accumulates its gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faded widenings: exact at growth, then new units come in step by step, and no trace is left."""
+"""Faded widenings: exact at growth, then new units fade in step by step, and no trace is left."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def convolutional() -> nn.Sequential:
     return model
 
 
-def numbers(model: nn.Module) -> dict[str, bytes]:
+def values_of(model: nn.Module) -> dict[str, bytes]:
     return {name: tensor.numpy().tobytes() for name, tensor in model.state_dict().items()}
 
 
@@ -193,12 +193,12 @@ def test_a_copy_goes_its_own_way_to_the_same_end(how: str, tmp_path: Path) -> No
         outgrow.save(model, tmp_path / "model.safetensors")
         twin = outgrow.load(convolutional(), tmp_path / "model.safetensors")
     assert marks(twin) == marks(model) != {}
-    assert numbers(twin) == numbers(model)
+    assert values_of(twin) == values_of(model)
     other = torch.optim.SGD(twin.parameters(), lr=0.01)
     for _ in range(4):
         steps(model, optimizer, 1, IMAGES)
         steps(twin, other, 1, IMAGES)
-        assert numbers(twin) == numbers(model)
+        assert values_of(twin) == values_of(model)
     assert marks(twin) == marks(model) == {}
 
 

@@ -43,7 +43,7 @@ def scores(model: nn.Module, example: dict[str, Tensor]) -> Tensor:
 
 
 def reloads(model: nn.Module, example: dict[str, Tensor], folder: Path) -> bool:
-    """Whether the library brings back a model that computes the same, with its own weights and with others."""
+    """Whether the library saves and loads a model with the same outputs, with its own weights and with others."""
     without_gates(model)
     model.save_pretrained(folder)
     try:

@@ -1,4 +1,4 @@
-"""What configurations say layer by layer follows a deepening, or the deepening is refused; a failure leaves no trace on them.
+"""Lists with one item per layer follow a deepening, or the deepening is refused; a failure leaves configurations unchanged.
 
 The judge is the library: a model that it loads from what was saved computes what the grown one does, with other weights too
 (new blocks are the identity at first, which would hide that one is of another kind).
@@ -33,7 +33,7 @@ def logits(model: nn.Module, example: dict[str, Tensor]) -> Tensor:
 
 
 def reloads(model: nn.Module, kind: Family, folder: Path) -> bool:
-    """Whether the library brings back a model that computes the same, with its own weights and with others."""
+    """Whether the library saves and loads a model with the same outputs, with its own weights and with others."""
     model = copy.deepcopy(model)
     without_gates(model)
     model.save_pretrained(folder)
@@ -217,7 +217,7 @@ def test_a_value_that_follows_from_others_is_left_to_follow() -> None:
 
 
 def test_a_configuration_that_refuses_a_value_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the second name that is set, and with an error that is none of ours."""
+    """A failure at the second field that is set, with an error of another library."""
     kind = family("llama")
     model, example = kind.build(), kind.example()
     config, attributes = copy.deepcopy(model.config.to_dict()), copy.deepcopy(vars(model.config))

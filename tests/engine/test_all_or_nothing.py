@@ -1,6 +1,6 @@
-"""A growth that fails at any stage leaves no trace: not on the model, its optimizer and averaged copy, nor on random numbers.
+"""A growth that fails at any stage leaves no trace on the model, its optimizer, its averaged copy and the random state.
 
-Faults are thrown in from outside, at the n-th call of a function, for every n that a growth reaches.
+Faults are injected at the n-th call of a function, for every n that a growth reaches.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def scene() -> Scene:
 
 
 class Fault:
-    """Stands for a function; raises at its n-th call."""
+    """Replaces a function; raises at its n-th call."""
 
     def __init__(self, function: Callable[..., Any], at: int = 0, error: BaseException | None = None) -> None:
         self.function, self.at, self.error, self.calls = function, at, error, 0
@@ -133,7 +133,7 @@ STAGES = {
 }
 
 
-WRAPPED = ("trace", "sensitivity", "comparison")  # the model's own code runs there: what it raises is told as a refusal
+WRAPPED = ("trace", "sensitivity", "comparison")  # the model's own code runs there: its errors are reported as refusals
 TRIED = ("settings",)  # they are tried first: an error there means that the model's code does not follow, which is a refusal
 
 
@@ -144,7 +144,7 @@ def target(path: str) -> tuple[Any, str]:
 
 
 def reached(path: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How often a whole growth calls a function."""
+    """The number of calls of a function in a whole growth."""
     owner, name = target(path)
     it, count = scene(), Fault(getattr(owner, name))
     with monkeypatch.context() as patch:

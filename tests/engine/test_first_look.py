@@ -1,4 +1,4 @@
-"""A first look: real models grow and compute the same."""
+"""Real models grow and compute the same."""
 
 from __future__ import annotations
 

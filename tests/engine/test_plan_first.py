@@ -1,4 +1,4 @@
-"""Planning leaves everything as it was, for every transform: the model's modules, tensors, attributes and hooks."""
+"""Planning changes nothing, for every transform: the model's modules, tensors, attributes and hooks."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_model_that_can_not_be_copied_is_planned_and_grown() -> None:
 
 
 class Listing(nn.Module):
-    """Code that reaches its parameters by a list of its own."""
+    """A model whose code reads its parameters from a plain list."""
 
     def __init__(self) -> None:
         super().__init__()

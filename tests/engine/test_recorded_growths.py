@@ -17,7 +17,7 @@ def recorded() -> Any:
 
 
 def close(now: Any, then: Any) -> bool:
-    """Equal, but for rounding of values with a fraction."""
+    """Whether two values are equal, floats up to rounding."""
     if isinstance(then, dict):
         return list(now) == list(then) and all(close(now[key], then[key]) for key in then)
     if isinstance(then, list):

@@ -1,4 +1,4 @@
-"""The grown model runs once in eval mode: for the twin that its configuration builds, and for the check of its outputs."""
+"""The grown model runs once in eval mode: to compare it with the model rebuilt from its configuration, and to check outputs."""
 
 from __future__ import annotations
 

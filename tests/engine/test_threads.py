@@ -24,7 +24,7 @@ X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
 
 class Attending(nn.Module):
-    """Uses much of what is patched or switched while a model is watched: weight norm, attention, modules in modules."""
+    """Uses much of what a trace patches or switches: weight norm, attention, nested modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def network(seed: int = 0) -> nn.Sequential:
 
 @contextmanager
 def meanwhile(work: Callable[[], None]) -> Iterator[list[int]]:
-    """Do something over and over in another thread, and change threads as often as possible; its errors are raised here."""
+    """Repeat an action in another thread, and switch threads as often as possible; its errors are raised here."""
     stop, errors, rounds, interval = threading.Event(), [], [0], sys.getswitchinterval()
 
     def loop() -> None:
@@ -74,15 +74,15 @@ def meanwhile(work: Callable[[], None]) -> Iterator[list[int]]:
 
 
 def grow_some() -> list[Any]:
-    """Growths, and what was found out by watching."""
-    told: list[Any] = []
+    """The results of some growths and traces."""
+    results: list[Any] = []
     for seed in range(2):
         model = network(seed)
-        told.append([(volume.name, volume.reason) for volume in outgrow.volumes(Attending(), X)])
-        told.append(outgrow.widen(model, X, "*", factor=2).plan.to_json())
-        told.append(outgrow.deepen(model, X, "3", fade=3).plan.to_json())
-        told.append([parameter.detach() for parameter in model.parameters()])
-    return told
+        results.append([(volume.name, volume.reason) for volume in outgrow.volumes(Attending(), X)])
+        results.append(outgrow.widen(model, X, "*", factor=2).plan.to_json())
+        results.append(outgrow.deepen(model, X, "3", fade=3).plan.to_json())
+        results.append([parameter.detach() for parameter in model.parameters()])
+    return results
 
 
 def assert_alike(one: Any, other: Any) -> None:
@@ -149,8 +149,8 @@ def test_growths_in_several_threads_come_out_as_one_by_one() -> None:
     alone = grow_some()
     switches = _switches()
     with ThreadPoolExecutor(3) as pool:
-        for told in [pool.submit(grow_some) for _ in range(3)]:
-            assert_alike(told.result(), alone)
+        for future in [pool.submit(grow_some) for _ in range(3)]:
+            assert_alike(future.result(), alone)
     assert _switches() == switches
 
 

@@ -1,4 +1,4 @@
-"""The smallest members of timm's families, from code that nobody wrote with growth in mind.
+"""The smallest members of timm's families: code that was not written with growth in mind.
 
 Each is built tiny, moved to random weights and widened everywhere by a half, twice. It must compute what it did on inputs that
 the growth never saw, stay the model that timm made, and learn with its new weights too.

@@ -65,7 +65,7 @@ def batches(case: str, count: int) -> list[Batch]:
 
 
 def trainable(model: nn.Module, case: str) -> list[nn.Parameter]:
-    """Muon takes matrices, SparseAdam what has sparse gradients."""
+    """Muon takes matrices, SparseAdam parameters with sparse gradients."""
     return [p for p in model[: 1 if case == "SparseAdam" else None].parameters() if p.ndim == 2 or case != "Muon"]
 
 
@@ -77,7 +77,7 @@ def backward(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: list[Batch]) -> list[dict[str, Tensor]]:
-    """One step a batch; the network before each step."""
+    """Train one step per batch; returns the network before each step."""
     past = []
     for batch in data:
         past.append(copy.deepcopy(model.state_dict()))
@@ -104,7 +104,7 @@ def replayed(case: str, how: str, past: list[dict[str, Tensor]], data: list[Batc
 
 
 def new_entries(plan: Plan, model: nn.Module, parameter: Tensor) -> Tensor:
-    """Where a parameter has new entries, if each of its axes was grown once at most."""
+    """A mask of a parameter's new entries, if each of its axes has grown once at most."""
     name = next(name for name, other in model.named_parameters() if other is parameter)
     new = torch.zeros(parameter.shape, dtype=torch.bool)
     for edit in plan.edits:
@@ -119,7 +119,7 @@ def close(found: Any, true: Any) -> None:
 
 
 def snapshot(*things: Any) -> list[Any]:
-    """All that is in state dicts, bit for bit, as values that can be compared."""
+    """The contents of state dicts, bit for bit, as values that can be compared."""
     leaves = tree_flatten_with_path([thing.state_dict() for thing in things if not isinstance(thing, SimpleNamespace)])[0]
     return [(path, leaf.tolist(), leaf.dtype) if isinstance(leaf, Tensor) else (path, leaf) for path, leaf in leaves]
 

@@ -1,7 +1,7 @@
-"""Cohorts tell which entries came when.
+"""Cohorts show the growth that each entry came with.
 
-The truth is found by marking: before each growth every number of the model is made distinct, and afterwards a number that is
-found again in the same parameter is an old one (r2r and netmorph leave old numbers alone).
+The truth is found by marking: before each growth every value of the model is made distinct, and afterwards a value that is
+found again in the same parameter is an old one (r2r and netmorph do not change old values).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Block(nn.Module):
 
 
 class Marked:
-    """A model whose births are kept by brute force, growth by growth."""
+    """A model whose births are recorded by brute force, growth by growth."""
 
     def __init__(self, model: nn.Module, x: Tensor) -> None:
         self.model, self.x = model.double().eval(), x.double() if x.is_floating_point() else x
@@ -42,10 +42,10 @@ class Marked:
     @torch.no_grad()
     def mark(self) -> None:
         total = sum(p.numel() for p in self.model.parameters())
-        numbers = (torch.randperm(total, generator=torch.Generator().manual_seed(self.count)).double() + 1.377) / total
+        values = (torch.randperm(total, generator=torch.Generator().manual_seed(self.count)).double() + 1.377) / total
         for p in self.model.parameters():
-            p.copy_(numbers[: p.numel()].view_as(p))
-            numbers = numbers[p.numel() :]
+            p.copy_(values[: p.numel()].view_as(p))
+            values = values[p.numel() :]
 
     def grow(self, call: Callable[[], object]) -> None:
         self.mark()
@@ -128,7 +128,7 @@ def test_ten_growths_with_blocks_that_are_renamed() -> None:
 
 @pytest.mark.parametrize("method", ["r2r", "netmorph"])
 def test_layers_behind_layers(method: str) -> None:
-    """A layer that is split keeps its age, whatever happens to its numbers: the model is not marked by numbers here."""
+    """A layer that is split keeps its cohort, although its values change: so values can't mark old entries here."""
     model, x = mlp().model, torch.randn(4, 3).double()
     outgrow.widen(model, x, "2", by=2)
     growth = outgrow.deepen(model, x, "2", method=method)

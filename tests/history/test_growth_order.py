@@ -1,4 +1,4 @@
-"""A model and parts of it, grown each by themselves in any order: saved, loaded, and told apart by cohort."""
+"""A model and parts of it, grown separately in any order: saved, loaded, and assigned to cohorts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INNER, OUTER = torch.linspace(-1, 1, 16).view(4, 4), torch.linspace(-1, 1, 12).v
 
 
 class Part(nn.Module):
-    """With a buffer that grows and that the state dict leaves out."""
+    """A block with a buffer that grows and is not in the state dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ STORIES: Stories = {
 
 
 def grown(story: str) -> tuple[Any, list[int]]:
-    """The model, and how many numbers each growth brought."""
+    """The model, and the number of entries that each growth added."""
     build, growths = STORIES[story]
     torch.manual_seed(0)
     model, sizes = build(), []
@@ -145,7 +145,7 @@ def test_resume_checkpoints(story: str) -> None:
 
 
 def test_a_run_goes_on_after_a_part_of_it_grew_alone(tmp_path: Path) -> None:
-    """Saved and resumed with growths of the part before and behind one of the run."""
+    """A run is saved and resumed with growths of a part before and after a growth of the run."""
 
     def make() -> tuple[Any, Any, outgrow.Run]:
         torch.manual_seed(0)
@@ -177,7 +177,7 @@ def test_a_run_goes_on_after_a_part_of_it_grew_alone(tmp_path: Path) -> None:
 
 
 def test_buffers_outside_the_state_dict_of_a_block_that_is_a_copy(path: Path) -> None:
-    """No plan edits them: they were copied after they had grown."""
+    """No plan edits the new block's buffers: they were copied after they had grown."""
     model = skips()
     whole("2.f.a")(model)
     deeper("1")(model)
@@ -188,7 +188,7 @@ def test_buffers_outside_the_state_dict_of_a_block_that_is_a_copy(path: Path) ->
 
 
 def test_settings_are_made_by_the_names_of_now(path: Path) -> None:
-    """Into a model that is built at its final size: what grew has another number since."""
+    """Loading into a model that is built at its final size: the grown part has another number since."""
     model = mlp()
     outgrow.deepen(model, X64, "blocks.0")
     outgrow.widen(model, X64, "blocks.2.up", to=12)
@@ -212,7 +212,7 @@ def test_a_model_that_was_changed_by_hand_is_not_saved(path: Path) -> None:
 
 
 def test_a_buffer_outside_the_state_dict_is_saved_for_a_new_block_that_was_made_zero(path: Path) -> None:
-    """Pairs that cancel need equal gains: those of the new block are not what its constructor makes."""
+    """Pairs that cancel need equal gains: those of the new block differ from the constructor's."""
 
     def stacks() -> nn.Sequential:
         return nn.Sequential(nn.Linear(3, 4), Stack(), Stack(), nn.Linear(4, 2))

@@ -1,4 +1,4 @@
-"""The table of docs/results/optimizers.md says what the code does."""
+"""The table of docs/results/optimizers.md agrees with the code."""
 
 from __future__ import annotations
 

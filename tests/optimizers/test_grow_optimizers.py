@@ -1,4 +1,4 @@
-"""Schedules, groups and wrapped optimizers go on after a growth; what can't be carried is refused, and nothing has changed."""
+"""Schedules, groups and wrapped optimizers continue after a growth; state without a rule is refused, and nothing has changed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_go_on(name: str) -> None:
-    """Rates and momenta are the same with and without a growth on the way."""
+    """Rates and momenta are the same with and without a growth in between."""
     data, seen = batches("", 8), {False: [], True: []}
     for grows in seen:
         model = network()
@@ -76,11 +76,11 @@ class Odd(torch.optim.Optimizer):
 
 
 class Described(Odd):
-    """One whose state is described, but not the key under which it keeps something."""
+    """An optimizer whose state is described, except for one key."""
 
 
 class Square(Odd):
-    """One whose state is described wrongly."""
+    """An optimizer whose state is described wrongly."""
 
 
 outgrow.register_optimizer(Described, {"exp_avg": "first moment"})

@@ -44,7 +44,7 @@ def test_after_copying_units_the_state_is_that_of_a_replay_on_the_grown_network(
     model, data = network(case), batches(case, 5)
     optimizer = make(case, how, trainable(model, case))
     past = train(model, optimizer, data)
-    whole = case == "Adafactor"  # row and column means tell all only if every unit gets the same share
+    whole = case == "Adafactor"  # row and column means determine all only if every unit gets the same share
     method = outgrow.Net2Net() if whole else outgrow.Net2Net(split="random", mapping="random")
     growth = outgrow.widen(model, data[0][0], "*", factor=2 if whole else 1.6, method=method, optimizer=optimizer)
     truth = replayed(case, how, past, data, growth.plan)

@@ -1,4 +1,4 @@
-"""Optimizers of other libraries follow a growth, or say why not.
+"""Optimizers of other libraries follow a growth, or are refused with the reason.
 
 The truth is a twin that is trained alike and not grown: right after a growth that leaves existing weights and gradients as they
 are, existing entries must make the update that they make in the twin.
@@ -76,7 +76,7 @@ class Training:
             self.step()
 
     def step(self) -> dict[str, Tensor]:
-        """Make a step; what it has added to each parameter."""
+        """Make a step; returns the update of each parameter."""
         x, y = (torch.randn(16, size, generator=self.generator).to(next(self.model.parameters()).dtype) for size in (5, 3))
 
         def closure() -> Tensor:

@@ -1,4 +1,4 @@
-"""Which optimizer classes are known: by the exact class, or by the class that computes for them."""
+"""Optimizer classes are found by the exact class, or by the base class that does the arithmetic."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_wrappers_count_with_what_they_wrap() -> None:
     from accelerate.optimizer import AcceleratedOptimizer
 
     class Wrapper(torch.optim.Optimizer):
-        """One that nobody has described, around one that is known."""
+        """A wrapper without a description, around a known optimizer."""
 
         def __init__(self, optimizer: torch.optim.Optimizer) -> None:
             super().__init__(parameter(), {})

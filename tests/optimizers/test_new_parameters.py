@@ -1,4 +1,4 @@
-"""New blocks under optimizers that count steps for a whole group, or that need state where others have it."""
+"""New blocks under optimizers that count steps per group, or that need state for every parameter once one has it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_new_block_under_fused_sgd_trains_on_as_under_the_plain_one(momentum: 
 
 
 def test_a_new_block_does_not_leap_where_steps_are_counted_for_the_group() -> None:
-    """Without state of its own its first update would be two to three learning rates long."""
+    """Without state, the first update of a new parameter would be two to three learning rates long."""
     model, optimizer = trained(GroupAdam, 600)
     twin, other = trained(GroupAdam, 600)
     outgrow.deepen(model, torch.randn(2, 5).double(), "1.0", optimizer=optimizer)

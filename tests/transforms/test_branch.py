@@ -1,4 +1,4 @@
-"""Branches beside layers and stages: nothing at first, and then they learn."""
+"""Branches beside layers and stages: zero at first, and then they learn."""
 
 from __future__ import annotations
 

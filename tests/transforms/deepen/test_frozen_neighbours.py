@@ -1,4 +1,4 @@
-"""New blocks beside frozen ones: they are there to learn."""
+"""New blocks beside frozen ones are trained."""
 
 from __future__ import annotations
 

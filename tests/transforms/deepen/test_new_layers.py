@@ -1,4 +1,4 @@
-"""Deepening where a model has no blocks of its own: residual blocks, identity layers, layers split in two."""
+"""Deepening of plain networks: residual blocks, identity layers, layers split in two."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Slices(nn.Module):
 def test_new_layers_go_over_features_never_over_places(
     make: type[nn.Module], shape: tuple[int, ...], other: tuple[int, ...]
 ) -> None:
-    """There are as many places in the example as features, and others later."""
+    """The example has as many positions as features, and later inputs have other numbers of positions."""
     model = shake(nn.Sequential(make(), nn.ReLU()).double())
     for after in ("0", "1"):
         for method in ("residual", "net2net") if after == "1" else ("residual",):
@@ -138,7 +138,7 @@ def test_an_identity_layer_behind_dropout_takes_statistics_without_it(fade: int 
 
 
 def test_the_moments_of_a_split_layer_turn_with_it() -> None:
-    """The gradient of the split layer after the growth is what was carried over."""
+    """The gradient of the split layer after the growth equals the transformed gradient from before."""
     model = shake(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)).double())
     model(X).square().sum().backward()
     outgrow.deepen(model, X, "0", method="netmorph")

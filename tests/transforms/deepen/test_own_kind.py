@@ -1,4 +1,4 @@
-"""New blocks: exact at growth on models of others and home-made ones, named, trained, saved, undone like anything else."""
+"""New blocks: exact at growth in models of libraries and in our own, named, trained, saved, and undone after a failure."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_places_and_refusals_agree(block: Any, grows: str) -> None:
 
 
 class Listed(nn.Module):
-    """Runs a list of blocks by numbers of its own, or all there are."""
+    """Runs the blocks of a list by fixed indices, or all of them."""
 
     def __init__(self, by_number: bool) -> None:
         super().__init__()
@@ -300,8 +300,8 @@ def test_an_optimizer_that_was_left_out_is_told_once() -> None:
     with pytest.warns(UserWarning, match=r"SGD does not train the new parameters 2\.2\.a\.weight and 3 more"):
         optimizer.step()
     optimizer.step()
-    anew = torch.optim.SGD(model.parameters(), lr=0.1)
-    anew.step()
+    new = torch.optim.SGD(model.parameters(), lr=0.1)
+    new.step()
 
 
 def test_a_failure_afterwards_takes_the_blocks_out_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What `outgrow.places` offers is done, and what is refused there is refused for a true reason."""
+"""Methods that `outgrow.places` lists work, and the reasons against the others are true."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_what_stands_on_a_skip(how: str, words: str) -> None:
     [("relu", "relu", True), ("relu6", "relu", True), ("nothing", "relu", False), ("relu", "relu6", False)],
 )
 def test_an_activation_after_the_sum_must_leave_alone_what_comes_in(first: str, second: str, grows: bool) -> None:
-    """Only the second block can be copied, for the first has a single layer; what comes in has passed its activation."""
+    """Only the second block can be copied, for the first has a single layer; its input has passed the first's activation."""
     model = chain(Sum(6, nn.Linear(6, 6), first), Sum(6, mlp(), second))
     old = copy.deepcopy(model)
     assert ("r2r-paper" in offered(model)["1.0"]) == grows
@@ -156,7 +156,7 @@ def test_a_module_with_children_of_one_class_is_not_always_a_container_of_blocks
 
 
 def test_a_layer_under_two_names_is_left_alone() -> None:
-    """Behind one of them the new block would stand where nobody runs it."""
+    """Behind one of them the new block would not be run."""
 
     class Alias(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""New blocks are recorded by their library as the others are, and contribute to the model's outputs.
+"""Libraries record the outputs of new blocks like those of the others, and new blocks contribute to the model's outputs.
 
 Transformers records hidden states by hooks, which it adds to a model's layers at the first pass that needs them.
 """
@@ -62,11 +62,11 @@ def test_hidden_states_of_a_new_block_are_recorded_once(fade: int | None, tmp_pa
 
 
 def test_what_a_library_adds_in_a_trial_pass_does_not_stay() -> None:
-    model, asked = llama(), {**IDS, "output_hidden_states": True}
-    outgrow.volumes(model, asked)
+    model, example = llama(), {**IDS, "output_hidden_states": True}
+    outgrow.volumes(model, example)
     assert not any(module._forward_hooks for module in model.modules())
     assert len(hidden_states(model)) == 3
-    outgrow.widen(model, asked, "*.mlp.*", factor=2)
+    outgrow.widen(model, example, "*.mlp.*", factor=2)
     assert len(hidden_states(model)) == 3
 
 
@@ -89,7 +89,7 @@ def test_llava_learns_in_a_block_behind_its_last_vision_layer(before: bool, tmp_
 
 
 class Early(nn.Module):
-    """Returns what its last but one block puts out, whatever follows."""
+    """Returns the output of its last block but one."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -61,12 +61,12 @@ def shapes(model: nn.Module) -> dict[str, torch.Size]:
 
 
 def changed(before: dict[str, torch.Size], model: nn.Module) -> set[str]:
-    """Modules some tensor of which has another shape now."""
+    """Modules with a tensor whose shape has changed."""
     return {name.rpartition(".")[0] for name, shape in shapes(model).items() if shape != before[name]}
 
 
 def fold(model: nn.Module, where: str | Sequence[str], by: int = 4, **more: object) -> set[str]:
-    """Widen one volume, check all that must hold, and tell which modules have changed."""
+    """Widen one volume, check all properties, and return the modules that have changed."""
     old, before = copy.deepcopy(model), shapes(model)
     parameters = [id(parameter) for parameter in model.parameters()]
     growth = outgrow.widen(model, images(3, 0), where, by=by, residual="fold", **more)  # type: ignore[arg-type]
@@ -224,7 +224,7 @@ def test_the_optimizer_and_averages_follow() -> None:
     assert not torch.equal(model.one[0].conv2.weight[8:], new)
     assert not torch.equal(model.one[1].conv1.weight[:, 8:], columns)
     left, right = model.one[0].conv2.weight[8:].chunk(2)
-    assert not torch.equal(left, right)  # opposite gradients tell the pair apart
+    assert not torch.equal(left, right)  # opposite gradients make the pair differ
 
 
 @pytest.mark.parametrize(
