@@ -1,4 +1,4 @@
-"""Schedules, groups and wrapped optimizers continue after a growth; state without a rule is refused, and nothing has changed."""
+"""Schedules, groups and wrapped optimizers continue after a growth; state without a rule is refused, and nothing changes."""
 
 from __future__ import annotations
 
