@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import pickle
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,6 +106,16 @@ def test_kept_results_and_pages_are_apart_from_code() -> None:
     for folder in ("benchmarks/results", "experiments/results"):
         assert {path.suffix for path in (ROOT / folder).rglob("*") if path.is_file()} <= {".json", ".txt", ".safetensors"}
     assert {path.parent for path in (ROOT / "docs").rglob("*.py")} == {ROOT / "docs" / "tools"}
+
+
+def test_files_that_texts_name_are_there() -> None:
+    """In backticks: paths from the root on pages, paths within the package in its docstrings."""
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for path in re.findall(r"`((?:src|tests|docs|benchmarks|experiments)/[\w/]+\.py)\b", page.read_text(encoding="utf-8")):
+            assert (ROOT / path).exists(), f"{page.name} names {path}"
+    for file in SOURCE.rglob("*.py"):
+        for path in re.findall(r"`([a-z]\w*/[\w/]+\.py)`", file.read_text(encoding="utf-8")):
+            assert (SOURCE / path).exists() or (ROOT / path).exists(), f"{file} names {path}"
 
 
 def test_public_modules_and_former_names_can_be_imported() -> None:

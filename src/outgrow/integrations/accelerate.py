@@ -7,7 +7,7 @@
     accelerator.save_state("checkpoints/7")     # weights, optimizer, scheduler and random states are written by Accelerate
     accelerator.load_state("checkpoints/7")     # onto the small model: it is grown first, then loaded
 
-A file of ours, `outgrow.pt`, stands beside Accelerate's own, and is written last (see `training.beside`). Call `run.step()`
+A file of ours, `outgrow.pt`, stands beside Accelerate's own, and is written last (see `growth_file.py`). Call `run.step()`
 where gradients were in sync: `if accelerator.sync_gradients: run.step(loss)`.
 """
 

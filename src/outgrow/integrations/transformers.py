@@ -11,7 +11,7 @@ What comes when, in the Trainer:
 
 A growth at a step happens in on_step_end; one at an epoch in on_epoch_end, or in on_evaluate where that follows, since rules
 look at what was measured. So it always comes before the save, and a checkpoint holds the grown model. The Trainer's files stay
-its own; `outgrow.pt` is written beside them, last (see `training.beside`), and read before the weights are. For both a callback
+its own; `outgrow.pt` is written beside them, last (see `growth_file.py`), and read before the weights are. For both a callback
 comes too late: the callback puts its own function before `_load_from_checkpoint`, and after the writing of trainer_state.json.
 """
 

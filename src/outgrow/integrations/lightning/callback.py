@@ -19,8 +19,8 @@ Resumed runs are bitwise equal to uninterrupted ones, within epochs too, if thei
 process's random state, by a seeded generator, or by the number of the epoch. Batches that were seen already are loaded once
 more and passed over. A loader with a `state_dict` of its own (torchdata's StatefulDataLoader) is left to Lightning. A
 checkpoint from behind an epoch's last batch, before its validation, will do: that is made up for, which Lightning (2.6) leaves
-out (`training.missed`). One thing differs by Lightning's own doing, with or without growth: with `max_steps`, no validation and
-a checkpoint from the end of an epoch, it trains that epoch by one batch more.
+out (`missed_validation.py`). One thing differs by Lightning's own doing, with or without growth: with `max_steps`, no
+validation and a checkpoint from the end of an epoch, it trains that epoch by one batch more.
 
 With `strategy="ddp"` each rank's random states are in the checkpoint: bitwise equal are runs that go on in as many processes.
 """
