@@ -29,7 +29,7 @@ class Outcome:
     zeros: bool = False  # all values of the results are zero
 
 
-Meeting = tuple[Ref, Layout, Mapping[int, int]]
+AlignedOperand = tuple[Ref, Layout, Mapping[int, int]]
 Rule = Callable[["Reading", Op], Outcome]
 
 
@@ -100,9 +100,9 @@ class Reading:
             for block in self.layout(ref):
                 self.ties.fix(block.labels, reason, op.module)
 
-    def meet(self, op: Op, operands: Sequence[Meeting], shape: Sequence[int]) -> Layout:
+    def meet(self, op: Op, operands: Sequence[AlignedOperand], shape: Sequence[int]) -> Layout:
         """Layout of an elementwise combination; each operand is its reference, its layout and the sizes of its axes."""
-        return meet(self.ties, self.free_to_meet(op, operands), shape)
+        return meet(self.ties, self.growable_layouts(op, operands), shape)
 
     def _foreign(self, ref: Ref) -> str:
         if self.foreign[ref.value]:
@@ -125,7 +125,7 @@ class Reading:
         kept = isinstance(outcome.effect, (Move, Scale)) and bool(op.refs) and all(self.zeros[ref.value] for ref in op.refs)
         self.zeros[output] = outcome.zeros or kept
 
-    def free_to_meet(self, op: Op, operands: Sequence[Meeting]) -> list[Layout]:
+    def growable_layouts(self, op: Op, operands: Sequence[AlignedOperand]) -> list[Layout]:
         """The operands' layouts, without the axes on which one of them has a size that does not come from parameters.
 
         Labels on these axes can never grow: they are pinned, and dropped from the layouts.

@@ -24,7 +24,7 @@ import numpy as np
 
 from outgrow.analysis.labels import Labels
 from outgrow.analysis.repeated_blocks import Lookups
-from outgrow.analysis.shorten_stacks import Short, Stack
+from outgrow.analysis.shorten_stacks import ShortTrace, Stack
 from outgrow.analysis.unit_states import Carried, Verdict
 from outgrow.analysis.volumes import Anatomy, AxisLabels, Slot, Volume
 
@@ -62,7 +62,7 @@ class RenamedAxisLabels(AxisLabels):
         return tuple(sorted(found, key=lambda slot: (self.order[slot.tensor], slot.axis)))
 
 
-def stationary(short: Short, anatomy: Anatomy) -> bool:
+def stationary(short: ShortTrace, anatomy: Anatomy) -> bool:
     """Condition 1, for all segments that represent others: values carried in and out are equally described."""
     return all(_stationary(stack, anatomy) for stack in short.stacks)
 
@@ -87,7 +87,7 @@ def _stationary(stack: Stack, anatomy: Anatomy) -> bool:
     return np.array_equal(_pattern([*sides[0], *shared]), _pattern([*sides[1], *shared]))
 
 
-def lengthened(short: Short, anatomy: Anatomy) -> list[Volume] | None:
+def lengthened(short: ShortTrace, anatomy: Anatomy) -> list[Volume] | None:
     """All volumes of the full model; None if a segment does not represent its copies.
 
     The segments must be stationary, and all volumes judged.
@@ -110,7 +110,7 @@ def lengthened(short: Short, anatomy: Anatomy) -> list[Volume] | None:
     return result
 
 
-def multiplicities(short: Short) -> dict[str, int]:
+def multiplicities(short: ShortTrace) -> dict[str, int]:
     """For each tensor of a segment that represents others, the number of tensors that it represents."""
     values = short.trace.values
     return {

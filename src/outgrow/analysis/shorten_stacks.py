@@ -30,7 +30,7 @@ class Stack:
 
 
 @dataclass(frozen=True, eq=False)
-class Short:
+class ShortTrace:
     """A short trace, its stacks, and the names of all tensors of the full trace, in order."""
 
     trace: Trace
@@ -38,7 +38,7 @@ class Short:
     names: list[str]
 
 
-def shortened(trace: Trace) -> Short | None:
+def shortened(trace: Trace) -> ShortTrace | None:
     """The trace without blocks that others represent; None if there are none, or if the trace holds more than operators."""
     if len(trace.passes) != 1 or trace.idle_peers or trace.gradients:
         return None
@@ -59,7 +59,7 @@ class _Shortener:
             for _, place in run.carried:
                 self.number[run.values[-1][place]] = self.number[run.values[1][place]]
 
-    def short(self) -> Short:
+    def short(self) -> ShortTrace:
         trace, at = self.trace, 0
         ops: list[Op] = []
         moved: dict[int, int] = {}  # new starts of the segments that stay
@@ -77,7 +77,7 @@ class _Shortener:
             ends=[len(ops)],
         )
         names = [value.name for value in trace.values if value.name]
-        return Short(short, [self._stack(run, moved) for run in self.runs], names)
+        return ShortTrace(short, [self._stack(run, moved) for run in self.runs], names)
 
     def _add(self, ops: list[Op], start: int, end: int) -> None:
         for op in self.trace.ops[start:end]:

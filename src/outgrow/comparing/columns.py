@@ -16,7 +16,7 @@ from outgrow.comparing.operators_between import Operator, UnitPath, unit_path
 from outgrow.comparing.symmetry_breaking import EQUAL, PART, parting_in, parting_within
 from outgrow.engine.report import Growth
 from outgrow.errors import GrowthError, VerifyError
-from outgrow.exactness.identity_blocks import Identity, SkipConnection, by_itself, identity_of
+from outgrow.exactness.identity_blocks import Identity, SkipConnection, dissect_alone, identity_of
 from outgrow.exactness.propagate_states import judge
 from outgrow.exactness.zero_output import NotZero
 from outgrow.methods.base import Method
@@ -202,21 +202,21 @@ def deepening(model: nn.Module, example: Example, where: str, method: str, last:
         new=growth.parameters[1] - growth.parameters[0],
         amount=f"{layers} at a time" if layers > 1 else "any",
     )
-    column = _closed(column, block, given) if method == "r2r" else column
+    column = _with_zero_branches(column, block, given) if method == "r2r" else column
     return replace(column, parting=parting_within(growth.model, example, path))  # last, since it trains the copy
 
 
 def _has_skip(block: nn.Module, given: Call) -> bool:
     """Whether the block's input reaches its output through sums."""
     try:
-        anatomy = by_itself(block, given)
+        anatomy = dissect_alone(block, given)
         start = next(value.index for value in anatomy.reading.trace.values if value.kind == "input")
         return bool(SkipConnection(anatomy, start).branches(next(iter(anatomy.reading.trace.outputs))))
     except NotZero:
         return False
 
 
-def _closed(column: Column, block: nn.Module, given: Call) -> Column:
+def _with_zero_branches(column: Column, block: nn.Module, given: Call) -> Column:
     """Complete the column of R2R's new block: needs and free parameters follow from how its branches were made zero."""
     identity: Identity = identity_of(block, given)
     free, _ = free_parameters(block, identity.anatomy, identity.zeroing)

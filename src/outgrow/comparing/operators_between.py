@@ -191,7 +191,7 @@ class Probe:
             zero = not mixing and all(not isinstance(effect, Map) or effect.zero for effect in effects)
             return Operator(name, (), zero, None, not mixing, not mixing, tested=False)
 
-    def play(self, chain: OperatorChain, given: Mapping[int, Tensor]) -> Tensor:
+    def run_chain(self, chain: OperatorChain, given: Mapping[int, Tensor]) -> Tensor:
         return rerun(chain.ops, given, self.values)[chain.exit]
 
     def draw(self, chain: OperatorChain) -> dict[int, Tensor]:
@@ -229,7 +229,7 @@ class Probe:
         return own | {v: torch.zeros(values[v].shape, dtype=torch.float64) for v in (*chain.entries, *adds)}
 
     def _zero(self, chain: OperatorChain) -> bool:
-        return self._is_zero(chain.exit, self.play(chain, self.zeros(chain)))
+        return self._is_zero(chain.exit, self.run_chain(chain, self.zeros(chain)))
 
     def _is_zero(self, value: int, x: Tensor) -> bool:
         """Whether a value is zero at all units of the volume; other units may be concatenated with them."""
@@ -245,20 +245,20 @@ class Probe:
             return False
         size = max(int(np.prod(shapes[0])), 1)
         for _ in range(-(-POINTS // size)):
-            once = self.play(chain, self.draw(chain))
-            if not close(self.play(chain, {chain.entries[0]: once}), once):
+            once = self.run_chain(chain, self.draw(chain))
+            if not close(self.run_chain(chain, {chain.entries[0]: once}), once):
                 return False
         return True
 
     def _alike(self, chain: OperatorChain) -> bool:
         given = self.draw(chain) | self.own(chain)
-        swapped = self.play(chain, {value: self.swapped(value, x) for value, x in given.items()})
-        return close(swapped, self.swapped(chain.exit, self.play(chain, given)))
+        swapped = self.run_chain(chain, {value: self.swapped(value, x) for value, x in given.items()})
+        return close(swapped, self.swapped(chain.exit, self.run_chain(chain, given)))
 
     def _apart(self, chain: OperatorChain) -> bool:
         given, other = self.draw(chain), self.draw(chain)
         changed = {value: torch.where(self.of_units(value, 0), other[value], x) for value, x in given.items()}
-        before, after = self.play(chain, given), self.play(chain, changed)
+        before, after = self.run_chain(chain, given), self.run_chain(chain, changed)
         mine = self.of_units(chain.exit, 0)
         return close(torch.where(mine, 0.0, after), torch.where(mine, 0.0, before))
 

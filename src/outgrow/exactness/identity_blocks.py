@@ -32,13 +32,13 @@ from outgrow.trace.operators import Op
 class Identity:
     """How to make a block the identity: by its weights, or by gates after some of its modules.
 
-    bent: activations on its skip, each with the number of the output that the skip leads to.
+    skip_activations: activations on its skip, each with the number of the output that the skip leads to.
     """
 
     anatomy: Anatomy
     zeroing: Zeroing
     gates: tuple[str, ...] = ()
-    bent: tuple[tuple[int, Op], ...] = ()
+    skip_activations: tuple[tuple[int, Op], ...] = ()
 
 
 def identity_of(
@@ -48,7 +48,7 @@ def identity_of(
 
     anatomy: the block's own, if it is known.
     """
-    anatomy = by_itself(block, given) if anatomy is None else anatomy
+    anatomy = dissect_alone(block, given) if anatomy is None else anatomy
     reading = anatomy.reading
     shapes = [tuple(tensor.shape) for tensor in outputs_in(given.output)]
     inputs = [value.index for value in reading.trace.values if value.kind == "input"]
@@ -56,13 +56,13 @@ def identity_of(
         raise NotZero("it takes or returns no tensor")
     search = Search(anatomy, literal)
     gates: list[str] = []
-    bent: list[tuple[int, Op]] = []
+    skip_activations: list[tuple[int, Op]] = []
     found = False
     for number, (start, end) in enumerate(_through(anatomy, inputs, shapes)):
         skip = SkipConnection(anatomy, start)
         branches = skip.branches(end)
         found |= bool(branches)
-        bent += [(number, op) for op in skip.bent]
+        skip_activations += [(number, op) for op in skip.skip_activations]
         if faded:
             gates += [_gate_at(anatomy, branch) for branch in branches]
         else:
@@ -70,15 +70,15 @@ def identity_of(
                 search.zero(branch)
     if not found:
         raise NotZero("it adds nothing to its input")
-    return Identity(anatomy, search.found(), tuple(dict.fromkeys(gates)), tuple(bent))
+    return Identity(anatomy, search.found(), tuple(dict.fromkeys(gates)), tuple(skip_activations))
 
 
-def check_bent(identity: Identity, before: nn.Module, given: Call) -> None:
+def check_skip_activations(identity: Identity, before: nn.Module, given: Call) -> None:
     """Raise NotZero if an activation on a block's skip would change the output of the module before the block."""
-    anatomy = by_itself(before, given) if identity.bent else identity.anatomy
-    for number, op in identity.bent:
+    anatomy = dissect_alone(before, given) if identity.skip_activations else identity.anatomy
+    for number, op in identity.skip_activations:
         last = _ending(anatomy, list(anatomy.reading.trace.outputs)[number])
-        if last is None or not _leaves_alone(op, last):
+        if last is None or not _keeps(op, last):
             raise NotZero(f"{op.name} after its sum would change its input, which has passed no such activation")
 
 
@@ -106,7 +106,7 @@ def _through(anatomy: Anatomy, inputs: Sequence[int], shapes: Sequence[tuple[int
     return [(start, end) for start, end in pairs if values[start].shape == values[end].shape]
 
 
-def by_itself(module: nn.Module, given: Call) -> Anatomy:
+def dissect_alone(module: nn.Module, given: Call) -> Anatomy:
     """The anatomy of a module, traced on its inputs in the model."""
     try:
         return dissect(module, given.example)
@@ -138,7 +138,7 @@ class SkipConnection:
     def __init__(self, anatomy: Anatomy, start: int) -> None:
         self.anatomy, self.start = anatomy, start
         self.reading = anatomy.reading
-        self.bent: list[Op] = []  # activations on the skip
+        self.skip_activations: list[Op] = []  # activations on the skip
         self._reaches: dict[int, bool] = {start: True}
 
     def branches(self, value: int) -> list[int]:
@@ -170,7 +170,7 @@ class SkipConnection:
                 case Map(inputs=(source,)):
                     if not idempotent(op):
                         raise NotZero(f"{op.name} after its sum is not idempotent ({place})")
-                    self.bent.append(op)
+                    self.skip_activations.append(op)
                     value = source
                 case Normalise() | PerUnit() if self._sums(op):
                     raise NotZero(f"a norm follows its sum (post-norm, {place}): no weights make that the identity")
@@ -228,10 +228,10 @@ def _in_place(moves: Sequence[tuple[Op, int]], shape: tuple[int, ...]) -> bool:
 
 def idempotent(op: Op) -> bool:
     """Whether f(f(x)) = f(x), found by evaluating the operator."""
-    return _leaves_alone(op, op)
+    return _keeps(op, op)
 
 
-def _leaves_alone(one: Op, other: Op) -> bool:
+def _keeps(one: Op, other: Op) -> bool:
     """Whether f(g(x)) = g(x), found by evaluating the operators f and g."""
     x = torch.linspace(-8, 8, 401, dtype=torch.float64)
     try:

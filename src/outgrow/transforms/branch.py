@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from outgrow.apply.insert_modules import apply_insert
 from outgrow.errors import MethodError, Problem, SelectionError, TraceError
-from outgrow.exactness.identity_blocks import by_itself
+from outgrow.exactness.identity_blocks import dissect_alone
 from outgrow.exactness.zero_output import NotZero, Search, resolved
 from outgrow.growth_plan.module_starts import Start, Write
 from outgrow.growth_plan.plan import Change, Insert, Plan
@@ -108,7 +108,7 @@ def _branch(
 
 def _zeros(block: nn.Module, given: Call, request: Branch) -> tuple[Write, ...]:
     """The writes that make a module's output zero."""
-    anatomy = by_itself(block, given)
+    anatomy = dissect_alone(block, given)
     search = Search(anatomy, pairs=request.kind != "netmorph")
     for output in anatomy.reading.trace.outputs:
         search.zero(output)

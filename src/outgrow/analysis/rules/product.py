@@ -34,7 +34,7 @@ def contract(
     contracted = {name for name in shared if name not in out}
     shape = [size_of.get(name, 1) for name in range(max(size_of) + 1)]
     met = [(ref, layout, {n: s for n, s in sizes.items() if n in shared}) for ref, layout, sizes in sides]
-    free = reading.free_to_meet(op, met)
+    free = reading.growable_layouts(op, met)
     tie_all(reading.ties, free)
     kept = [reduce(reading.ties, layout, contracted, keepdim=True) for layout in free]
     joint = meet(reading.ties, kept, shape)

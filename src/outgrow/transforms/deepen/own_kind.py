@@ -20,7 +20,7 @@ from outgrow.apply.apply_plan import apply_setting
 from outgrow.apply.insert_modules import CONTAINERS, apply_insert, counters, numbering, renumbering, signature
 from outgrow.configuration.per_layer import contradiction, depth_settings, layer_lists
 from outgrow.errors import MethodError, Problem, SelectionError, TraceError
-from outgrow.exactness.identity_blocks import Identity, by_itself, check_bent, identity_of
+from outgrow.exactness.identity_blocks import Identity, check_skip_activations, dissect_alone, identity_of
 from outgrow.exactness.zero_output import NotZero, resolved
 from outgrow.growth_plan.module_starts import Start
 from outgrow.growth_plan.plan import Change, Insert, Plan, joined
@@ -73,7 +73,7 @@ class SiblingKinds:
         if key not in self.identities:
             try:
                 if kind not in self.anatomies:
-                    self.anatomies[kind] = by_itself(block, given)
+                    self.anatomies[kind] = dissect_alone(block, given)
                 self.identities[key] = identity_of(block, given, *key[1:], anatomy=self.anatomies[kind])
             except NotZero as reason:
                 self.identities[key] = str(reason)
@@ -230,7 +230,7 @@ def template_for(model: nn.Module, found: dict[str, list[Call]], request: Deepen
         mark = (kinds[candidate], shape[0] if shape else ())
         try:
             identity = known.identity(mark, block, calls[0], request)
-            check_bent(identity, container.get_submodule(key), here[0])
+            check_skip_activations(identity, container.get_submodule(key), here[0])
         except NotZero as reason:
             reasons[name] = str(reason)
             continue
