@@ -107,7 +107,7 @@ def test_the_picture_of_how_it_works_can_be_drawn(tmp_path: Path) -> None:
 
 
 def test_the_demo_runs_and_writes_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    demo.main(["--out", str(tmp_path), "--seeds", "2", "--epochs", "4"])
+    demo.main(["--out", str(tmp_path), "--seeds", "2", "--epochs", "2"])
     printed = capsys.readouterr().out
     assert str(tmp_path / "report.html") in printed
     page = (tmp_path / "report.html").read_text(encoding="utf-8")

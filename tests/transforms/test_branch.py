@@ -63,8 +63,23 @@ PLACES: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("build", "path"), PLACES, ids=lambda value: getattr(value, "__name__", value))
-@pytest.mark.parametrize("method", ["r2r", "netmorph"])
+def cases() -> list[Any]:
+    """All places with pairs; zero ends at representatives of each model in the quick run."""
+    quick = [(layers, "3"), (layers, "5"), (layers, "9"), (resnet, "layer2.0"), (vit, "blocks.0"), (vit, "blocks.0.mlp.fc1")]
+    named = [("r2r", build, path) for build, path in PLACES] + [("netmorph", build, path) for build, path in PLACES]
+    return [
+        pytest.param(
+            method,
+            build,
+            path,
+            id=f"{method}-{build.__name__}-{path}",
+            marks=() if method == "r2r" or (build, path) in quick else pytest.mark.exhaustive,
+        )
+        for method, build, path in named
+    ]
+
+
+@pytest.mark.parametrize(("method", "build", "path"), cases())
 def test_it_is_exact_and_learns(build: Any, path: str, method: str) -> None:
     model = build()
     old, optimizer = copy.deepcopy(model), torch.optim.AdamW(model.parameters(), lr=1e-3)
