@@ -255,7 +255,7 @@ def test_nothing_is_inserted_into_an_activation_that_fades_in() -> None:
     model, x = activated(), torch.randn(5, 3, dtype=torch.float64)
     outgrow.deepen(model, x, "1.f", method="net2net", fade=3)
     assert not next(place for place in outgrow.places(model, x) if place.name == "1.f.1.1.activation").growable
-    with pytest.raises(GrowthError, match=r"takes the place of 1\.f\.1\.1"):
+    with pytest.raises(GrowthError, match=r"it replaces 1\.f\.1\.1"):
         outgrow.deepen(model, x, "1.f.1.1.activation")
     outgrow.deepen(model, x, "1.f.1.1", method="residual")
 
