@@ -62,6 +62,8 @@ class Widen:
             raise SizeError(f"to={self.to!r} is not a size: write a whole number of units")
         if not isinstance(self.where, Collection) or not all(isinstance(pattern, str) for pattern in self.where):
             raise SelectionError(f"where={self.where!r}: write a name or a glob such as 'layer1.*', or a list of them")
+        if not self.where:
+            raise SelectionError(f"where={self.where!r} selects nothing: write a name or a glob such as 'layer1.*', or '*'")
         if not isinstance(self.where, str):
             object.__setattr__(self, "where", tuple(self.where))  # so that requests with equal names are equal
         check_fade(self.fade)

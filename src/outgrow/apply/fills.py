@@ -142,7 +142,14 @@ def _free(filling: Filling) -> None:
 
 def _given(init: Callable[..., Tensor], filling: Filling, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """The values that a user's function returns; refused unless they have the requested shape."""
-    given = init(filling.old, shape, generator)
+    try:
+        given = init(filling.old, shape, generator)
+    except Exception as error:
+        name = getattr(init, "__qualname__", type(init).__name__)
+        raise MethodError(
+            f"init={name} failed for {filling.edit.tensor} with {type(error).__name__}: {error}; it is called as "
+            "init(old, shape, generator) and returns a tensor of that shape"
+        ) from error
     if not isinstance(given, Tensor) or tuple(given.shape) != shape:
         found = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
         tensor = filling.edit.tensor

@@ -164,6 +164,10 @@ def _message(error: Exception) -> str:
 def run_inspect(args: argparse.Namespace) -> str:
     """The output of `outgrow inspect`."""
     if _is_file(args.target):
+        if args.target.endswith((".toml", ".json")):
+            raise CommandError(
+                f"{args.target} is no checkpoint; if it is a schedule, outgrow timeline {args.target} --model TARGET shows it"
+            )
         from outgrow.saving.save_load import describe
 
         about = describe(args.target)

@@ -30,7 +30,7 @@ from outgrow.growth_plan.plan import joined, recorded
 from outgrow.history.growths_on_model import remember
 from outgrow.model import idle_modules as unrun
 from outgrow.model.autocast import own_precision
-from outgrow.model.checks import check_averages, check_finite, check_model, check_seed
+from outgrow.model.checks import check_averages, check_finite, check_model, check_seed, check_switch
 from outgrow.model.compiled import forget_compiled, uncompiled
 from outgrow.model.example import Example
 from outgrow.model.sandbox import random_state
@@ -85,6 +85,7 @@ def grow(
     """
     check_transforms(transforms)
     check_seed(seed)
+    check_switch("check", check)
     return run_growth(Request(model, example, transforms, as_list(optimizer), as_list(average), seed, check))
 
 

@@ -120,6 +120,12 @@ def check_seed(seed: Any) -> None:
         raise GrowthError(f"seed={seed!r}: write a whole number") from None
 
 
+def check_switch(name: str, value: Any) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise GrowthError(f"{name}={value!r}: write True or False")
+
+
 def _named(thing: Any) -> str:
     return (
         f"the class {thing.__name__}, not an instance of it" if isinstance(thing, type) else f"of type {type(thing).__name__}"

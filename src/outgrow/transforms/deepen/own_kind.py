@@ -32,7 +32,7 @@ from outgrow.model.module_paths import joined_path
 from outgrow.modules.blocks import Parallel
 from outgrow.optimizers.new_parameters import LEARNS, is_frozen
 from outgrow.requests import Deepen
-from outgrow.transforms.deepen.new_layers import plain_plan
+from outgrow.transforms.deepen.new_layers import PLAIN_LAYERS, is_activation, plain_plan
 from outgrow.transforms.site_and_step import Site, Step
 
 OWN_KIND_METHODS = ("r2r", "r2r-paper")
@@ -88,6 +88,13 @@ def containers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(path, module) for path, module in model.named_modules() if _holds_blocks(module)]
 
 
+def blocks_and_layers(model: nn.Module) -> list[str]:
+    """Paths of modules that a new block may follow: children of containers, layers and activations."""
+    blocks = [joined_path(path, key) for path, module in containers(model) for key in module._modules]
+    layers = [path for path, module in model.named_modules() if isinstance(module, PLAIN_LAYERS) or is_activation(module)]
+    return [path for path in dict.fromkeys((*blocks, *layers)) if path]
+
+
 def _holds_blocks(module: nn.Module) -> bool:
     """Whether a module is a container of torch's, or has children of one class only (which it probably runs in turn)."""
     kinds = {type(child) for child in module.children()}
@@ -100,9 +107,10 @@ def deepen_plans(site: Site, request: Deepen) -> Step:
     """The plans that put new modules behind another one, with their starting values."""
     model, example = site.model, site.example
     if request.after not in dict(model.named_modules(remove_duplicate=False)) or not request.after:
-        names = ", ".join([joined_path(path, key) for path, module in containers(model) for key in module._modules][:8])
+        names = [*blocks_and_layers(model), *[""] * 9]
+        listed = ", ".join(filter(None, names[:8])) + (" …" if names[8] else "")
         what = f"the model has no module {request.after!r}" if request.after else "after='' is the model itself"
-        raise SelectionError(f"{what}: blocks can be put behind {names} …")
+        raise SelectionError(f"{what}: outgrow.places(model, example) lists the places; candidates are {listed or 'none'}")
     container = model.get_submodule(request.after.rpartition(".")[0])
     reasons = []
     if request.method not in ("residual", "net2net", "netmorph") and request.layers is None:

@@ -33,12 +33,13 @@ from outgrow.process.garbage_collection import without_garbage_collection
 from outgrow.requests import Deepen
 from outgrow.trace.operators import Trace
 from outgrow.trace.record import record
-from outgrow.transforms.deepen.new_layers import PLAIN_LAYERS, Neighbours, is_activation, legal, unwrappable
+from outgrow.transforms.deepen.new_layers import Neighbours, legal, unwrappable
 from outgrow.transforms.deepen.own_kind import (
     NOT_RUN,
     OWN_KIND_METHODS,
     SiblingKinds,
     Template,
+    blocks_and_layers,
     containers,
     own_kind,
     template_for,
@@ -91,11 +92,7 @@ def places(model: nn.Module, example: Example) -> list[Place]:
     """
     check_module(model := bare(model), values=False)
     blocks = [joined_path(path, key) for path, module in containers(model) for key in module._modules]
-    layers = [
-        path for path, module in model.named_modules() if path and (isinstance(module, PLAIN_LAYERS) or is_activation(module))
-    ]
-    paths = list(dict.fromkeys((*blocks, *layers)))
-    survey = _surveyed(model, example, paths, blocks)
+    survey = _surveyed(model, example, blocks_and_layers(model), blocks)
     neighbours = Neighbours(model)
     result = []
     for path in survey.run:

@@ -125,7 +125,10 @@ def _find_eps(model: nn.Module, move: MoveEps, choice: Choice) -> tuple[str, str
             if isinstance(value, float) and np.isclose(value, move.eps, rtol=1e-6, atol=0.0):
                 return path, name, value
         if not path:
-            raise _NoEps(choice, f"the norm in {move.module} keeps its ε = {move.eps:g} in no attribute that could be changed")
+            raise _NoEps(
+                choice,
+                f"the norm in {move.module or 'the model'} keeps its ε = {move.eps:g} in no attribute that could be changed",
+            )
         path = path.rpartition(".")[0]
 
 

@@ -1,0 +1,83 @@
+"""Refusals of requests name the place, the argument or the user's function, and leave the model unchanged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import outgrow
+
+
+class Residual(nn.Module):
+    """A network without containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inp, self.a, self.b, self.out = nn.Linear(6, 8), nn.Linear(8, 12), nn.Linear(12, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inp(x)
+        result: Tensor = self.out(x + self.b(torch.relu(self.a(x))))
+        return result
+
+
+X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("after", ["q", ""])
+def test_a_wrong_name_for_deepen_is_answered_with_those_of_places(after: str) -> None:
+    names = [place.name for place in outgrow.places(Residual(), X)]
+    with pytest.raises(outgrow.GrowthError, match=rf"candidates are {', '.join(names)}$"):
+        outgrow.deepen(Residual(), X, after)
+
+
+@pytest.mark.parametrize("where", [[], (), ""])
+def test_an_empty_selection_is_answered_with_a_sentence(where: Any) -> None:
+    with pytest.raises(outgrow.GrowthError, match=r"selects nothing: write a name or a glob"):
+        outgrow.widen(Residual(), X, where, factor=2)
+
+
+@pytest.mark.parametrize("check", ["yes", 1, None])
+def test_check_is_true_or_false(check: Any) -> None:
+    model = Residual()
+    with pytest.raises(outgrow.GrowthError, match=r"check=.*: write True or False"):
+        outgrow.widen(model, X, "a", factor=2, check=check)
+    assert model.a.out_features == 12
+
+
+def raising(old: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    raise RuntimeError("no draws today")
+
+
+def of_two_arguments(old: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return torch.zeros(shape)
+
+
+@pytest.mark.parametrize(("init", "reason"), [(raising, "no draws today"), (of_two_arguments, "TypeError")])
+def test_an_error_in_a_function_for_init_names_the_function(init: Any, reason: str) -> None:
+    model = Residual()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(outgrow.GrowthError, match=rf"init={init.__name__} failed for [ab]\..*{reason}"):
+        outgrow.widen(model, X, "a", factor=2, method=outgrow.R2R(init=init))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_norm_of_the_model_itself_is_named_so() -> None:
+    class Normed(nn.Module):
+        """The ε of its norm is written in the code."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inp, self.out = nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.inp(x)
+            result: Tensor = self.out(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))
+            return result
+
+    with pytest.raises(outgrow.GrowthError) as refusal:
+        outgrow.widen(Normed(), X, "inp", factor=2, method=outgrow.NetMorph(zero="writers"))
+    assert "the norm in the model keeps its ε = 1e-05" in str(refusal.value)
