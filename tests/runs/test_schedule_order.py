@@ -110,8 +110,10 @@ class Decoder(nn.Module):
         return self.layers(x)
 
 
-def test_a_volume_that_a_transposed_convolution_reads_in_another_shape_is_left_out() -> None:
+def test_a_volume_that_a_transposed_convolution_reads_in_another_shape_grows() -> None:
     model = Decoder().double()
+    before = model(X)
     growth = outgrow.widen(model, X, "*", factor=1.5)
-    assert [change.volume for change in growth.plan.changes] == ["layers.3"]
-    assert model.layers[0].out_features == 64
+    assert [change.volume for change in growth.plan.changes] == ["layers.0", "layers.3"]
+    assert model.layers[0].out_features == 96
+    torch.testing.assert_close(model(X), before)
