@@ -45,8 +45,14 @@ FILES: dict[str, tuple[Mistake, str]] = {
     "load, exchanged": (lambda s: outgrow.load(s.path, s.model), "the model comes first"),
     "load, path alone": (lambda s: outgrow.load(s.path), "missing a required argument: 'path'.*outgrow.load"),
     "load, model alone": (lambda s: outgrow.load(s.model), "missing a required argument: 'path'"),
-    "load, file": (lambda s: outgrow.load(s.model, io.BytesIO(s.path.read_bytes())), "an open file was given .BytesIO."),
-    "load, bytes": (lambda s: outgrow.load(s.model, s.path.read_bytes()), "is text or a pathlib.Path, and not of type bytes"),
+    "load, file": (
+        lambda s: outgrow.load(s.model, io.BytesIO(s.path.read_bytes())),
+        "instead of a path .BytesIO.",
+    ),
+    "load, bytes": (
+        lambda s: outgrow.load(s.model, s.path.read_bytes()),
+        "must be a string or a pathlib.Path, and not of type bytes",
+    ),
     "load, None": (lambda s: outgrow.load(s.model, None), "and not None: write e.g. outgrow.load"),
     "load, state": (lambda s: outgrow.load(s.model, torch.load(s.run_path)), "and not of type dict"),
     "load, class": (lambda s: outgrow.load(nn.Linear, s.path), "the class Linear: pass an instance"),

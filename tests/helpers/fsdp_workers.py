@@ -224,7 +224,7 @@ def checkpoints() -> None:
         assert [parameter.shape for parameter in other.parameters()] == shapes
         dcp.save({"model": other.state_dict()}, checkpoint_id=folder[0] + "/plain")
         assert "history_state(model)" in refusal(regrow, network(), folder[0] + "/plain")
-        assert "no distributed checkpoint" in refusal(regrow, network(), folder[0] + "/nowhere")
+        assert "read as a distributed checkpoint" in refusal(regrow, network(), folder[0] + "/nowhere")
 
 
 def saves_whole() -> None:

@@ -14,7 +14,7 @@ import outgrow
 from outgrow.history.cohorts import cohorts
 from outgrow.history.growths_on_model import history
 from outgrow.model.journal import Journal
-from outgrow.saving.growths_in_state_dict import luggage, unpack
+from outgrow.saving.growths_in_state_dict import growth_entries, unpack
 from tests.helpers.small_runs import Block, mlp
 from tests.helpers.small_runs import X as X64
 
@@ -137,7 +137,7 @@ def test_a_model_that_has_been_through_the_first_growth(story: str, path: Path) 
 @pytest.mark.parametrize("story", STORIES)
 def test_resume_checkpoints(story: str) -> None:
     model, _ = grown(story)
-    state = {**model.state_dict(), **luggage(model)}
+    state = {**model.state_dict(), **growth_entries(model)}
     again = STORIES[story][0]()
     assert unpack(again, state, Journal())
     again.load_state_dict(state)

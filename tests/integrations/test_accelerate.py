@@ -1,4 +1,4 @@
-"""Accelerate: save_state and load_state carry growths, and a loaded run goes on bit for bit."""
+"""Accelerate: save_state and load_state include growths, and a loaded run continues bit for bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = 18
 
 
 class Longer:
-    """What a user registers: its file is written after ours, and longer each time."""
+    """A user's registered object: its file is written after outgrow's, and is longer each time."""
 
     def __init__(self) -> None:
         self.past: list[int] = []
@@ -34,7 +34,7 @@ class Longer:
 
 
 class Trial:
-    """A prepared loop with gathered batches, clipping, dropout and a schedule, made anew from the small constructor."""
+    """A loop with Accelerate, with gradient accumulation, clipping, dropout and a schedule, and a newly built small model."""
 
     def __init__(self, **options: Any) -> None:
         torch.manual_seed(0)
@@ -90,14 +90,14 @@ class Trial:
 
 
 def test_a_loaded_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    """Before, between and after growths, in mid-fade, each from a run that was itself resumed."""
+    """Before, between and after growths, and within a fade; each time from a run that was itself resumed."""
     whole = Trial().go()
     assert len(whole.run.done) == 3
     part = Trial()
     for until in (2, 6, 12, 15):
         part.go(until).accelerator.save_state(str(tmp_path / str(until)))
         again = Trial()
-        torch.manual_seed(77)  # what a new process has is not what counts
+        torch.manual_seed(77)  # the random state of the new process must not matter
         again.accelerator.load_state(str(tmp_path / str(until)))
         assert_equal(again.state(), part.state())
         part = again
@@ -125,8 +125,8 @@ def test_a_refused_folder_changes_nothing(tmp_path: Path) -> None:
     assert two.run.steps == 0
 
 
-def test_a_folder_that_was_left_half_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another save into the same folder fails on the way: neither the old state nor the new one is there."""
+def test_an_incompletely_written_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second save into the same folder fails half-way: the folder holds neither the old state nor the new one."""
     trial = Trial().go(6)
     trial.accelerator.save_state(str(tmp_path))
     trial.go(8)
@@ -178,7 +178,7 @@ def test_a_model_must_be_prepared_first() -> None:
         outgrow.accelerate.attach(run, accelerate.Accelerator(cpu=True))
 
 
-def test_without_the_library_the_way_to_get_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported_with_the_way_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "outgrow.integrations.accelerate")
     monkeypatch.setitem(sys.modules, "accelerate", None)
     with pytest.raises(outgrow.GrowthError, match=r"pip install outgrow\[accelerate\]"):

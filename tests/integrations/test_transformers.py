@@ -1,4 +1,4 @@
-"""The Transformers Trainer: growths on the way are those one would make by hand, and any checkpoint resumes bit for bit."""
+"""The Transformers Trainer: growths equal those made by hand, and any checkpoint resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:training has ended during a fade
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> transformers.Trainer:
-    """A run that nothing has interrupted, with a checkpoint every other step."""
+    """An uninterrupted run, with a checkpoint every other step."""
     one = trainer(tmp_path_factory.mktemp("whole"))
     one.train()
     assert len(grow_of(one).run.done) == 3
@@ -34,7 +34,7 @@ def checkpoint(whole: transformers.Trainer, step: int) -> str:
 
 
 class ByHand(transformers.TrainerCallback):
-    """What one would write without a schedule; it also looks whether the outputs stay."""
+    """A user's callback without a schedule; it also checks that outputs are preserved."""
 
     def __init__(self) -> None:
         self.errors: list[float] = []
@@ -62,7 +62,7 @@ def outputs(model: Any) -> torch.Tensor:
     return result
 
 
-def test_a_schedule_does_what_one_would_do_by_hand(tmp_path: Path) -> None:
+def test_a_schedule_equals_growths_by_hand(tmp_path: Path) -> None:
     plain = [outgrow.At(step=3, grow=events()[0].grow), outgrow.At(epoch=2, grow=events()[1].grow)]
     one = trainer(tmp_path / "schedule", plain, max_steps=12, save_strategy="no")
     one.train()
@@ -79,19 +79,19 @@ def test_a_schedule_does_what_one_would_do_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", [4, 10, 14])
 def test_a_checkpoint_resumes_bit_for_bit(step: int, whole: transformers.Trainer, tmp_path: Path) -> None:
-    """The first is in mid-fade; the second is an epoch's last step, before the growth at its end; the third is after all."""
+    """The first is within a fade; the second is an epoch's last step, before the growth at its end; the third is the last."""
     resume: Any = checkpoint(whole, step)
     if step == 14:
         shutil.copytree(resume, tmp_path / "checkpoint-14")
-        resume = True  # the last there is
+        resume = True  # the last checkpoint
     again = trainer(tmp_path, save_strategy="no")
-    torch.rand(5)  # what a new process has drawn is not what counts
+    torch.rand(5)  # the random state of the new process must not matter
     again.train(resume_from_checkpoint=resume)
     assert_equal(state(again), state(whole))
 
 
 def test_an_optimizer_that_was_given_resumes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is made from the small model, so it misses the new block's parameters. Old checkpoints go once the new is whole."""
+    """It is made from the small model, without the new block's parameters. Old checkpoints are deleted after the new one."""
     rotated: list[bool] = []
 
     def rotate(output_dir: str, **options: Any) -> None:
@@ -115,8 +115,8 @@ def test_an_optimizer_that_was_given_resumes_too(tmp_path: Path, monkeypatch: py
     assert one.optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * 0.1 * (1 / 3 + 6 / 9 * 2 / 3))
 
 
-def test_a_rule_looks_at_all_evaluations_of_an_epoch(tmp_path: Path) -> None:
-    """The best model is sought anew after a growth: a smaller one could not be loaded."""
+def test_a_rule_reads_all_evaluations_of_an_epoch(tmp_path: Path) -> None:
+    """The search for the best model starts again after a growth: a smaller one could not be loaded."""
     rule = outgrow.plateau("eval_b_loss", patience=2, least=100.0)
     schedule = [outgrow.When(rule, grow=[outgrow.Deepen("model.layers.0", fade=8)])]
 
@@ -146,7 +146,7 @@ def test_a_rule_looks_at_all_evaluations_of_an_epoch(tmp_path: Path) -> None:
     one.train()
     assert grown == [2, 2, 2, 3]  # the first epoch is the best so far; two more are no better
     assert one.state.best_model_checkpoint.endswith("checkpoint-15")
-    assert torch.equal(outputs(one.model), then[-1])  # the new block had not set in then
+    assert torch.equal(outputs(one.model), then[-1])  # the fade of the new block had not started then
     again = make("two")
     again.train(resume_from_checkpoint=str(tmp_path / "one" / "checkpoint-10"))
     assert_equal(state(again), state(one))
@@ -163,18 +163,18 @@ def test_the_library_loads_a_grown_model_by_itself(whole: transformers.Trainer, 
         assert torch.equal(outputs(model), outputs(whole.model))
 
 
-def test_a_checkpoint_that_is_not_whole_is_refused(whole: transformers.Trainer, tmp_path: Path) -> None:
-    """Our file comes last: a process that was killed before has left none, or one of an earlier save in the same folder."""
+def test_an_incomplete_checkpoint_is_refused(whole: transformers.Trainer, tmp_path: Path) -> None:
+    """Outgrow's file comes last: a process that was killed before leaves none, or one of an earlier save in the same folder."""
     for step in (16, 18, 20):
         shutil.copytree(checkpoint(whole, step), tmp_path / f"checkpoint-{step}")
     (tmp_path / "checkpoint-20" / "outgrow.pt").unlink()
     model = build()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     again = trainer(tmp_path, model=model)
-    with pytest.raises(outgrow.GrowthError, match=r"checkpoint-20 has no outgrow.pt.*\n.*\n.*go on from .*checkpoint-18"):
+    with pytest.raises(outgrow.GrowthError, match=r"checkpoint-20 has no outgrow.pt.*\n.*\n.*resume from .*checkpoint-18"):
         again.train(resume_from_checkpoint=True)
     os.truncate(tmp_path / "checkpoint-18" / "optimizer.pt", 100)
-    with pytest.raises(outgrow.GrowthError, match=r"optimizer.pt is 100 bytes.*\n.*\n.*go on from .*checkpoint-16"):
+    with pytest.raises(outgrow.GrowthError, match=r"optimizer.pt is 100 bytes.*\n.*\n.*resume from .*checkpoint-16"):
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-18"))
     assert_equal(dict(model.state_dict()), before)
 
@@ -216,15 +216,15 @@ def test_errors_come_before_training(schedule: Any, example: Any, message: str, 
 
 
 @pytest.mark.parametrize("how", ["is_fsdp_enabled", "is_deepspeed_enabled"])
-def test_a_model_that_is_shared_out_is_refused(how: str, tmp_path: Path) -> None:
+def test_a_sharded_model_is_refused(how: str, tmp_path: Path) -> None:
     one = trainer(tmp_path)
     setattr(one, how, True)
-    with pytest.raises(outgrow.GrowthError, match=r"shares its model out.*outgrow\.shard"):
+    with pytest.raises(outgrow.GrowthError, match=r"shards its model.*outgrow\.shard"):
         outgrow.integrations.transformers._check_trainer(one, one.model)
 
 
 class Recalling(torch.optim.Optimizer):
-    """Of a class whose state nobody has described."""
+    """An optimizer of an unknown class."""
 
     def __init__(self, params: Any, lr: float = 0.01) -> None:
         super().__init__(params, {"lr": lr})
@@ -252,8 +252,8 @@ def test_an_optimizer_that_can_not_follow_is_refused_at_once_with_advice_for_the
     assert model.config.intermediate_size == 30
 
 
-def test_a_history_that_was_not_read_is_missed(whole: transformers.Trainer, tmp_path: Path) -> None:
-    """A callback that is added later can't be there when a checkpoint is loaded."""
+def test_a_history_that_was_not_read_is_an_error(whole: transformers.Trainer, tmp_path: Path) -> None:
+    """A callback that is added later is not called when a checkpoint is loaded."""
     one = transformers.Trainer(build(), whole.args, train_dataset=whole.train_dataset)
     one.add_callback(outgrow.transformers.Grow(events(), EXAMPLE))
     with pytest.raises(outgrow.GrowthError, match=r"history was not read: use Trainer\(callbacks=\["):
@@ -263,7 +263,7 @@ def test_a_history_that_was_not_read_is_missed(whole: transformers.Trainer, tmp_
 
 
 def test_growths_are_in_the_log(whole: transformers.Trainer) -> None:
-    """Beside what the Trainer logs at the same steps, with the losses of the steps before and after."""
+    """Besides the Trainer's own logs at the same steps, with the losses of the steps before and after."""
     logged = whole.state.log_history
     grown = [each for each in logged if "outgrow/parameters" in each]
     assert [each["outgrow/parameters_before"] for each in grown[1:]] == [each["outgrow/parameters"] for each in grown[:-1]]
@@ -274,7 +274,7 @@ def test_growths_are_in_the_log(whole: transformers.Trainer) -> None:
         assert (each["outgrow/loss_before"] + each["outgrow/loss_after"]) / 2 == pytest.approx(losses[step], rel=1e-5)
 
 
-def test_without_the_library_the_way_to_get_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported_with_the_way_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "outgrow.integrations.transformers")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(outgrow.GrowthError, match=r"pip install outgrow\[transformers\]"):

@@ -238,13 +238,13 @@ def pickled(path: Path) -> None:
 
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "gone": (Path.unlink, "there is no such file"),
-    "empty": (lambda path: path.write_bytes(b""), "is damaged, or no file that Run.save wrote"),
-    "text": (lambda path: path.write_text("hello"), "is damaged, or no file that Run.save wrote"),
-    "cut short": (cut, "is damaged, or no file that Run.save wrote"),
-    "bytes lost": (flipped, "is damaged, or no file that Run.save wrote"),
+    "empty": (lambda path: path.write_bytes(b""), "is damaged, or was not written by Run.save"),
+    "text": (lambda path: path.write_text("hello"), "is damaged, or was not written by Run.save"),
+    "cut short": (cut, "is damaged, or was not written by Run.save"),
+    "bytes lost": (flipped, "is damaged, or was not written by Run.save"),
     "a state dict": (foreign, "was not written by Run.save"),
     "a list": (of_another_kind, "was not written by Run.save"),
-    "code in it": (pickled, "is damaged, or no file that Run.save wrote"),
+    "code in it": (pickled, "is damaged, or was not written by Run.save"),
     "of a later version": (newer, "format version 99"),
     "no optimizers": (without("optimizers"), "can't be loaded into this run: KeyError"),
     "no random states": (without("random"), "can't be loaded into this run: KeyError"),

@@ -1,4 +1,4 @@
-"""Where files are written: not over devices, with the permissions that are there, by several processes at once."""
+"""Files are not written over devices, keep their permissions, and can be written by several processes at once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_file_keeps_its_permissions_and_a_link_its_target(tmp_path: Path) -> N
     assert path.stat().st_mode & 0o777 == 0o600
     assert torch.equal(outgrow.load(mlp(2), path)(X), mlp(1)(X))
     path.unlink()
-    outgrow.save(mlp(1), link)  # a link to nowhere: the file is made there
+    outgrow.save(mlp(1), link)  # a dangling link: the file is created at its target
     assert path.stat().st_mode == usual
 
 
@@ -53,7 +53,7 @@ def test_a_write_protected_file_is_not_replaced(tmp_path: Path) -> None:
         outgrow.save(mlp(1), path)
 
 
-def test_the_longest_names_will_do(tmp_path: Path) -> None:
+def test_the_longest_names_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / ("é" * 121 + ".safetensors")
     assert len(os.fsencode(path.name)) == 254
     outgrow.save(mlp(), path)
@@ -62,7 +62,7 @@ def test_the_longest_names_will_do(tmp_path: Path) -> None:
     assert torch.equal(outgrow.load(mlp(), path)(X), mlp(1)(X))
 
 
-def test_a_disk_that_is_full_is_told_and_the_old_file_is_kept(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_the_old_file_is_kept(tmp_path: Path) -> None:
     model, path, run_path = mlp(), tmp_path / "model.safetensors", tmp_path / "run.pt"
     run = started(model, SGD(model.parameters(), lr=0.1), [at(3)])
     outgrow.save(model, path)
@@ -90,7 +90,7 @@ for _ in range(25):
 
 
 @pytest.mark.exhaustive
-def test_processes_that_save_at_once_leave_one_whole_file(tmp_path: Path) -> None:
+def test_processes_that_save_at_once_leave_one_complete_file(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     outgrow.save(mlp(0), path)
     folder = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""Flip single bits in files that outgrow wrote: each one is found, or it changed nothing that is read."""
+"""Flip single bits in files of outgrow: each flip is found, or changes nothing that is read."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from torch.optim import AdamW
 
 import outgrow
 from outgrow.errors import CheckpointError
-from outgrow.integrations.growth_file import read_beside, write_beside
+from outgrow.integrations.growth_file import read_growth_file, write_growth_file
 from outgrow.model.journal import Journal
 from outgrow.saving.checksums import of_tensor
-from outgrow.saving.growths_in_state_dict import KEY, luggage, unpack
+from outgrow.saving.growths_in_state_dict import KEY, growth_entries, unpack
 from outgrow.saving.run_file import read_run
 from outgrow.saving.save_load import describe
 from tests.helpers.saved_models import IMAGES, Cnn, grown_cnn, header, photograph, rewrite, trained
@@ -28,7 +28,7 @@ from tests.helpers.training_run import Net, Trial, assert_equal
 
 
 def flips(data: bytes, bits: range, count: int, seed: int = 0) -> Iterator[bytes]:
-    """The same bytes with one bit changed, at random places."""
+    """The same bytes with one bit changed, at a random place."""
     for bit in random.Random(seed).sample(bits, min(count, len(bits))):
         changed = bytearray(data)
         changed[bit // 8] ^= 1 << bit % 8
@@ -36,7 +36,7 @@ def flips(data: bytes, bits: range, count: int, seed: int = 0) -> Iterator[bytes
 
 
 def undetected(path: Path, bits: range, count: int, read: Callable[[], Any]) -> list[Any]:
-    """What was read from a file with a flipped bit although it should have been refused; the file is put back."""
+    """The results of reading a file with a flipped bit without an error; the file is restored."""
     data, found = path.read_bytes(), []
     for changed in flips(data, bits, count):
         path.write_bytes(changed)
@@ -52,7 +52,7 @@ def undetected(path: Path, bits: range, count: int, read: Callable[[], Any]) -> 
 
 @pytest.fixture
 def run_file(tmp_path: Path) -> Path:
-    """A run of a small network, within the fade of a new block, with a generator and something of the user's own."""
+    """A run of a small network, within the fade of a new block, with a generator and a user's own values."""
     model = mlp()
     optimizer = AdamW(model.parameters(), lr=1e-2)
     run = started(model, optimizer, [at(2), outgrow.At(step=3, grow=[outgrow.Deepen("blocks.0", fade=5)])])
@@ -88,7 +88,7 @@ def test_a_flipped_bit_in_a_runs_file_is_found_or_changes_nothing(count: int, ru
 
 
 def test_flipped_bits_in_the_values_of_a_runs_file_are_found(run_file: Path) -> None:
-    """Neither `Run.load` nor `outgrow.load` takes them, and both say which tensor is damaged."""
+    """Both `Run.load` and `outgrow.load` refuse the file, and name the damaged tensor."""
     data, weight = run_file.read_bytes(), torch.load(run_file, weights_only=True)["model"]["blocks.0.up.weight"]
     start = data.index(weight.numpy().tobytes())
     bits = range(8 * start, 8 * (start + weight.nbytes))
@@ -105,22 +105,22 @@ def test_flipped_bits_in_the_values_of_a_runs_file_are_found(run_file: Path) -> 
     assert other.steps == 4
 
 
-def test_the_file_beside_a_trainers_is_checked(tmp_path: Path) -> None:
-    """`outgrow.pt` beside the files of a Trainer or of Accelerate."""
+def test_the_growth_file_in_a_trainers_folder_is_checked(tmp_path: Path) -> None:
+    """`outgrow.pt` in the checkpoint folder of a Trainer or of Accelerate."""
     model = mlp()
     run = started(model, AdamW(model.parameters()), [at(1)])
     run.step()
-    write_beside(tmp_path, run)
-    path, whole = tmp_path / "outgrow.pt", read_beside(tmp_path)
-    for state in undetected(path, range(8 * path.stat().st_size), 200, lambda: read_beside(tmp_path)):
+    write_growth_file(tmp_path, run)
+    path, whole = tmp_path / "outgrow.pt", read_growth_file(tmp_path)
+    for state in undetected(path, range(8 * path.stat().st_size), 200, lambda: read_growth_file(tmp_path)):
         assert_equal(state, whole)
 
 
-def test_the_history_that_travels_in_a_state_dict_is_checked() -> None:
-    """As in checkpoints of Lightning and of torch.distributed: the history itself, buffers and what fades in."""
+def test_the_growth_entries_of_a_state_dict_are_checked() -> None:
+    """In checkpoints of Lightning and of torch.distributed: the history itself, buffers and fades."""
     trial = Trial(check=False).go(21)
     outgrow.widen(trial.model, trial.data[:4], "blocks.*", factor=2, fade=5)
-    kept = luggage(trial.model)
+    kept = growth_entries(trial.model)
     assert any(name.startswith("outgrow.fade/") for name in kept)
     for name, value in kept.items():
         data = value.numpy().tobytes()
@@ -175,7 +175,7 @@ def test_a_checksum_is_that_of_the_values_whatever_their_layout() -> None:
 
 
 def test_grown_models_are_the_same_after_a_second_save(saved: tuple[nn.Module, Path]) -> None:
-    """The checksums of what was loaded are those of what was saved."""
+    """The checksums of the loaded values equal those of the saved values."""
     model = outgrow.load(trained(Cnn), saved[1])
     outgrow.save(model, saved[1].with_name("again.safetensors"))
     assert describe(saved[1].with_name("again.safetensors")).checksums == describe(saved[1]).checksums

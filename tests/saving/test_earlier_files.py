@@ -1,4 +1,4 @@
-"""Files that version 0.1.0 wrote, in every format: each loads, and the model computes what it computed when it was saved."""
+"""Files of version 0.1.0 in every format: each loads, and the model's outputs equal those when it was saved."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_weights_file() -> None:
 
 
 class Kept:
-    """The outputs that the model had, as part of a checkpoint of Accelerate."""
+    """The outputs of the saved model, as part of a checkpoint of Accelerate."""
 
     outputs: Tensor
 
@@ -63,7 +63,7 @@ class Kept:
 
 
 def test_a_checkpoint_of_accelerate() -> None:
-    """`outgrow.pt` beside the files of Accelerate; the same file lies beside those of Transformers' Trainer."""
+    """`outgrow.pt` besides the files of Accelerate; Transformers' Trainer has the same file."""
     accelerator, kept = accelerate.Accelerator(cpu=True), Kept()
     model = mlp(1)
     model, optimizer = accelerator.prepare(model, SGD(model.parameters(), lr=0.05, momentum=0.9))

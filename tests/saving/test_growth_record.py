@@ -1,4 +1,4 @@
-"""One growth record in files of every kind: a later version is refused before anything else is read, and damage is named."""
+"""One growth record in files of every kind: a later version is refused before anything else is read, and damage is reported."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from torch.optim import AdamW
 import outgrow
 from outgrow.errors import CheckpointError
 from outgrow.history.growths_on_model import history
-from outgrow.integrations.growth_file import read_beside, write_beside
+from outgrow.integrations.growth_file import read_growth_file, write_growth_file
 from outgrow.model.journal import Journal
 from outgrow.saving.growth_record import read_record
-from outgrow.saving.growths_in_state_dict import KEY, luggage, unpack
+from outgrow.saving.growths_in_state_dict import KEY, growth_entries, unpack
 from outgrow.saving.save_load import describe
 from tests.helpers.small_runs import at, mlp, started
 
@@ -50,14 +50,14 @@ def in_run(run: outgrow.Run, folder: Path, version: Any) -> Callable[[nn.Module]
 
 
 def beside(run: outgrow.Run, folder: Path, version: Any) -> Callable[[nn.Module], Any]:
-    write_beside(folder, run)
+    write_growth_file(folder, run)
     torch.save({"version": version}, folder / "outgrow.pt")
-    return lambda model: read_beside(folder)
+    return lambda model: read_growth_file(folder)
 
 
 def in_state_dict(run: outgrow.Run, folder: Path, version: Any) -> Callable[[nn.Module], Any]:
     text = json.dumps({"version": version}).encode()
-    state = {**luggage(run.model), KEY: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
+    state = {**growth_entries(run.model), KEY: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 
     def load(model: nn.Module) -> None:
         with Journal() as journal:
@@ -81,7 +81,7 @@ def test_files_of_all_kinds_hold_the_same_record(run: outgrow.Run, tmp_path: Pat
     outgrow.save(run.model, tmp_path / "model.safetensors")
     run.save(tmp_path / "run.pt")
     one, other = describe(tmp_path / "model.safetensors"), describe(tmp_path / "run.pt")
-    travelling = read_record(bytes(luggage(run.model)[KEY].tolist()), "the checkpoint")
+    travelling = read_record(bytes(growth_entries(run.model)[KEY].tolist()), "the checkpoint")
     for record in (one, other, travelling):
         assert (record.model, record.histories) == ("Mlp", {"": history(run.model)})
         assert (dict(record.gates), list(record.drifts)) == ({}, [])

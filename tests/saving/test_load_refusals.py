@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, foreign or do not fit: refused with a way out, and without a trace."""
+"""Checkpoints that are damaged, foreign or do not fit are refused with a way out, and nothing changes."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ FILES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "cut in the header": (lambda path: cut(path, 300), ("damaged", "earlier copy")),
     "cut in the numbers": (lambda path: cut(path, path.stat().st_size - 1), ("damaged", "earlier copy")),
     "longer": (lambda path: path.write_bytes(path.read_bytes() + b"\0"), ("damaged", "earlier copy")),
-    "random": (lambda path: path.write_bytes(random.Random(0).randbytes(5000)), ("damaged", "no safetensors file")),
-    "text": (lambda path: path.write_text("not a checkpoint, just a note"), ("damaged", "no safetensors file")),
+    "random": (lambda path: path.write_bytes(random.Random(0).randbytes(5000)), ("damaged", "not a safetensors file")),
+    "text": (lambda path: path.write_text("not a checkpoint, just a note"), ("damaged", "not a safetensors file")),
     "pickle": (lambda path: pickled(path, True), ("pickle", "weights_only=True", "Run.save")),
     "old pickle": (lambda path: pickled(path, False), ("pickle", "weights_only=True", "Run.save")),
     "foreign": (
@@ -97,7 +97,7 @@ def test_tensors_that_do_not_fit_are_refused(case: str, saved: tuple[nn.Module, 
     change, words = TENSORS[case]
     rewrite(saved[1], change)
     text = refused(trained(Cnn), saved[1], *words)
-    assert text.count("\n  - ") == 1  # nothing but the tensor that is wrong
+    assert text.count("\n  - ") == 1  # only the wrong tensor
 
 
 def test_another_architecture_is_refused_with_the_first_tensors_that_differ(saved: tuple[nn.Module, Path]) -> None:
@@ -115,7 +115,7 @@ def test_another_setting_is_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt()])
-def test_a_failure_half_way_leaves_the_model_alone(error: BaseException, saved: tuple[nn.Module, Path]) -> None:
+def test_a_failure_half_way_leaves_the_model_unchanged(error: BaseException, saved: tuple[nn.Module, Path]) -> None:
     model = trained(Cnn)
     model.bn.num_batches_tracked.fill_(7)  # a tensor that keeps its shape and is overwritten in place
 
@@ -123,7 +123,7 @@ def test_a_failure_half_way_leaves_the_model_alone(error: BaseException, saved: 
         assert model.stem.weight.shape[0] == 15  # the growth is under way
         raise error
 
-    hook = model.head.register_load_state_dict_pre_hook(fail)  # by now all layers but the last are loaded
+    hook = model.head.register_load_state_dict_pre_hook(fail)  # at this point all layers except the last are loaded
     before = photograph(model)
     with pytest.raises(CheckpointError if isinstance(error, Exception) else KeyboardInterrupt, match=r"broken|^$"):
         outgrow.load(model, saved[1])
@@ -155,7 +155,7 @@ def test_masks_of_minus_infinity_are_saved(path: Path) -> None:
         outgrow.save(model, path)
 
 
-def test_what_can_not_be_stored_is_refused(path: Path) -> None:
+def test_values_that_can_not_be_stored_are_refused(path: Path) -> None:
     class Extra(nn.Linear):
         def get_extra_state(self) -> object:
             return {"not": object()}

@@ -1,4 +1,4 @@
-"""What files hold besides weights: extra state of modules, and runs that have diverged."""
+"""Extra state of modules in files, and diverged runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.helpers.small_runs import X, at, mlp, started
 
 
 class Counting(nn.Module):
-    """A module with extra state of all kinds that files can hold."""
+    """A module with extra state of all types that files can hold."""
 
     def __init__(self, seen: Any = None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Weights alone out of a run's file: into the small model or a grown one, in Python and on the command line."""
+"""Only the weights of a run's file: into the small model or a grown one, in Python and on the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import outgrow
 from outgrow.cli import main as cli
 from outgrow.errors import CheckpointError
 from outgrow.history.growths_on_model import history
-from outgrow.integrations.growth_file import write_beside
+from outgrow.integrations.growth_file import write_growth_file
 from tests.helpers.small_runs import X, at, mlp, started
 from tests.helpers.training_run import Net, Trial, assert_equal
 
@@ -45,7 +45,7 @@ def test_a_model_takes_the_weights_of_a_run(steps: int, trial: tuple[Trial, Path
     drawn = torch.get_rng_state()
     assert outgrow.load(model, path) is model
     assert_equal(dict(model.state_dict()), dict(one.model.state_dict()))
-    assert torch.equal(outputs(model, one.data), outputs(one.model, one.data))  # the gate stands where it stood
+    assert torch.equal(outputs(model, one.data), outputs(one.model, one.data))  # the gate is restored
     assert len(history(model)) == len(history(one.model))
     assert torch.equal(torch.get_rng_state(), drawn)
     again = outgrow.load(Net(), path)
@@ -92,11 +92,11 @@ def test_a_refusal_leaves_the_model_as_it_was(
     del state["checksum"], state["checksums"]
     torch.save(change(state), tmp_path / "run.pt")
     other = Trial(check=False).go(steps)
-    before, told = other.state(), outputs(other.model, other.data)
+    before, expected = other.state(), outputs(other.model, other.data)
     with pytest.raises(CheckpointError, match=reason):
         outgrow.load(other.model, tmp_path / "run.pt")
     assert_equal(dict(other.model.state_dict()), {name: before["model"][name] for name in other.model.state_dict()})
-    assert torch.equal(outputs(other.model, other.data), told)
+    assert torch.equal(outputs(other.model, other.data), expected)
 
 
 def test_another_model_is_refused(trial: tuple[Trial, Path]) -> None:
@@ -119,8 +119,8 @@ def test_the_command_line_takes_a_runs_file(trial: tuple[Trial, Path], capsys: p
     assert "blocks.0 + 2 alike" in capsys.readouterr().out
 
 
-def test_a_run_tells_a_file_of_weights_for_what_it_is(tmp_path: Path) -> None:
-    """And the way out that it names is one."""
+def test_a_run_says_that_a_file_holds_only_weights(tmp_path: Path) -> None:
+    """The way out in the error works."""
     model, small = mlp(), mlp(1)
     outgrow.widen(model, X, "blocks.0.up", to=12)
     run = started(small, SGD(small.parameters(), lr=0.1), [at(3)])
@@ -134,10 +134,10 @@ def test_a_run_tells_a_file_of_weights_for_what_it_is(tmp_path: Path) -> None:
             CheckpointError, match=r"written by outgrow\.save, and not by Run\.save.*outgrow\.load\(model, path\)"
         ):
             run.load(path)
-    with pytest.raises(CheckpointError, match=r"holds weights alone, and no run: .*safetensors\.torch\.load_file\(path\)"):
+    with pytest.raises(CheckpointError, match=r"holds only weights, and no run: .*safetensors\.torch\.load_file\(path\)"):
         run.load(plain)
-    write_beside(tmp_path, run)
-    with pytest.raises(CheckpointError, match="lies beside the files of a Trainer"):
+    write_growth_file(tmp_path, run)
+    with pytest.raises(CheckpointError, match="belongs to a checkpoint folder of a Trainer"):
         run.load(tmp_path / "outgrow.pt")
     assert_equal(dict(small.state_dict()), before)
     small.load_state_dict(safetensors.torch.load_file(plain))
@@ -145,8 +145,8 @@ def test_a_run_tells_a_file_of_weights_for_what_it_is(tmp_path: Path) -> None:
     assert_equal(dict(outgrow.load(small, saved).state_dict()), dict(model.state_dict()))
 
 
-def test_a_file_of_save_that_begins_like_a_zip_file_is_none(tmp_path: Path) -> None:
-    """It begins with the length of its header, which may be any number: 19,280 reads b"PK"."""
+def test_a_file_of_save_that_begins_like_a_zip_file_is_read(tmp_path: Path) -> None:
+    """It begins with the length of its header: 19,280 reads b"PK"."""
     path = tmp_path / "model.safetensors"
     outgrow.save(mlp(), path)
     length = int.from_bytes(path.read_bytes()[:8], "little")

@@ -1,4 +1,4 @@
-"""Checkpoints: what was saved comes back bit for bit."""
+"""Checkpoints: saved models are loaded bit for bit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.helpers.saved_models import IMAGES, TOKENS, Cnn, Gpt, grown_cnn, grow
 
 
 def test_a_norm_without_weights_beside_one_that_has_some(path: Path) -> None:
-    """The sizes of both are set: of one by its weight, of the other since the code needs it; each once."""
+    """The sizes of both are set, each once: of one with its weight, of the other because its code needs it."""
 
     def build() -> nn.Module:
         return nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4, elementwise_affine=False), nn.LayerNorm(4), nn.Linear(4, 2))
@@ -112,9 +112,9 @@ def test_a_model_whose_tie_is_missing_is_refused(path: Path) -> None:
     outgrow.save(trained(Gpt), path)
     loose = trained(Gpt, seed=1)
     loose.head.weight = nn.Parameter(torch.zeros(11, 8))
-    refused(loose, path, "head.weight", "one tensor with embedding.weight")
+    refused(loose, path, "head.weight", "the same tensor as embedding.weight")
     outgrow.save(loose, path)
-    refused(trained(Gpt), path, "head.weight", "one tensor with embedding.weight in the model")
+    refused(trained(Gpt), path, "head.weight", "the same tensor as embedding.weight in the model")
 
 
 def test_views_of_one_storage_are_stored_apart(path: Path) -> None:
@@ -164,10 +164,10 @@ def test_a_model_built_at_the_final_size_gets_weights_and_settings(path: Path) -
     assert history(big) == history(model)
 
 
-def test_a_model_that_grew_otherwise_is_refused(saved: tuple[nn.Module, Path]) -> None:
+def test_a_model_that_grew_in_another_way_is_refused(saved: tuple[nn.Module, Path]) -> None:
     other = trained(Cnn)
     outgrow.widen(other, IMAGES, "conv1", to=8, seed=1)
-    refused(other, saved[1], "grown already", "before its first growth")
+    refused(other, saved[1], "already grown in another way", "before its first growth")
 
 
 def test_parts_grown_by_themselves_come_back_with_the_whole(path: Path) -> None:
@@ -183,7 +183,7 @@ def test_parts_grown_by_themselves_come_back_with_the_whole(path: Path) -> None:
     assert len(history(again[0])) == 2
 
 
-def test_wrappers_are_looked_through(path: Path) -> None:
+def test_wrappers_are_unwrapped(path: Path) -> None:
     model = grown_cnn()
     outgrow.save(torch.optim.swa_utils.AveragedModel(model), path)
     wrapped = nn.DataParallel(Cnn().eval())
@@ -217,7 +217,7 @@ def test_no_pickle_is_read_or_written(saved: tuple[nn.Module, Path], monkeypatch
     outgrow.save(saved[0], saved[1])
 
 
-def test_a_new_file_has_the_usual_permissions_and_is_complete_before_it_is_named(
+def test_a_new_file_has_default_permissions_and_is_complete_before_it_gets_its_name(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
@@ -238,7 +238,7 @@ def test_a_link_is_followed(path: Path) -> None:
     assert describe(path).model == "Cnn"
 
 
-def test_describe_tells_history_and_shapes(saved: tuple[nn.Module, Path]) -> None:
+def test_describe_returns_history_and_shapes(saved: tuple[nn.Module, Path]) -> None:
     model, path = saved
     about = describe(path)
     assert about.histories == {"": history(model)}

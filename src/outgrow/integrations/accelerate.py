@@ -1,14 +1,15 @@
-"""Growth in loops that Accelerate prepares: `save_state` and `load_state` carry it.
+"""Growth in training loops with Accelerate: `save_state` and `load_state` include it.
 
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     run = outgrow.Run(model, example, optimizer, schedule, scheduler)
     outgrow.accelerate.attach(run, accelerator)
     …
     accelerator.save_state("checkpoints/7")     # weights, optimizer, scheduler and random states are written by Accelerate
-    accelerator.load_state("checkpoints/7")     # onto the small model: it is grown first, then loaded
+    accelerator.load_state("checkpoints/7")     # into the small model: it is grown first, then loaded
 
-A file of ours, `outgrow.pt`, stands beside Accelerate's own, and is written last (see `growth_file.py`). Call `run.step()`
-where gradients were in sync: `if accelerator.sync_gradients: run.step(loss)`.
+A file of outgrow, `outgrow.pt`, is written to the same folder after Accelerate's own files (see
+`integrations/growth_file.py`). Call `run.step()` only after an optimizer step:
+`if accelerator.sync_gradients: run.step(loss)`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 from outgrow.distributed.ddp import check_renewable, renew_around, wrappers_around
 from outgrow.errors import GrowthError, MissingError
-from outgrow.integrations.growth_file import NAME, fit_to_checkpoint, read_beside, write_beside
+from outgrow.integrations.growth_file import NAME, fit_to_checkpoint, read_growth_file, write_growth_file
 from outgrow.model.journal import Journal
 from outgrow.model.unwrap import bare
 from outgrow.runs.run import Run
@@ -36,15 +37,15 @@ ATTACH = "outgrow.accelerate.attach(run, accelerator)"
 
 @usage("outgrow.accelerate.attach(run, accelerator)")
 def attach(run: Run, accelerator: accelerate.Accelerator) -> None:
-    """Let an accelerator's `save_state` and `load_state` carry the growths of a run, and where it is.
+    """Let an accelerator's `save_state` and `load_state` include the growths and the position of a run.
 
     Args:
         run: made with the prepared model and optimizer.
-        accelerator: what has prepared them.
+        accelerator: the one that has prepared them.
 
-    `load_state` takes a run that is made from the small constructor, or that run itself if it has not grown since; it goes on
-    bit for bit. Several models of one accelerator each get a file of their own. In several processes of
-    DistributedDataParallel, `save_state` and `load_state` are called on all ranks, as ever.
+    `load_state` works for a run with a newly built small model, or for the saved run itself if it has not grown since; the run
+    then continues bit for bit. If an accelerator has several models, each gets its own file. With DistributedDataParallel, call
+    `save_state` and `load_state` on all ranks, as usual.
 
     Example:
         >>> import tempfile, torch, outgrow
@@ -69,39 +70,42 @@ def attach(run: Run, accelerator: accelerate.Accelerator) -> None:
         given = f"{type(run).__name__} and {type(accelerator).__name__}"
         raise GrowthError(f"attach takes an outgrow.Run and an Accelerator, not {given}: write {ATTACH}")
     _place(run, accelerator._models)
-    if any(isinstance(one, _Carrier) and one.run is run for one in accelerator._custom_objects):
-        raise GrowthError("this run is attached to the accelerator already: call outgrow.accelerate.attach once")
-    carrier = _Carrier(run, accelerator)
-    accelerator.register_save_state_pre_hook(carrier.begin)
-    accelerator.register_load_state_pre_hook(carrier.load)
-    accelerator.register_for_checkpointing(carrier)
+    if any(isinstance(one, _GrowthState) and one.run is run for one in accelerator._custom_objects):
+        raise GrowthError("this run is already attached to the accelerator: call outgrow.accelerate.attach once")
+    growth_state = _GrowthState(run, accelerator)
+    accelerator.register_save_state_pre_hook(growth_state.begin)
+    accelerator.register_load_state_pre_hook(growth_state.load)
+    accelerator.register_for_checkpointing(growth_state)
 
 
-class _Carrier:
-    """Writes our file last: Accelerate has no hook for that, but asks what is registered for its state after all else."""
+class _GrowthState:
+    """An object registered for checkpointing, which writes outgrow's file.
+
+    Accelerate has no hook after its last file, but it calls `state_dict` of registered objects after everything else.
+    """
 
     def __init__(self, run: Run, accelerator: accelerate.Accelerator) -> None:
         self.run, self.accelerator = run, accelerator
         self.path: tuple[str, str] | None = None
 
     def begin(self, models: Sequence[Any], weights: Any, output_dir: str) -> None:
-        """A folder that is written over is not whole until our file is there again."""
+        """Delete outgrow's file in a folder that is written again: without it, the folder counts as incomplete."""
         self.path = output_dir, _place(self.run, models)
         if self.accelerator.is_main_process:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(*self.path))
 
     def state_dict(self) -> dict[str, Any]:
-        self.accelerator.wait_for_everyone()  # each rank writes its random state by itself
+        self.accelerator.wait_for_everyone()  # each rank writes its own random state
         if self.path is not None and self.accelerator.is_main_process:
-            write_beside(self.path[0], self.run, self.path[1], last=True)
+            write_growth_file(self.path[0], self.run, self.path[1], last=True)
         self.path = None
         return {}
 
     def load(self, models: Sequence[Any], input_dir: str) -> None:
-        """Grow the model and regroup its optimizers, before anything is loaded."""
+        """Grow the model, and give its optimizers their parameters, before anything is loaded."""
         run, journal = self.run, Journal()
-        saved, before = read_beside(input_dir, _place(run, models)), run.position()
+        saved, before = read_growth_file(input_dir, _place(run, models)), run.position()
         check_renewable(wrappers_around([bare(run.model)], run.model))
         try:
             fit_to_checkpoint(run.model, run.optimizers, saved, journal)
@@ -114,11 +118,11 @@ class _Carrier:
         renew_around([bare(run.model)])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """All is done by `load`, which comes first."""
+        """Do nothing: `load` has done everything before."""
 
 
 def _place(run: Run, models: Sequence[Any]) -> str:
-    """The name of a run's file: Accelerate numbers its models, from the second on."""
+    """The name of a run's file; like Accelerate's files of models, it has a number from the second model on."""
     model = bare(run.model)
     for number, one in enumerate(models):
         if bare(one) is model:

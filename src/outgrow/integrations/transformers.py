@@ -2,17 +2,17 @@
 
     trainer = transformers.Trainer(model=…, args=…, callbacks=[outgrow.transformers.Grow(schedule, example)])
     trainer.train()                                # or
-    trainer.train(resume_from_checkpoint=True)     # from the small model again, bit for bit
+    trainer.train(resume_from_checkpoint=True)     # with the small model again; continues bit for bit
 
-What comes when, in the Trainer:
+The order of events in the Trainer:
 
     optimizer, scheduler → on_step_end → log, evaluate, save          each optimizer step
     on_epoch_end → log, evaluate → on_evaluate → save                 each epoch
 
-A growth at a step happens in on_step_end; one at an epoch in on_epoch_end, or in on_evaluate where that follows, since rules
-look at what was measured. So it always comes before the save, and a checkpoint holds the grown model. The Trainer's files stay
-its own; `outgrow.pt` is written beside them, last (see `growth_file.py`), and read before the weights are. For both a callback
-comes too late: the callback puts its own function before `_load_from_checkpoint`, and after the writing of trainer_state.json.
+A growth at a step happens in on_step_end; a growth at an epoch in on_epoch_end or, if an evaluation follows, in on_evaluate,
+since rules read its metrics. So it always comes before the save, and a checkpoint holds the grown model. The Trainer's files
+stay unchanged; `outgrow.pt` is written after them (see `integrations/growth_file.py`), and read before the weights. No callback
+is called at these two points: so the class wraps `_load_from_checkpoint` and the function that writes trainer_state.json.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from outgrow.distributed.fsdp import is_sharded
 from outgrow.errors import CheckpointError, GrowthError, MissingError, ScheduleError
-from outgrow.integrations.growth_file import fit_to_checkpoint, read_beside, write_beside
+from outgrow.integrations.growth_file import fit_to_checkpoint, read_growth_file, write_growth_file
 from outgrow.model.example import Example
 from outgrow.model.journal import Journal
 from outgrow.model.unwrap import as_list, bare
@@ -53,19 +53,19 @@ except ImportError as error:
 
 @usage("outgrow.transformers.Grow(schedule, example)")
 class Grow(transformers.TrainerCallback):
-    """Grow the model of a `transformers.Trainer` on the way, by a schedule.
+    """A callback that grows the model of a `transformers.Trainer` by a schedule.
 
     Args:
-        schedule: an `outgrow.Schedule`, a list of events, or a file that holds one; its steps are the Trainer's `global_step`.
-            Rules look at the metrics of an epoch's evaluation, e.g. `outgrow.plateau("eval_loss")`.
-        example: what the model can be run on: a dict of keyword arguments (a batch), or a tensor.
-        seed: for the free values of growths.
-        check: compare old and new outputs at each growth: True (brief where it was rehearsed), "full" or False, as for
-            `outgrow.Run`.
-        log: where else each growth is told, as for `outgrow.Run`; the Trainer's own log has it.
+        schedule: an `outgrow.Schedule`, a list of events, or the path of a schedule file. Steps refer to `global_step`. Rules
+            read the metrics of an epoch's evaluation, e.g. `outgrow.plateau("eval_loss")`.
+        example: an input of the model: a dict of keyword arguments (a batch), or a tensor.
+        seed: for the random values of growths.
+        check: compare outputs before and after each growth: True (brief if it was planned in the dry run), "full" or False, as
+            for `outgrow.Run`.
+        log: further logs for growths, as for `outgrow.Run`, besides the Trainer's own.
 
-    `grow.run` is the `outgrow.Run` once training has begun. With `load_best_model_at_end` the best model is sought anew after
-    each growth, since a grown model can't load a smaller one.
+    `grow.run` is the `outgrow.Run`, once training has begun. With `load_best_model_at_end` the search for the best model starts
+    again after each growth, since a grown model can't load a smaller one.
 
     Example:
         >>> import outgrow
@@ -89,13 +89,13 @@ class Grow(transformers.TrainerCallback):
         check_sinks(self.log)
         self.run: Run | None = None
         self._trainer: Any = None
-        self._saved: dict[str, Any] | None = None  # of the checkpoint that training goes on from
+        self._saved: dict[str, Any] | None = None  # from the checkpoint that is resumed
         self._measured: dict[str, float] = {}
-        self._waits, self._evaluations = False, 0  # for the evaluation of an epoch that has ended
-        self._losses: Tensor | None = None  # what the Trainer had gathered when this step began
+        self._waits, self._evaluations = False, 0  # whether the evaluation of an ended epoch is still to come
+        self._losses: Tensor | None = None  # the Trainer's sum of losses at the begin of this step
 
     def on_init_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """Be there when a checkpoint is loaded: no callback is asked before that, and none is told from where."""
+        """Wrap the loading of checkpoints: no callback is called before it, and none gets the path."""
         trainer = self._trainer = _caller()
         load = trainer._load_from_checkpoint
 
@@ -115,14 +115,14 @@ class Grow(transformers.TrainerCallback):
         lr_scheduler: Any = None,
         **parts: Any,
     ) -> None:
-        """Check everything, and be where the checkpoint was."""
+        """Make the run, which checks everything, and move it to the position of the checkpoint."""
         missed, self._trainer = self._trainer is None, _caller()
         _check_trainer(self._trainer, model)
         saved, self._saved = self._saved, None
         if state.global_step and saved is None:
             how = "Trainer(callbacks=[…])" if missed else "trainer.train(resume_from_checkpoint=…)"
             raise CheckpointError(
-                f"training goes on at step {state.global_step:,}, but its growth history was not read: use {how}"
+                f"training is resumed at step {state.global_step:,}, but its growth history was not read: use {how}"
             )
         run = Run(
             model,
@@ -132,14 +132,16 @@ class Grow(transformers.TrainerCallback):
             lr_scheduler,
             seed=self.seed,
             check=self.check,
-            log=[*self.log, self._tell],
+            log=[*self.log, self._log_in_trainer],
             quiet=True,
             position=None if saved is None else saved["run"],
         )
         if saved is not None:
             groups = [names_in(one, model) for one in bare_optimizers([optimizer])]
             if groups != saved["groups"]:
-                raise CheckpointError("the optimizer's groups do not hold what the saved one's held: make it as before")
+                raise CheckpointError(
+                    "the optimizer's groups do not hold the parameters of the saved groups: make it in the same way"
+                )
             run.go_to(saved["run"])
         _check_rules(run, args)
         self.run = run
@@ -156,7 +158,7 @@ class Grow(transformers.TrainerCallback):
         self._note(self._running.step(loss), args, state)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """A checkpoint of an epoch's last step was written before that epoch's end, which the Trainer then leaves out."""
+        """Make up for the end of the last epoch, if the checkpoint was written at its last step: the Trainer skips that end."""
         if not self._epoch_due(state):
             return
         if any(isinstance(event, When) for event in self._running.ahead):
@@ -177,13 +179,13 @@ class Grow(transformers.TrainerCallback):
         self._measured.update({name: value for name, value in (metrics or {}).items() if isinstance(value, (int, float))})
         self._evaluations += 1
         data = self._trainer.eval_dataset
-        if self._evaluations >= (len(data) if isinstance(data, dict) else 1):  # each of several is told by itself
+        if self._evaluations >= (len(data) if isinstance(data, dict) else 1):  # one call per dataset
             self._epoch(args, state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **parts: Any) -> None:
-        self._running.tell()  # of a growth that no loss was logged after
+        self._running.tell()  # a growth after which no loss was logged
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
-            self._restore(state.best_model_checkpoint, model)  # its weights are loaded; fades stand where they stood then
+            self._restore(state.best_model_checkpoint, model)  # its weights are loaded already; this restores fades
             self._saved = None
         warn_at_the_end(gates_of(bare(model)).values())
 
@@ -194,8 +196,8 @@ class Grow(transformers.TrainerCallback):
         return self.run
 
     def _restore(self, folder: str, model: Any) -> None:
-        """Give the small model, and an optimizer that was given, the shapes of a checkpoint that is loaded next."""
-        saved, given = read_beside(folder), self._trainer.optimizer
+        """Give the small model, and the optimizer if one was passed, the shapes of a checkpoint, which is loaded next."""
+        saved, given = read_growth_file(folder), self._trainer.optimizer
         with Journal() as journal:
             fit_to_checkpoint(model, [] if given is None else [given], saved, journal)
         self._saved = saved
@@ -211,15 +213,15 @@ class Grow(transformers.TrainerCallback):
         if growth is not None and args.load_best_model_at_end:
             state.best_metric = state.best_model_checkpoint = state.best_global_step = None
 
-    def _tell(self, record: Any) -> None:
-        """Put a growth's numbers into the Trainer's log, which shows them; not in place of the log that is due."""
+    def _log_in_trainer(self, record: Any) -> None:
+        """Log the values of a growth in the Trainer, and keep its next regular log due."""
         due = self._trainer.control.should_log
         self._trainer.log(record.as_metrics())
         self._trainer.control.should_log = due
 
 
 def _caller() -> Any:
-    """The Trainer that calls back: it does not tell its callbacks of itself."""
+    """The Trainer that calls the callback, found on the stack, since it does not pass itself."""
     frame = sys._getframe(1)
     while frame is not None and not isinstance(frame.f_locals.get("self"), transformers.Trainer):
         frame = frame.f_back  # type: ignore[assignment]
@@ -229,18 +231,18 @@ def _caller() -> Any:
 
 
 def _write_with_ours(write: Callable[[str], None], run: Run, json_path: str) -> None:
-    """Write the Trainer's state, the last of its files in a checkpoint, and then ours: older ones are deleted after that."""
+    """Write the Trainer's state, its last file of a checkpoint, and then outgrow's; older checkpoints are deleted later."""
     folder = os.path.dirname(json_path)
     if not os.path.basename(folder).startswith(f"{PREFIX_CHECKPOINT_DIR}-"):
         write(json_path)
         return
-    run.tell()  # of a growth that is not in the log yet
+    run.tell()  # a growth that is not logged yet
     write(json_path)
-    write_beside(folder, run, last=True)
+    write_growth_file(folder, run, last=True)
 
 
 def _wait_for_ranks(trainer: Any) -> None:
-    """Each rank writes its random state by itself: ours is the last file only if it waits for them."""
+    """Let the main process wait for the random states of all ranks, so that outgrow's file is the last one."""
     write = trainer._save_rng_state
     if trainer.args.world_size == 1 or isinstance(write, partial):
         return
@@ -253,23 +255,23 @@ def _wait_for_ranks(trainer: Any) -> None:
 
 
 def _check_trainer(trainer: Any, model: Any) -> None:
-    """Refuse what keeps a copy or a wrapper of the model that would not follow. DistributedDataParallel does."""
+    """Raise if the Trainer has a copy or wrapper of the model that can't follow growths. DistributedDataParallel can."""
     wrapper = trainer.model_wrapped
     plain = bare(wrapper) is bare(model) or isinstance(wrapper, nn.DataParallel)
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or not plain or is_sharded(model):
         raise GrowthError(
-            "the Trainer shares its model out among several processes, and would not see new parameters: train by plain "
+            "the Trainer shards its model over several processes, and would not see new parameters: use plain "
             "DistributedDataParallel (torchrun, without fsdp or deepspeed), or write the loop yourself with outgrow.Run and "
             "outgrow.shard"
         )
     if type(model).__module__.partition(".")[0] == "peft":
-        raise GrowthError("adapters of PEFT hold the sizes of their model: merge them first, model.merge_and_unload()")
+        raise GrowthError("PEFT adapters depend on the sizes of their model: merge them first, model.merge_and_unload()")
 
 
 def _check_rules(run: Run, args: Any) -> None:
     rules = [event for event in run.ahead if isinstance(event, When)]
     if rules and (args.eval_strategy != transformers.trainer_utils.IntervalStrategy.EPOCH or args.eval_delay):
         raise ScheduleError(
-            f"the schedule waits for {rules[0].time!r}, which looks at what each epoch measured: "
+            f"the schedule waits for {rules[0].time!r}, which reads the metrics of each epoch: "
             "write TrainingArguments(eval_strategy='epoch'), without eval_delay"
         )

@@ -1,1 +1,1 @@
-"""Files, whole or not at all: weights with their growths, runs, and other libraries' checkpoints."""
+"""Files, written completely or not at all: weights with their growths, runs, and other libraries' checkpoints."""

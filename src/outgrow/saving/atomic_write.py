@@ -1,7 +1,7 @@
-"""Write a file whole or not at all: a draft beside it, synced to the disk, then renamed over it.
+"""Write a file completely or not at all: write a draft in the same folder, sync it to the disk, rename it to the file.
 
-Whatever moment a process dies at, the name holds either the old file or the new one. A draft that a killed process has left
-behind is removed by the next write.
+If the process dies at any moment, the file is either the old one or the new one. The next write removes the draft of a killed
+process.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ Path = str | os.PathLike[str]
 
 
 def check_path(path: Any, call: str, kind: type[GrowthError] = CheckpointError) -> None:
-    """Raise if what should name a file does not.
+    """Raise if an argument can't be the path of a file. call: an example of a correct call.
 
     Example:
         >>> check_path(3, "f('x.pt')")
         Traceback (most recent call last):
         ...
-        outgrow.errors.CheckpointError: the path of a file is text or a pathlib.Path, and not of type int: write e.g. f('x.pt')
+        outgrow.errors.CheckpointError: a path must be a string or a pathlib.Path, and not of type int: write e.g. f('x.pt')
     """
     if isinstance(path, (str, os.PathLike)) and isinstance(os.fspath(path), str):
         text = os.fspath(path)
         if not text or "\0" in text:
             raise kind(f"{path!r} can't be the name of a file: write e.g. {call}")
         if text.startswith("~") and not os.path.exists(text.replace(os.sep, "/").partition("/")[0]):
-            raise kind(f"{path}: '~' stands for no folder in Python: write os.path.expanduser({text!r})")
+            raise kind(f"{path}: Python does not expand '~' in paths: write os.path.expanduser({text!r})")
         return
     if hasattr(path, "read") or hasattr(path, "write"):
-        raise kind(f"instead of the path of a file, an open file was given ({type(path).__name__}): write e.g. {call}")
-    raise kind(f"the path of a file is text or a pathlib.Path, and not {_named(path)}: write e.g. {call}")
+        raise kind(f"an open file was given instead of a path ({type(path).__name__}): write e.g. {call}")
+    raise kind(f"a path must be a string or a pathlib.Path, and not {_named(path)}: write e.g. {call}")
 
 
 def _named(thing: Any) -> str:
@@ -46,7 +46,7 @@ def _named(thing: Any) -> str:
 
 
 def place_for(path: Path, call: str) -> str:
-    """Where a file is to be written; CheckpointError if it can't be. call: an example of the call, with a usual name."""
+    """The real path of a file to write; CheckpointError if it can't be written. call: an example of a correct call."""
     check_path(path, call)
     target = os.path.realpath(path)
     if os.path.isdir(target):
@@ -54,14 +54,14 @@ def place_for(path: Path, call: str) -> str:
     if not os.path.isdir(os.path.dirname(target)):
         raise CheckpointError(f"{path}: there is no folder {os.path.dirname(target)}: create it first")
     if os.path.exists(target) and not os.path.isfile(target):
-        raise CheckpointError(f"{path} is a device or a pipe, which a file would replace: name a file, e.g. {call}")
+        raise CheckpointError(f"{path} is a device or a pipe, and would be replaced by a file: name a file, e.g. {call}")
     if os.path.exists(target) and not os.access(target, os.W_OK):
-        raise CheckpointError(f"{path} is write-protected: name another file, or allow it by os.chmod")
+        raise CheckpointError(f"{path} is write-protected: name another file, or change its permissions with os.chmod")
     return target
 
 
 def write_plain(path: Path, data: bytes, kind: type[GrowthError] = GrowthError) -> None:
-    """Write a small file that is made again easily; an error that says what to do if it can't be."""
+    """Write a small file directly, without a draft; if that fails, the error says what to do."""
     folder = os.path.dirname(os.path.abspath(path))
     try:
         with open(path, "wb") as file:
@@ -75,13 +75,13 @@ def write_plain(path: Path, data: bytes, kind: type[GrowthError] = GrowthError) 
 
 
 def write_whole(target: str, write: Callable[[str], None]) -> None:
-    """Let `write` fill a draft, and put that in the target's place, with the permissions of the file that is there."""
+    """Let `write` fill a draft, and replace the target by it, with the permissions of the existing file."""
     folder, name = os.path.split(target)
     name = _short(name)
-    _remove_left(folder, name)
+    _remove_old_drafts(folder, name)
     draft = os.path.join(folder, f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
-        with open(draft, "wb") as file:  # made here, so that a new file gets the usual permissions
+        with open(draft, "wb") as file:  # created here, so that a new file gets the default permissions
             mode = os.fstat(file.fileno()).st_mode
         if os.path.exists(target):
             mode = stat.S_IMODE(os.stat(target).st_mode)
@@ -102,21 +102,21 @@ def write_whole(target: str, write: Callable[[str], None]) -> None:
 
 
 def _short(name: str) -> str:
-    """A name for drafts, which are a little longer than the file's own: file systems allow 255 bytes."""
+    """A file's name, shortened so that the longer names of drafts fit into the 255 bytes that file systems allow."""
     return name if len(os.fsencode(name)) <= 200 else f"{name[:40]}-{zlib.crc32(os.fsencode(name)):08x}"
 
 
-def _remove_left(folder: str, name: str) -> None:
-    """Remove drafts of processes that are no more."""
+def _remove_old_drafts(folder: str, name: str) -> None:
+    """Remove drafts of processes that have ended."""
     for draft in glob.glob(os.path.join(glob.escape(folder), f".{glob.escape(name)}.*.tmp")):
         process = draft.split(".")[-2].partition("-")[0]
-        if process.isdecimal() and not _runs(int(process)):
+        if process.isdecimal() and not _is_running(int(process)):
             with contextlib.suppress(OSError):
                 os.unlink(draft)
 
 
-def _runs(process: int) -> bool:
-    if os.name != "posix":  # elsewhere this would end it
+def _is_running(process: int) -> bool:
+    if os.name != "posix":  # elsewhere, os.kill(process, 0) would end it
         return True
     try:
         os.kill(process, 0)

@@ -1,4 +1,4 @@
-"""Checksums of what a file holds, so that a flipped bit is found when the file is read.
+"""Checksums of a file's contents, so that a flipped bit is found when the file is read.
 
 Neither safetensors nor `torch.load` checks the bytes of a tensor (`torch.load` ignores the checksums of the zip file that it
 reads). Our files therefore hold a CRC-32 per tensor, and one over everything else: names, types, shapes and plain values. A
@@ -72,7 +72,7 @@ def _strided(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def of_tensors(tensors: Mapping[str, Tensor]) -> Checksums:
-    """One checksum per tensor; one that stands under several names is read once."""
+    """One checksum per tensor; a tensor with several names is read once."""
     known: dict[object, str] = {}
     found: Checksums = {}
     for name, tensor in tensors.items():
@@ -102,7 +102,7 @@ def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_seal(state: Mapping[str, Any], path: Any) -> None:
-    """Raise CheckpointError, and name what is damaged, if a tree is not as it was when it was sealed."""
+    """Raise CheckpointError, with the names of damaged entries, if a tree has changed since it was sealed."""
     if SEAL not in state and TABLE not in state:
         return
     table = state.get(TABLE)
@@ -118,7 +118,7 @@ def compare(found: Mapping[str, str], table: Mapping[str, str], path: Any) -> No
         for name in {**table, **found}
         if found.get(name) != table.get(name)
     ]
-    refuse(f"{path} is damaged: what it holds differs from what was written", problems, WAY_OUT)
+    refuse(f"{path} is damaged: its contents differ from what was written", problems, WAY_OUT)
 
 
 def seal_text(text: str) -> str:
@@ -132,7 +132,7 @@ def seal_text(text: str) -> str:
 
 
 def check_text(text: bytes, what: str) -> None:
-    """Raise CheckpointError if a JSON object is not as it was when it was sealed. One without a checksum passes."""
+    """Raise CheckpointError if a JSON object has changed since it was sealed. One without a checksum passes."""
     found = re.search(rb',"checksum":"([0-9a-f]{8})"}$', text)
     if found is not None and found[1].decode() != of_bytes(text[: found.start()] + b"}"):
         raise CheckpointError(f"{what} is damaged: it differs from what was written: use an earlier copy of the file")
@@ -144,12 +144,12 @@ def _text(table: Mapping[str, str]) -> bytes:
 
 def _table(state: Mapping[str, Any]) -> Checksums:
     tensors: dict[str, Tensor] = {}
-    words = list(_words(state, "", tensors))
-    return {**of_tensors(tensors), REST: of_bytes("\n".join(words).encode("utf-8", "surrogatepass"))}
+    lines = list(_lines(state, "", tensors))
+    return {**of_tensors(tensors), REST: of_bytes("\n".join(lines).encode("utf-8", "surrogatepass"))}
 
 
-def _words(tree: Any, path: str, tensors: dict[str, Tensor]) -> Iterator[str]:
-    """Everything in a tree in its order, as text; tensors, by their path in it, are put aside."""
+def _lines(tree: Any, path: str, tensors: dict[str, Tensor]) -> Iterator[str]:
+    """The contents of a tree in order, as lines of text; tensors are collected in `tensors`, by path."""
     kind = type(tree).__name__
     if isinstance(tree, Tensor):
         tensors[path] = tree
@@ -161,16 +161,16 @@ def _words(tree: Any, path: str, tensors: dict[str, Tensor]) -> Iterator[str]:
         for number, (key, value) in enumerate(tree.items()):
             name = key if isinstance(key, str) else repr(key)
             yield f"{path} {number} {key!r}"
-            yield from _words(value, f"{path}/{name}" if path else name, tensors)
+            yield from _lines(value, f"{path}/{name}" if path else name, tensors)
         if getattr(tree, "__dict__", None):  # versions of modules in a state dict
-            yield from _words(vars(tree), f"{path}/attributes", tensors)
+            yield from _lines(vars(tree), f"{path}/attributes", tensors)
     elif isinstance(tree, (list, tuple)):
         yield f"{path} {kind} of {len(tree)}"
         for number, value in enumerate(tree):
-            yield from _words(value, f"{path}/{number}" if path else str(number), tensors)
-    elif isinstance(tree, (set, frozenset)):  # in no order
+            yield from _lines(value, f"{path}/{number}" if path else str(number), tensors)
+    elif isinstance(tree, (set, frozenset)):  # unordered
         yield f"{path} {kind} {sorted(map(repr, tree))}"
     elif isinstance(tree, np.generic):
         yield f"{path} {tree.dtype} {tree.item()!r}"
-    else:  # the text of an object of another kind may differ from process to process
+    else:  # the text of other objects may differ from process to process
         yield f"{path} {kind} {tree!r}" if tree is None or isinstance(tree, PLAIN) else f"{path} {kind}"

@@ -1,16 +1,15 @@
-"""Growths in checkpoints of `torch.distributed.checkpoint`: the history travels in the saved dict, as a tensor.
+"""Growths in checkpoints of `torch.distributed.checkpoint`: the saved dict holds the growth history, as a tensor.
 
-`dcp.load` fills tensors that are there already, so the model must have its grown shapes before. Thus two steps around the
-usual ones:
+`dcp.load` fills existing tensors, so the model must have its grown shapes before. That takes two additional calls:
 
     dcp.save({"model": …, "optim": …, **history_state(model)}, checkpoint_id=path)
 
-    regrow(model, path)                      # the shapes: read the history alone, replay it, shard again what was sharded
+    regrow(model, path)                      # shapes: read only the history, replay it, shard again what was sharded
     optimizer = AdamW(model.parameters())
-    dcp.load({"model": …, "optim": …}, checkpoint_id=path)      # the numbers
+    dcp.load({"model": …, "optim": …}, checkpoint_id=path)      # values
 
-The history is JSON in a uint8 tensor under the key `outgrow.history`. With it go numbers that no state dict holds: buffers with
-persistent=False that a growth has changed, and what faded widenings have still to bring in.
+The history is JSON in a uint8 tensor under the key `outgrow.history`. Further tensors hold the values that no state dict has:
+buffers with persistent=False that a growth has changed, and the remaining changes of faded widenings.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from outgrow.distributed.fsdp import gathered
 from outgrow.errors import CheckpointError
 from outgrow.model.unwrap import bare
 from outgrow.saving.atomic_write import Path
-from outgrow.saving.growths_in_state_dict import KEY, packed, unpack
+from outgrow.saving.growths_in_state_dict import KEY, all_entries, unpack
 from outgrow.saving.replay_growths import BUFFER
 from outgrow.saving.reshape_for_checkpoint import reshaping
 
 
 def history_state(model: nn.Module) -> dict[str, Tensor]:
-    """What a distributed checkpoint has to hold of a model's growths, besides its state dict: a few small tensors.
+    """The growths of a model for a distributed checkpoint, besides its state dict: a few small tensors.
 
     Example:
         >>> import outgrow
@@ -40,16 +39,16 @@ def history_state(model: nn.Module) -> dict[str, Tensor]:
         >>> {name: tensor.dtype for name, tensor in history_state(model).items()}
         {'outgrow.history': torch.uint8}
     """
-    return packed(bare(model))
+    return all_entries(bare(model))
 
 
 def regrow(model: nn.Module, path: Path) -> nn.Module:
-    """Give a freshly built small model the shapes that a distributed checkpoint has; its numbers are loaded after this.
+    """Give a newly built small model the shapes of a distributed checkpoint; load its values after this.
 
-    Call it on every rank, before the optimizer is made. DistributedDataParallel wrappers go on, and a model that was sharded
-    by `fsdp.shard` is sharded again. Returns the model.
+    Call it on every rank, before the optimizer is made. DistributedDataParallel wrappers stay usable, and a model that was
+    sharded with `outgrow.shard` is sharded again. Returns the model.
 
-    Raises CheckpointError, and leaves the model as it was, if the checkpoint tells no history or does not fit.
+    Raises CheckpointError, and leaves the model unchanged, if the checkpoint has no growth history or does not fit.
     """
     state, inner = _read(path), bare(model)
     with gathered([inner], []) as shards, reshaping(inner) as journal:
@@ -59,18 +58,16 @@ def regrow(model: nn.Module, path: Path) -> nn.Module:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """The history, and the tensors that go with it: nothing else is read."""
+    """The growth history and its tensors; nothing else is read."""
     from torch.distributed.checkpoint import filesystem, state_dict_loader
 
     try:
         stored = filesystem.FileSystemReader(path).read_metadata().state_dict_metadata
     except Exception as error:
-        raise CheckpointError(
-            f"{path} is no distributed checkpoint that can be read: {type(error).__name__}: {error}"
-        ) from error
+        raise CheckpointError(f"{path} can't be read as a distributed checkpoint: {type(error).__name__}: {error}") from error
     if KEY not in stored:
         raise CheckpointError(
-            f"{path} tells no growth history: save it with dcp.save({{…, **outgrow.dcp.history_state(model)}}, …)"
+            f"{path} has no growth history: save it with dcp.save({{…, **outgrow.dcp.history_state(model)}}, …)"
         )
     sizes: dict[str, Any] = {name: each for name, each in stored.items() if name == KEY or name.startswith((STORED, BUFFER))}
     tensors: dict[str, Any] = {name: torch.empty(each.size, dtype=each.properties.dtype) for name, each in sizes.items()}

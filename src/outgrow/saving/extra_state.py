@@ -1,7 +1,7 @@
-"""Extra state of modules (`get_extra_state`) in files without pickle: JSON, and the tensors in it as tensors of the file.
+"""Extra state of modules (`get_extra_state`) in files without pickle: as JSON, with its tensors as tensors of the file.
 
-`state_dict` holds what a module's `get_extra_state` returns under the name `…_extra_state`. A growth leaves it as it is. Plain
-values, lists, tuples, dicts and tensors are stored; JSON has neither tuples nor keys other than text, so each container is
+`state_dict` holds the result of a module's `get_extra_state` under the name `…_extra_state`. A growth does not change it. Plain
+values, lists, tuples, dicts and tensors are stored. JSON has neither tuples nor keys other than strings, so each container is
 written as a pair of its kind and its items:
 
     {"scale": 2.0, "shape": (3, 4)}  →  ["dict", [["scale", 2.0], ["shape", ["tuple", [3, 4]]]]]
@@ -20,25 +20,25 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX as NAME
 from outgrow.errors import CheckpointError
 from outgrow.model.journal import Journal
 
-STORED = "outgrow.extra/"  # how tensors in extra state are called in files
+STORED = "outgrow.extra/"  # prefix in files of the names of tensors in extra state
 WAY_OUT = (
-    "return plain values, lists, tuples, dicts and tensors from get_extra_state; or save the run (outgrow.Run.save), or "
-    "model.state_dict() by torch.save"
+    "return plain values, lists, tuples, dicts and tensors from get_extra_state; or save the run (outgrow.Run.save), or use "
+    "torch.save(model.state_dict(), path)"
 )
 
 
 def is_extra(name: str) -> bool:
-    """Whether a name of a state dict is that of extra state."""
+    """Whether a name in a state dict is the name of extra state."""
     return name.rpartition(".")[2] == NAME
 
 
 def extras_of(model: nn.Module) -> dict[str, Any]:
-    """Extra state that is no tensor, by its name in the state dict."""
+    """Extra state, except for tensors, by its name in the state dict."""
     return {name: value for name, value in model.state_dict().items() if is_extra(name) and not isinstance(value, Tensor)}
 
 
-def put_back_extras_later(model: nn.Module, journal: Journal) -> None:
-    """Let a journal put back what extra state is now."""
+def note_extras(model: nn.Module, journal: Journal) -> None:
+    """Let a journal restore the extra state of a model."""
     for module in model.modules():
         kind = type(module)
         if kind.get_extra_state is not nn.Module.get_extra_state and kind.set_extra_state is not nn.Module.set_extra_state:
@@ -46,7 +46,7 @@ def put_back_extras_later(model: nn.Module, journal: Journal) -> None:
 
 
 def pack_extras(extras: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Extra state as JSON, and the tensors in it; CheckpointError if it holds something else.
+    """Extra state as JSON, and its tensors; CheckpointError if it holds other types.
 
     Example:
         >>> pack_extras({"norm._extra_state": {"scale": 2.0, "shape": (3, 4)}})
@@ -71,7 +71,7 @@ def _packed(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def unpack_extras(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What `pack_extras` packed; ValueError or LookupError if it is damaged."""
+    """The extra state that `pack_extras` packed; ValueError or LookupError if it is damaged."""
     return {name: _unpacked(value, tensors) for name, value in facts.items()}
 
 
@@ -85,5 +85,5 @@ def _unpacked(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         return {_unpacked(key, tensors): _unpacked(item, tensors) for key, item in items}
     if kind not in ("list", "tuple"):
         raise ValueError(f"there is no container of the kind {kind!r}")
-    several = [_unpacked(item, tensors) for item in items]
-    return several if kind == "list" else tuple(several)
+    unpacked = [_unpacked(item, tensors) for item in items]
+    return unpacked if kind == "list" else tuple(unpacked)

@@ -1,12 +1,12 @@
-"""The growth record: what a file of any kind says about a model's growths, as JSON.
+"""The growth record: the description of a model's growths in files of any kind, as JSON.
 
 Files of `outgrow.save` hold it in their metadata, run files and checkpoints of other libraries as bytes in a tensor.
 Its entries:
 
     model       the name of the model's class
     histories   plans, oldest first, by the path of the module that was grown ("" is the model itself)
-    gates       fades of new modules under way, by path: steps made, and steps in all
-    drifts      faded widenings under way (see `weight_fades.pack_drifts`)
+    gates       unfinished fades of new modules, by path: steps made, and total steps
+    drifts      unfinished faded widenings (see `weight_fades.pack_drifts`)
 
 Each kind of file adds entries of its own beside these (shapes, aliases, checksums). `VERSION` counts changes of any file format
 of outgrow. A file of a later version is refused before anything else in it is read. Files of 0.1.0 are of version 1, too:
@@ -34,7 +34,7 @@ UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticErro
 
 @dataclass(frozen=True)
 class GrowthRecord:
-    """The entries of a growth record. `also`: all entries of its JSON, with those that only one kind of file has."""
+    """The entries of a growth record. also: all entries of its JSON, including those that only one kind of file has."""
 
     model: str
     histories: Histories = field(default_factory=dict)
@@ -44,7 +44,7 @@ class GrowthRecord:
 
 
 def record_text(model: nn.Module, histories: Histories, drifts: Sequence[Mapping[str, Any]], **also: Any) -> str:
-    """The growth record of a model. also: entries of the kind of file that it is written to.
+    """The growth record of a model as JSON. also: further entries for this kind of file.
 
     Example:
         >>> record_text(nn.Linear(2, 3), {}, [], shapes={"bias": [3]})
@@ -57,7 +57,7 @@ def record_text(model: nn.Module, histories: Histories, drifts: Sequence[Mapping
 
 
 def read_record(text: str | bytes, what: str, version: Any = None) -> GrowthRecord:
-    """Read a growth record. what: how an error calls the file. version: of the file, if the record itself has no such entry.
+    """Read a growth record. what: the file's name in errors. version: of the file, if the record has no such entry.
 
     Raises CheckpointError if a later version of outgrow wrote it, or if it can't be read.
 
@@ -80,7 +80,7 @@ def read_record(text: str | bytes, what: str, version: Any = None) -> GrowthReco
 
 
 def check_version(version: Any, what: str) -> None:
-    """Raise CheckpointError if a file is of a version that this outgrow does not read. what: how the error calls the file.
+    """Raise CheckpointError if this outgrow does not read a file's version. what: the file's name in the error.
 
     Example:
         >>> check_version(2, "run.pt")
@@ -97,5 +97,5 @@ def check_version(version: Any, what: str) -> None:
 
 
 def unreadable(what: str, error: Exception) -> CheckpointError:
-    """The error for a record that is not as outgrow writes it."""
+    """The error for a record that can't be read."""
     return CheckpointError(f"{what} is damaged: its growth history can't be read ({type(error).__name__}: {error}): {EARLIER}")

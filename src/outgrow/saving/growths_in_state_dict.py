@@ -1,9 +1,9 @@
-"""A growth history that travels in a resume checkpoint, so that a freshly built small model can take it.
+"""Growth entries in the state dict of a resume checkpoint, so that it can be loaded into a newly built small model.
 
-A plain `state_dict` stays the library's own. What is to be resumed gets a few more keys: `outgrow.history` (JSON, as bytes)
-and the tensors that fades under way and grown buffers outside the state dict need. A hook on the model takes them out again
-before anything is loaded, and gives the model the shapes: so whoever calls `load_state_dict`, be it Lightning, a Trainer or
-you, need not know of growth.
+`model.state_dict()` itself stays unchanged. Checkpoints for resuming get additional keys: `outgrow.history` (JSON, as bytes),
+and tensors of unfinished fades and of grown buffers outside the state dict. A hook on the model removes them before anything is
+loaded, and gives the model its shapes: so any code that calls `load_state_dict` (Lightning, a Trainer, a user's script) can
+load a grown model without changes.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ class Outgrown(CheckpointError):
     """A checkpoint from before the model's last growth."""
 
 
-def luggage(model: nn.Module) -> dict[str, Tensor]:
-    """What a resume checkpoint holds of a model besides its state dict; nothing if it has never grown.
+def growth_entries(model: nn.Module) -> dict[str, Tensor]:
+    """The growth entries of a model for a resume checkpoint, besides its state dict; empty if it has never grown.
 
     Example:
         >>> import outgrow
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> luggage(model)
+        >>> growth_entries(model)
         {}
         >>> growth = outgrow.widen(model, torch.zeros(1, 4), "0", to=12)
-        >>> list(luggage(model))
+        >>> list(growth_entries(model))
         ['outgrow.history']
     """
     grown = histories_of(model) or gates_of(model) or any(True for _ in drifts_of(model))
-    return packed(model) if grown else {}
+    return all_entries(model) if grown else {}
 
 
-def packed(model: nn.Module) -> dict[str, Tensor]:
-    """The same for any model, whether it has grown or not."""
+def all_entries(model: nn.Module) -> dict[str, Tensor]:
+    """The growth entries of any model, also of one that has never grown."""
     histories = histories_of(model)
     contents, (facts, amounts) = contents_of(model, histories), pack_drifts(model)
     shapes = {name: list(tensor.shape) for name, tensor in contents.items()}
@@ -66,10 +66,10 @@ def packed(model: nn.Module) -> dict[str, Tensor]:
 def unpack(
     model: nn.Module, state: MutableMapping[str, Any], journal: Journal, prefix: str = "", drifting: bool = True
 ) -> bool:
-    """Take the luggage out of a state dict, and give the model the shapes that it tells of; whether there was any.
+    """Remove the growth entries from a state dict, and give the model their shapes; returns whether there were any.
 
-    drifting: go on with faded widenings, which averaged copies do not.
-    Raises CheckpointError if the model is none that these growths fit.
+    drifting: continue faded widenings; False for averaged copies.
+    Raises CheckpointError if the growths do not fit the model.
     """
     if prefix + KEY not in state:
         return False
@@ -129,9 +129,9 @@ def _refuse_smaller(model: nn.Module, state: Mapping[str, Any], prefix: str) -> 
 
 
 def expect(model: nn.Module, drifting: bool = True) -> torch.utils.hooks.RemovableHandle:
-    """Let a model take luggage whenever it loads a state dict, from whatever code.
+    """Let a model accept growth entries in every state dict that it loads. Returns the handle of the hook.
 
-    A copy that is made of the model meanwhile (an average of its weights) expects it too, and does not drift.
+    A copy that is made of the model meanwhile (an average of its weights) accepts them too, without faded widenings.
     """
 
     def hook(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:

@@ -1,7 +1,7 @@
-"""Which parameters an optimizer's groups hold, by name: what tells a fresh optimizer where new parameters belong.
+"""The parameters of an optimizer's groups by name, from which a new optimizer gets the parameters of new modules.
 
-An optimizer's own state dict is keyed by position. One that was made from the small model has the right groups but misses the
-parameters of new modules; by the names of a checkpoint it holds the same ones in the same order as the one that was saved.
+An optimizer's own state dict is keyed by position. An optimizer that was made from the small model has the right groups, but
+not the parameters of new modules. With the names from a checkpoint, it gets the parameters of the saved one, in its order.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from outgrow.errors import CheckpointError
 from outgrow.history.cohorts import cohorts
 from outgrow.model.journal import Journal
 
-Names = list[list[str | int]]  # for each group: names, or positions of parameters that are not the model's among such
+Names = list[list[str | int]]  # per group: a parameter's name or, if it is not part of the model, its index among such
 
 
 def names_in(optimizer: Optimizer, model: nn.Module) -> Names:
-    """What each group holds."""
+    """The parameters of each group, by name or index."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     result: Names = []
     for group in optimizer.param_groups:
-        strangers = [id(parameter) for parameter in group["params"] if id(parameter) not in names]
+        foreign = [id(parameter) for parameter in group["params"] if id(parameter) not in names]
         result.append([names.get(id(parameter), -1) for parameter in group["params"]])
         for position, parameter in enumerate(group["params"]):
-            if id(parameter) in strangers:
-                result[-1][position] = strangers.index(id(parameter))
+            if id(parameter) in foreign:
+                result[-1][position] = foreign.index(id(parameter))
     return result
 
 
 def regroup(optimizer: Optimizer, model: nn.Module, wanted: Sequence[Sequence[str | int]], journal: Journal) -> None:
-    """Make an optimizer's groups hold what those of the saved one held; CheckpointError if it is not made alike."""
+    """Give an optimizer's groups the parameters of the saved one's; CheckpointError if its groups do not match."""
     kind = type(optimizer).__name__
     if len(wanted) != len(optimizer.param_groups):
         raise CheckpointError(
-            f"{kind} has {len(optimizer.param_groups)} parameter groups, and the checkpoint {len(wanted)}: make it as before"
+            f"{kind} has {len(optimizer.param_groups)} parameter groups, and the checkpoint {len(wanted)}: make as many groups"
         )
     parameters, births = dict(model.named_parameters()), cohorts(model).births
     own = {id(parameter) for parameter in parameters.values()}
     for number, (group, names) in enumerate(zip(optimizer.param_groups, wanted, strict=True)):
-        strangers = [parameter for parameter in group["params"] if id(parameter) not in own]
-        known: dict[Any, Tensor] = {**parameters, **dict(enumerate(strangers))}
+        foreign = [parameter for parameter in group["params"] if id(parameter) not in own]
+        known: dict[Any, Tensor] = {**parameters, **dict(enumerate(foreign))}
         here = {id(parameter) for parameter in group["params"]}
-        missing = [  # those of new modules are given to it
+        missing = [  # parameters of new modules are added below
             name for name in names if name not in known or (id(known[name]) not in here and not births[str(name)].whole)
         ]
         left = {
             id(p): name for name, p in parameters.items() if any(p is held for held in group["params"]) and name not in names
         }
         if missing or left:
-            which = f"{missing[0]} is missing" if missing else f"{next(iter(left.values()))} was in none such"
+            which = f"{missing[0]} is missing" if missing else f"{next(iter(left.values()))} was not in it"
             raise CheckpointError(
-                f"group {number} of {kind} does not hold what the saved one held ({which}): make it as before"
+                f"group {number} of {kind} does not hold the parameters of the saved group ({which}): make it in the same way"
             )
         held = group["params"]
         journal.note(partial(group.__setitem__, "params", held))
@@ -67,6 +67,6 @@ def regroup(optimizer: Optimizer, model: nn.Module, wanted: Sequence[Sequence[st
 
 
 def keep(optimizer: Optimizer, journal: Journal) -> None:
-    """Note how an optimizer was, before a state is loaded into it: that puts new groups and a new state in place of the old."""
+    """Let a journal restore an optimizer's groups and state; `load_state_dict` replaces both by new objects."""
     groups, state = optimizer.param_groups, optimizer.state
     journal.note(lambda: vars(optimizer).update(param_groups=groups, state=state))

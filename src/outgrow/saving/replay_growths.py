@@ -1,7 +1,7 @@
-"""Give a freshly built model the shapes and settings of a history of growths, without their numbers.
+"""Give a newly built model the shapes and settings of a growth history, but not its values.
 
-The numbers come from a file (see `saving/save_load.py`), so nothing is drawn and nothing verified. Every size that a plan
-expects is checked on paper before a tensor is touched, and a journal can put everything back.
+The values come from a file (see `saving/save_load.py`), so no random values are drawn and no outputs are compared. All sizes
+that plans expect are checked before a tensor changes, and a journal can undo everything.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from outgrow.model.journal import Journal
 from outgrow.model.module_paths import joined_path
 from outgrow.model.sandbox import tensors_of
 
-BUFFER = "outgrow.buffer/"  # how buffers outside the state dict are called in files
-SHOWN = 5  # problems named in one error
-FRESH = "construct the model as it was before its first growth, with the same arguments, and load into that"
+BUFFER = "outgrow.buffer/"  # prefix in files of the names of buffers outside the state dict
+SHOWN = 5  # problems listed in one error
+FRESH = "build the model as it was before its first growth, with the same arguments, and load into that"
 
 
 def refuse(message: str, problems: Sequence[Problem], instead: str = "") -> None:
-    """Raise if there are problems, naming the first few and the way out."""
+    """Raise if there are problems, with the first few and the way out."""
     if problems:
         more = [Problem("", f"and {len(problems) - SHOWN} more")] if len(problems) > SHOWN else []
         raise CheckpointError(message + (f": {instead}" if instead else ""), [*problems[:SHOWN], *more])
 
 
 def replay(model: nn.Module, histories: Histories, final: Mapping[str, Shape], misfit: str, journal: Journal) -> set[int]:
-    """Carry out what is left of the histories; new numbers are left open.
+    """Carry out the growths of the histories that the model has not been through; new values stay uninitialised.
 
-    final: shapes of the state dict in the end, and of what is kept beside it (`BUFFER`): a model that has them already only
-        gets its settings.
-    misfit: how an error begins.
-    Returns the ids of the tensors that got another storage.
+    final: final shapes of the state dict, and of the buffers outside it (`BUFFER`): if the model has them already, only its
+        settings change.
+    misfit: the beginning of error messages.
+    Returns the ids of the tensors with new storage.
     """
     steps = _in_order(histories, final)
     done = _done(model, steps, misfit)
@@ -60,13 +60,13 @@ def replay(model: nn.Module, histories: Histories, final: Mapping[str, Shape], m
                 as_now = replace(plan, settings=tuple(renewed), grafts=tuple(grafts))
                 problems += _make_settings(model, "", as_now, journal, check=False)
     else:
-        grown, problems = _on_paper(model, [step for number, step in enumerate(steps) if number not in done], journal)
+        grown, problems = _final_shapes(model, [step for number, step in enumerate(steps) if number not in done], journal)
         if problems:
             known = {problem.where for problem in problems}
-            refuse(misfit, [*problems, *_strangers(model.state_dict(), kept, known)], FRESH)
+            refuse(misfit, [*problems, *_unmatched(model.state_dict(), kept, known)], FRESH)
         for tensor in tensors_of(model).values():
             if tuple(tensor.shape) != grown[id(tensor)]:
-                _make_room(tensor, grown[id(tensor)], journal)
+                _reshape(tensor, grown[id(tensor)], journal)
                 made.add(id(tensor))
     refuse(misfit, problems, FRESH)
     for place, plans in histories.items():
@@ -77,7 +77,7 @@ def replay(model: nn.Module, histories: Histories, final: Mapping[str, Shape], m
 
 
 def _in_order(histories: Histories, final: Mapping[str, Shape]) -> tuple[GrowthStep, ...]:
-    """Growths in the order in which they came; parts first where that can't be told, and the sizes will tell."""
+    """The growths in order of time; if the order is not known, growths of parts first: sizes are checked later."""
     shapes = {name.removeprefix(BUFFER): shape for name, shape in final.items()}
     found = order_growths({name: name for name in shapes}, shapes, histories)
     parts = sorted(histories, key=len, reverse=True)
@@ -89,13 +89,13 @@ def _in_order(histories: Histories, final: Mapping[str, Shape]) -> tuple[GrowthS
 
 
 def _done(model: nn.Module, steps: Sequence[GrowthStep], misfit: str) -> set[int]:
-    """Which of the growths a model has been through already; CheckpointError if it has been through others."""
+    """Numbers of the growths that a model has been through; CheckpointError if it has been through others."""
     done: set[int] = set()
     for place, plans in histories_of(model).items():
         for made in growths(plans):
             same = [n for n, step in enumerate(steps) if n not in done and step.plans == made]
             if not same:
-                raise CheckpointError(f"{misfit}: {place or 'the model'} has been grown already, and otherwise: {FRESH}")
+                raise CheckpointError(f"{misfit}: {place or 'the model'} has already grown in another way: {FRESH}")
             done.add(min(same, key=lambda n: place not in (steps[n].then, steps[n].place)))
     return done
 
@@ -106,14 +106,14 @@ def _restore_history(attributes: dict[str, Any], before: tuple[Plan, ...] | None
         attributes[ATTRIBUTE] = before
 
 
-def _strangers(here: Collection[str], there: Collection[str], known: Collection[str]) -> list[Problem]:
+def _unmatched(here: Collection[str], there: Collection[str], known: Collection[str]) -> list[Problem]:
     """Tensors that only the model or only the file has."""
     missing = [Problem(name, "the model has no such tensor") for name in there if name not in here and name not in known]
     return missing + [Problem(name, "the file has no such tensor") for name in here if name not in there]
 
 
-def _on_paper(model: nn.Module, left: Sequence[GrowthStep], journal: Journal) -> tuple[dict[int, Shape], list[Problem]]:
-    """Shapes afterwards, by tensor, and why the next plan does not fit; modules are added and attributes set on the way."""
+def _final_shapes(model: nn.Module, left: Sequence[GrowthStep], journal: Journal) -> tuple[dict[int, Shape], list[Problem]]:
+    """Shapes after the growths, by tensor, or why a plan does not fit. Modules are inserted and attributes set meanwhile."""
     shapes = {id(tensor): tuple(tensor.shape) for tensor in tensors_of(model).values()}
     for place, plan in ((step.then, plan) for step in left for plan in step.plans):
         after, problems = _tried(model, place, plan, shapes, journal)
@@ -126,7 +126,7 @@ def _on_paper(model: nn.Module, left: Sequence[GrowthStep], journal: Journal) ->
 def _tried(
     model: nn.Module, place: str, plan: Plan, shapes: Mapping[int, Shape], journal: Journal
 ) -> tuple[dict[int, Shape], list[Problem]]:
-    """Shapes that a plan changes, or why it does not fit; its modules and settings are made."""
+    """Shapes after a plan, or why it does not fit; its modules are inserted and its attributes set."""
     known = dict(shapes)
     for insert in plan.inserts:
         where = joined_path(place, insert.container)
@@ -149,7 +149,7 @@ def _tried(
 
 
 def _after(model: nn.Module, place: str, plan: Plan, shapes: Mapping[int, Shape]) -> tuple[dict[int, Shape], list[Problem]]:
-    """Shapes that a plan changes, or why it does not fit."""
+    """The shapes that a plan's edits change, or why they do not fit."""
     after: dict[int, Shape] = {}
     problems: dict[str, Problem] = {}
     try:
@@ -173,8 +173,8 @@ def _after(model: nn.Module, place: str, plan: Plan, shapes: Mapping[int, Shape]
 
 
 @torch.no_grad()
-def _make_room(tensor: Tensor, shape: Shape, journal: Journal) -> None:
-    """Another storage of another shape for a tensor that stays the same object; a gradient would not fit any more."""
+def _reshape(tensor: Tensor, shape: Shape, journal: Journal) -> None:
+    """Give a tensor a new storage and shape; it stays the same object. Its gradient would not fit, and is deleted."""
     old = tensor.detach()
     channels_last = old.ndim == 4 and not old.is_contiguous() and old.is_contiguous(memory_format=torch.channels_last)
     memory = torch.channels_last if channels_last else torch.contiguous_format
@@ -191,7 +191,7 @@ def _put(tensor: Tensor, value: Tensor, gradient: Tensor | None) -> None:
 
 
 def _make_settings(model: nn.Module, place: str, plan: Plan, journal: Journal, check: bool) -> list[Problem]:
-    """Make the settings of a plan; with `check`, each attribute must hold what it held before the growth."""
+    """Set the attributes of a plan; with `check`, each must have its value from before the growth."""
     problems: list[Problem] = []
     part = model.get_submodule(place)
     apply_grafts(part, plan, journal)
@@ -208,7 +208,7 @@ def _make_settings(model: nn.Module, place: str, plan: Plan, journal: Journal, c
 
 
 def _current(model: nn.Module, setting: Setting) -> tuple[bool, Any]:
-    """Whether the attribute exists, and what it holds."""
+    """Whether the attribute exists, and its value."""
     try:
         value: Any = vars(model.get_submodule(setting.module))[setting.name]
         if setting.item is not None:
@@ -223,6 +223,6 @@ def _alike(value: Any) -> Any:
 
 
 def _of_kind(value: Any, now: Any) -> Any:
-    """A torch.Size stays one: JSON tells it from a tuple no more."""
+    """Convert a sequence to the type of the present value: JSON does not distinguish torch.Size, tuple and list."""
     both = isinstance(value, (tuple, list)) and type(now) in (tuple, list, torch.Size)
     return type(now)(value) if both else value

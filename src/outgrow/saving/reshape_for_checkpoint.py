@@ -1,4 +1,4 @@
-"""One frame for whatever gives a model the shapes of a checkpoint: all of it or nothing; what is around the model follows."""
+"""A context for giving a model the shapes of a checkpoint: completely or not at all, and wrappers of the model follow."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from outgrow.saving.atomic_write import Path
 
 @contextlib.contextmanager
 def reshaping(model: nn.Module, path: Path | None = None) -> Iterator[Journal]:
-    """Whatever fails within is undone by the journal. After it, wrappers are renewed, and what was compiled is forgotten.
+    """Undo everything if the block fails. Afterwards, renew wrappers and reset compiled code.
 
-    path: of a file that is loaded; what fails otherwise than by a CheckpointError is told as one that names it.
+    path: of the file that is loaded; other errors are raised as a CheckpointError with this path.
     """
     check_renewable(wrappers_around([model]))
     try:
@@ -31,6 +31,6 @@ def reshaping(model: nn.Module, path: Path | None = None) -> Iterator[Journal]:
                 if path is None:
                     raise
                 raise CheckpointError(f"{path} can't be loaded into this model: {type(error).__name__}: {error}") from error
-    finally:  # tensors that were put back have new gradient accumulators, too
+    finally:  # restored tensors have new gradient accumulators, too
         renew_around([model])
     forget_compiled()

@@ -1,8 +1,7 @@
-"""A run's file, as `Run.save` writes it: read whole to go on, or for its model alone.
+"""Read a file of `Run.save`: completely, to continue the run, or only its model.
 
-The weights are there with the growth history (see `saving/growths_in_state_dict.py`), so that `outgrow.load` and `outgrow
-inspect` take such a file like one that `outgrow.save` wrote. It is read by `torch.load(weights_only=True)`: nothing in it can
-run code.
+The file holds the weights with the growth history (see `saving/growths_in_state_dict.py`), so that `outgrow.load` and `outgrow
+inspect` accept it like a file of `outgrow.save`. It is read by `torch.load(weights_only=True)`: nothing in it can run code.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ PLAIN = "model.load_state_dict(torch.load(path, weights_only=True)) loads a stat
 
 DIVERGED = "go back to a file from before training diverged (run.load); run.save(path, finite=False) writes the run as it is"
 
-OTHERS = {  # a key that tells whose file it is, and what that is for
-    "pytorch-lightning_version": "it is a checkpoint of Lightning's. trainer.fit(model, ckpt_path=path) goes on with it, and "
-    "outgrow.lightning.load(model, path) loads its weights alone",
-    "luggage": "it lies beside the files of a Trainer or of Accelerate, and tells of growths alone. Resume from its folder, by "
-    "trainer.train(resume_from_checkpoint=folder) or accelerator.load_state(folder)",
+OTHERS = {  # a key in files of another kind, and the use of such a file
+    "pytorch-lightning_version": "it is a Lightning checkpoint. trainer.fit(model, ckpt_path=path) resumes from it, and "
+    "outgrow.lightning.load(model, path) loads only its weights",
+    "luggage": "it belongs to a checkpoint folder of a Trainer or of Accelerate, and holds only the growths. Resume from its "
+    "folder with trainer.train(resume_from_checkpoint=folder) or accelerator.load_state(folder)",
 }
 
 
 def read_run(path: Path, checksums: bool = True) -> dict[str, Any]:
-    """All that `Run.save` wrote. checksums: compare it with the checksums in the file, where it has some."""
+    """Read a file of `Run.save`. checksums: compare its contents with the checksums in it, if it has any."""
     check_path(path, "run.load('run.pt')")
     if os.path.isdir(path):
         raise CheckpointError(f"{path} is a folder: name the file in it that Run.save wrote")
@@ -54,12 +53,12 @@ def read_run(path: Path, checksums: bool = True) -> dict[str, Any]:
         state = load_safely(path)
     except Exception as error:
         raise CheckpointError(
-            f"{path} is damaged, or no file that Run.save wrote ({type(error).__name__}: {error}). {PLAIN}"
+            f"{path} is damaged, or was not written by Run.save ({type(error).__name__}: {error}). {PLAIN}"
         ) from error
     facts = state if isinstance(state, dict) else {}
-    for key, told in OTHERS.items():
+    for key, explanation in OTHERS.items():
         if key in facts:
-            raise CheckpointError(f"{path} was not written by Run.save: {told}")
+            raise CheckpointError(f"{path} was not written by Run.save: {explanation}")
     if "outgrow" not in facts:
         raise CheckpointError(f"{path} was not written by Run.save, so it holds no run. {PLAIN}")
     check_version(facts.get("version"), os.fspath(path))
@@ -69,7 +68,7 @@ def read_run(path: Path, checksums: bool = True) -> dict[str, Any]:
 
 
 def _refuse_weights(path: Path) -> None:
-    """A safetensors file, by whatever name: it begins with the length of its header, which is JSON."""
+    """Raise if a file is safetensors, whatever its name: such a file begins with the length of its header, which is JSON."""
     with open(path, "rb") as file:
         if file.read(9)[8:] != b"{":
             return
@@ -77,19 +76,19 @@ def _refuse_weights(path: Path) -> None:
         ours = "outgrow" in (weights.metadata() or {})
     if ours:
         raise CheckpointError(
-            f"{path} was written by outgrow.save, and not by Run.save: it holds a model and its growths, but no optimizer, and "
-            "no step to go on from. outgrow.load(model, path) loads the model; make its optimizer and its run after that"
+            f"{path} was written by outgrow.save, and not by Run.save: it holds a model and its growths, but no optimizer and "
+            "no step to continue from. outgrow.load(model, path) loads the model; make its optimizer and its run after that"
         )
     raise CheckpointError(
-        f"{path} holds weights alone, and no run: "
+        f"{path} holds only weights, and no run: "
         "model.load_state_dict(safetensors.torch.load_file(path)) loads them into a model of their shapes"
     )
 
 
 def load_model(model: nn.Module, path: Path, checksums: bool = True) -> nn.Module:
-    """Give a model, as it was first built or grown already, the shapes and weights of a run's; returns the model."""
+    """Give a model, newly built or already grown, the shapes and weights of a run's model; returns the model."""
     inner, state = unwrapped_module(model), dict(_model_in(path, checksums)[0])
-    refuse(f"{path} holds numbers that are not finite", not_finite(inner, _tensors(state)), EARLIER)
+    refuse(f"{path} holds values that are not finite", not_finite(inner, _tensors(state)), EARLIER)
     with gathered([inner], []) as shards, reshaping(inner, path) as journal:
         try:
             load_weights(inner, state, journal)
@@ -100,14 +99,14 @@ def load_model(model: nn.Module, path: Path, checksums: bool = True) -> nn.Modul
 
 
 def refuse_not_finite(models: Sequence[nn.Module], path: Path) -> None:
-    """Raise if a model of a run holds NaN or infinity, which its file is not to be overwritten with."""
+    """Raise if a model of a run holds NaN or infinity: it must not overwrite the run's file."""
     for model in map(unwrapped_module, models):
         bad = not_finite(model, _tensors(model.state_dict()))
         refuse(f"{path} was not written: the model holds values that are not finite", bad, DIVERGED)
 
 
 def describe_run(path: Path) -> Description:
-    """What a run's file says about its model."""
+    """The description of the model in a run's file."""
     state, kind = _model_in(path)
     own, aliases = unique({name: value for name, value in _tensors(state).items() if name != KEY})
     record = record_in(state, os.fspath(path)) if KEY in state else GrowthRecord(kind)
@@ -128,7 +127,7 @@ def _tensors(state: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _kind(value: Tensor) -> str:
-    """A dtype as safetensors calls it: float32 is F32, int64 I64, bool BOOL."""
+    """Safetensors' name of a dtype: float32 is F32, int64 I64, bool BOOL."""
     name = str(value.dtype).removeprefix("torch.")
     for long, short in (("bfloat", "BF"), ("complex", "C"), ("float", "F"), ("uint", "U"), ("int", "I")):
         if name.startswith(long):

@@ -1,7 +1,7 @@
-"""All that a run needs to go on as if it had never stopped, as one dict of plain values and tensors.
+"""The complete state of a run, as one dict of plain values and tensors.
 
-Model (with its growth history), optimizers (with the names of what their groups hold), schedulers, averaged copies, whatever
-else has a state, and the random states of Python, numpy and torch. `torch.load(weights_only=True)` reads all of it.
+It holds the model (with its growth history), optimizers (with the names of their parameters), schedulers, averaged copies,
+other objects with a state, and the random states of Python, numpy and torch. `torch.load(weights_only=True)` can read it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from outgrow.model.journal import Journal
 from outgrow.model.sandbox import tensors_of
 from outgrow.model.unwrap import bare
 from outgrow.modules.gates import gates_of, restore_gates, share_gates
-from outgrow.saving.extra_state import put_back_extras_later
+from outgrow.saving.extra_state import note_extras
 from outgrow.saving.growth_record import VERSION, check_version
-from outgrow.saving.growths_in_state_dict import PREFIX, luggage, unpack
+from outgrow.saving.growths_in_state_dict import PREFIX, growth_entries, unpack
 from outgrow.saving.param_groups import keep, names_in, regroup
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What a run is made of."""
+    """The objects of a run that have a state."""
 
     model: nn.Module
     optimizers: Sequence[Optimizer]
@@ -42,13 +42,13 @@ class Parts:
 
 
 def pack(parts: Parts) -> dict[str, Any]:
-    """The state of all parts; tensors are those of the parts, not copies."""
+    """The state of all parts; tensors are not copied."""
     model = bare(parts.model)
     return {
         "version": VERSION,
         "class": type(model).__qualname__,
         "kinds": _kinds(parts),
-        "model": {**model.state_dict(), **luggage(model)},
+        "model": {**model.state_dict(), **growth_entries(model)},
         "averages": [average.state_dict() for average in parts.averages],
         "optimizers": [optimizer.state_dict() for optimizer in parts.optimizers],
         "groups": [names_in(optimizer, model) for optimizer in parts.optimizers],
@@ -59,24 +59,27 @@ def pack(parts: Parts) -> dict[str, Any]:
 
 
 def restore(parts: Parts, state: Mapping[str, Any], journal: Journal) -> None:
-    """Give all parts the state of the saved ones, the model's shapes first.
+    """Load the state of all parts; first, the model gets its shapes.
 
-    Raises CheckpointError if they are not made as those were; the journal puts back what was done until then.
+    Raises CheckpointError if the parts do not match the saved ones; the journal then undoes what was done.
     """
     check_version(state.get("version"), "the checkpoint")
     for what, here in (("optimizers", parts.optimizers), ("schedulers", parts.schedulers), ("averages", parts.averages)):
         if len(state[what]) != len(here):
-            raise CheckpointError(f"the run has {len(here)} {what}, and the checkpoint {len(state[what])}: make it as before")
+            raise CheckpointError(
+                f"the run has {len(here)} {what}, and the checkpoint {len(state[what])}: make the run with as many"
+            )
     if set(state["also"]) != set(parts.also):
         raise CheckpointError(
-            f"also= holds {sorted(parts.also)}, and the checkpoint {sorted(state['also'])}: make it as before"
+            f"also= holds {sorted(parts.also)}, and the checkpoint {sorted(state['also'])}: pass objects of the same names"
         )
     for name, kind in _kinds(parts).items():
         if state["kinds"][name] != kind:
-            raise CheckpointError(f"{name} is of type {kind}, and in the checkpoint {state['kinds'][name]}: make it as before")
+            found = f"{name} is of type {kind}, and in the checkpoint {state['kinds'][name]}"
+            raise CheckpointError(f"{found}: make it of the same type")
     model = bare(parts.model)
     levels = {place: (gate.done, gate.steps) for place, gate in gates_of(model).items()}
-    journal.note(lambda: _gates_back(parts, levels))
+    journal.note(lambda: _restore_gates(parts, levels))
     load_weights(model, dict(state["model"]), journal)
     for average, saved in zip(parts.averages, state["averages"], strict=True):
         inner = getattr(average, "module", average)
@@ -103,26 +106,26 @@ def restore(parts: Parts, state: Mapping[str, Any], journal: Journal) -> None:
 
 
 def _kinds(parts: Parts) -> dict[str, str]:
-    """Types by name: state of one kind of optimizer or scheduler loads into another without a word."""
-    several = {"optimizer": parts.optimizers, "scheduler": parts.schedulers}
-    named = {f"{what} {number}": one for what, all_ in several.items() for number, one in enumerate(all_)}
+    """Types by name. They are compared, since the state of one type of optimizer or scheduler loads into another silently."""
+    lists = {"optimizer": parts.optimizers, "scheduler": parts.schedulers}
+    named = {f"{what} {number}": one for what, all_ in lists.items() for number, one in enumerate(all_)}
     return {name: type(part).__name__ for name, part in (*named.items(), *parts.also.items())}
 
 
-def _gates_back(parts: Parts, levels: Mapping[str, tuple[int, int]]) -> None:
-    """Put fades back where they stood, once the model has the modules that it had."""
+def _restore_gates(parts: Parts, levels: Mapping[str, tuple[int, int]]) -> None:
+    """Restore the progress of fades, after the journal has restored the model's modules."""
     restore_gates(bare(parts.model), levels)
     for average in parts.averages:
         share_gates(bare(parts.model), getattr(average, "module", average))
 
 
 def load_weights(model: nn.Module, state: dict[str, Any], journal: Journal, averaged: bool = False) -> None:
-    """Load a state dict with luggage; the numbers, and how far fades have come, can be put back, once the shapes are."""
+    """Load a state dict with growth entries; the journal can restore values and the progress of fades, after the shapes."""
     levels = {place: (gate.done, gate.steps) for place, gate in gates_of(model).items()}
     journal.note(lambda: restore_gates(model, levels))
     before = {name: tensor.detach().clone() for name, tensor in tensors_of(model).items()}
     journal.note(lambda: _copy_back(model, before))
-    put_back_extras_later(model, journal)
+    note_extras(model, journal)
     inner = getattr(model, "module", model) if averaged else model
     unpack(inner, state, journal, "" if inner is model else "module.", drifting=not averaged)
     try:
@@ -149,7 +152,7 @@ def _set_state(part: Any, state: Any) -> None:
 
 
 def random_states() -> dict[str, Any]:
-    """Of Python, numpy, torch and its devices."""
+    """The random states of Python, numpy, torch and its devices."""
     name, keys, *rest = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),

@@ -1,15 +1,15 @@
-"""Save a grown model and load it into a freshly built small one.
+"""Save a grown model, and load it into a newly built small one.
 
-The file is plain safetensors, which any reader opens: the tensors under their `state_dict` names, and in the metadata the
-history of growths as JSON. A tied tensor is stored once, under its first name; the metadata maps its other names to it. Buffers
-that `state_dict` leaves out (persistent=False) but that a growth has changed can't be rebuilt by the small model's constructor:
-they are stored too, under the prefix `outgrow.buffer/`. What a faded widening has still to bring in is under `outgrow.fade/`.
-Extra state of modules is JSON in the metadata (see `saving/extra_state.py`). Each tensor has a checksum in the metadata, and so
-has the header itself, under `outgrow.checksum` (see `saving/checksums.py`).
+The file is plain safetensors, which any reader opens: the tensors under their `state_dict` names, and the growth history as
+JSON in the metadata. A tied tensor is stored once, under its first name; the metadata maps its other names to it. Buffers
+outside the state dict (persistent=False) that a growth has changed can't be rebuilt by the small model's constructor: they are
+stored too, under the prefix `outgrow.buffer/`. The remaining changes of a faded widening are under `outgrow.fade/`. Extra state
+of modules is JSON in the metadata (see `saving/extra_state.py`). The metadata holds a checksum of each tensor, and one of the
+header itself, under `outgrow.checksum` (see `saving/checksums.py`).
 
-Loading replays the history's shapes and settings, draws no random number, and takes every number from the file. Everything is
-checked; on any failure the model is as it was, bit for bit. Nothing here reads or writes pickle. (A file of `Run.save` is left
-to `saving/run_file.py`.)
+Loading replays the shapes and settings of the history, draws no random numbers, and takes all values from the file. Everything
+is checked; on any failure the model is unchanged, bit for bit. Nothing here reads or writes pickle. (Files of `Run.save` are
+read by `saving/run_file.py`.)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from outgrow.modules.gates import restore_gates
 from outgrow.saving import checksums as checksum
 from outgrow.saving.atomic_write import Path, check_path, place_for, write_whole
 from outgrow.saving.extra_state import STORED as EXTRA
-from outgrow.saving.extra_state import extras_of, pack_extras, put_back_extras_later, unpack_extras
+from outgrow.saving.extra_state import extras_of, note_extras, pack_extras, unpack_extras
 from outgrow.saving.growth_record import EARLIER, VERSION, record_text
 from outgrow.saving.model_contents import contents_of, not_finite, unique
 from outgrow.saving.replay_growths import BUFFER, FRESH, refuse, replay
@@ -43,20 +43,20 @@ from outgrow.wrong_arguments import usage
 
 M = TypeVar("M", bound=nn.Module)
 SAVE, LOAD = "outgrow.save(model, 'model.safetensors')", "outgrow.load(model, 'model.safetensors')"
-NOT_FINITE = "go back to weights from before training diverged; Run.save(path, finite=False) writes a diverged run as it is"
+NOT_FINITE = "go back to weights from before training diverged; Run.save(path, finite=False) writes a diverged run anyway"
 
 
 @usage("outgrow.save(model, 'model.safetensors')")
 def save(model: nn.Module, path: Path) -> None:
-    """Write a model's weights and the history of its growths to a safetensors file, whole or not at all.
+    """Write a model's weights and its growth history to a safetensors file, completely or not at all.
 
     Args:
-        model: any module; wrappers (`torch.compile`, DistributedDataParallel, AveragedModel) are looked through. Of a model
-            that FSDP2 has sharded, rank 0 writes the whole: call it on all ranks.
-        path: where to; a file that is there is replaced only once the new one is complete on disk.
+        model: any module; wrappers (`torch.compile`, DistributedDataParallel, AveragedModel) are unwrapped. If FSDP2 has
+            sharded the model, rank 0 writes all of it: call `save` on all ranks.
+        path: the file; an existing one is replaced only when the new one is complete on disk.
 
-    Raises CheckpointError, and writes nothing, if a parameter or buffer holds NaN or infinity. (Minus infinity is fine in a
-    buffer: attention masks are made of it.)
+    Raises CheckpointError, and writes nothing, if a parameter or buffer holds NaN or infinity. (Minus infinity is allowed in
+    buffers: attention masks contain it.)
 
     Example:
         >>> import tempfile, outgrow
@@ -76,12 +76,12 @@ def save(model: nn.Module, path: Path) -> None:
 
 
 def _write(model: nn.Module, histories: Histories, contents: Mapping[str, Tensor], target: str, path: Path) -> None:
-    """Write what a model holds."""
+    """Write a model's contents to a file."""
     from safetensors.torch import save_file
 
     (facts, amounts), (extras, parts) = pack_drifts(model), pack_extras(extras_of(model))
     bad = not_finite(model, {**contents, **amounts})
-    refuse(f"{path} was not written: the model holds numbers that are not finite", bad, NOT_FINITE)
+    refuse(f"{path} was not written: the model holds values that are not finite", bad, NOT_FINITE)
     own, aliases = unique({**contents, **parts})
     tensors = {**own, **amounts}
 
@@ -98,16 +98,16 @@ def _write(model: nn.Module, histories: Histories, contents: Mapping[str, Tensor
 
 @usage("outgrow.load(model, 'model.safetensors')")
 def load(model: M, path: Path, *, checksums: bool = True) -> M:
-    """Grow a freshly built small model to the shapes in a file that `save` wrote, and load its weights. Returns the model.
+    """Grow a newly built small model to the shapes in a file that `save` wrote, and load its weights. Returns the model.
 
-    A file that `Run.save` wrote will do, too: of that, the weights are taken. The model may also have gone through some or all
-    of the growths already, or have been built at the final size. One that `outgrow.shard` has sharded is sharded again: call it
-    on all ranks, and make the optimizer after it.
+    The file may also be one of `Run.save`, from which only the weights are loaded. The model may have been through some or all
+    of the growths already, or have been built at the final size. A model that `outgrow.shard` has sharded is sharded again:
+    call `load` on all ranks, and make the optimizer after it.
 
-    checksums: compare what was read with the checksums in the file, which finds single flipped bits. False saves that time,
-        and reads a file whose contents were changed on purpose. Files of outgrow 0.1.0 have no checksums, and load as ever.
+    checksums: compare the contents with the checksums in the file, which finds single flipped bits. False saves that time,
+        and reads a file whose contents were changed on purpose. Files of outgrow 0.1.0 have no checksums, and load as before.
 
-    Raises CheckpointError, and leaves the model as it was, if the file is damaged, foreign or does not fit.
+    Raises CheckpointError, and leaves the model unchanged, if the file is damaged, was not written by outgrow, or does not fit.
 
     Example:
         >>> import tempfile, outgrow
@@ -144,7 +144,7 @@ def load(model: M, path: Path, *, checksums: bool = True) -> M:
         contents = contents_of(inner, about.histories)
         refuse(misfit, [*_differences(contents, given), *_other_extras(extras_of(inner), extras)], FRESH)
         refuse(misfit, _ties(contents, given, about), FRESH)
-        refuse(f"{path} holds numbers that are not finite", not_finite(inner, {**given, **amounts}), EARLIER)
+        refuse(f"{path} holds values that are not finite", not_finite(inner, {**given, **amounts}), EARLIER)
         _take(inner, contents, {**given, **extras}, new, journal)
         restore_drifts(inner, about.drifts, amounts, journal)
         restore_gates(inner, about.gates)
@@ -153,7 +153,7 @@ def load(model: M, path: Path, *, checksums: bool = True) -> M:
 
 
 def describe(path: Path) -> Description:
-    """Read the history and the tensors' shapes of a checkpoint, without a model and without its numbers.
+    """Read the growth history and the shapes of a checkpoint, without a model, and without reading the values.
 
     Example:
         >>> import tempfile
@@ -172,7 +172,7 @@ def describe(path: Path) -> Description:
 
 
 def _check_module(model: Any, path: Any, call: str) -> None:
-    """Raise if what should be a model is none, and say so if it was exchanged with the path."""
+    """Raise if the model is not a module; the error says so if model and path were swapped."""
     if isinstance(path, nn.Module) and not isinstance(model, nn.Module):
         raise CheckpointError(f"the model comes first, and the path after it: write e.g. {call}")
     if not isinstance(model, nn.Module):
@@ -180,11 +180,11 @@ def _check_module(model: Any, path: Any, call: str) -> None:
         raise CheckpointError(f"the model is {found}: pass an instance of torch.nn.Module, e.g. {call}")
     lazy = [place for place, module in model.named_modules() if getattr(module, "has_uninitialized_params", bool)()]
     if lazy:
-        raise CheckpointError(f"{lazy[0] or 'the model'} is a lazy module without shapes yet: run the model once before")
+        raise CheckpointError(f"{lazy[0] or 'the model'} is a lazy module without shapes: run the model once before")
 
 
 def _of_a_run(path: Path) -> bool:
-    """Whether it is a zip file, as `Run.save` and `torch.save` write them."""
+    """Whether a file is a zip file, as written by `Run.save` and `torch.save`."""
     if not os.path.isfile(path):
         return False
     try:
@@ -219,17 +219,17 @@ def _other_extras(here: Collection[str], there: Collection[str]) -> list[Problem
 
 
 def _ties(contents: Mapping[str, Tensor], given: Mapping[str, Tensor], about: Description) -> list[Problem]:
-    """Tensors that are one in the file and two in the model, or the reverse with different numbers."""
+    """Tensors that are tied in the file but not in the model, or tied in the model with different values in the file."""
     problems = []
     for alias, name in about.aliases.items():
         one, other = contents[name], contents[alias]
         if one is not other and isinstance(one, nn.Parameter) and isinstance(other, nn.Parameter):
-            problems.append(Problem(alias, f"it is one tensor with {name} in the file, and one of its own in the model"))
+            problems.append(Problem(alias, f"it is the same tensor as {name} in the file, and a separate one in the model"))
     names: dict[int, str] = {}
     for name, tensor in contents.items():
         first = names.setdefault(id(tensor), name)
         if given[first] is not given[name] and not torch.equal(given[first], given[name]):
-            problems.append(Problem(name, f"it is one tensor with {first} in the model, and another in the file"))
+            problems.append(Problem(name, f"it is the same tensor as {first} in the model, and has other values in the file"))
     return problems
 
 
@@ -237,8 +237,8 @@ def _ties(contents: Mapping[str, Tensor], given: Mapping[str, Tensor], about: De
 def _take(
     model: nn.Module, contents: Mapping[str, Tensor], given: Mapping[str, Any], new: Collection[int], journal: Journal
 ) -> None:
-    """Copy the file's numbers in; those of tensors that are not `new` can be put back."""
-    put_back_extras_later(model, journal)
+    """Copy the values of the file; the journal can restore the values of all tensors except `new` ones."""
+    note_extras(model, journal)
     for tensor in {id(tensor): tensor for tensor in contents.values() if id(tensor) not in new}.values():
         journal.note(partial(_put_back, tensor.detach(), tensor.detach().clone()))
     model.load_state_dict({name: tensor for name, tensor in given.items() if not name.startswith(BUFFER)}, strict=True)

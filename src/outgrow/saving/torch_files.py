@@ -1,6 +1,6 @@
-"""Files that `torch.load(weights_only=True)` reads: plain values, tensors, and numpy's arrays; nothing that runs code.
+"""Files that `torch.load(weights_only=True)` can read: plain values, tensors and numpy arrays; nothing that runs code.
 
-A file that could be written but not be read back would take a good one's place: so what it holds is looked at before that.
+Check that the file can be read back before it replaces the previous one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outgrow.saving.atomic_write import Path
 
 
 def without_numpy(tree: Any) -> Any:
-    """The same with numpy's numbers as Python's: a schedule that calls np.cos makes such rates."""
+    """A copy of a tree with numpy scalars as Python numbers; a schedule that calls np.cos has such rates."""
     if isinstance(tree, np.generic):
         return tree.item()
     if type(tree) in (list, tuple):
@@ -25,14 +25,14 @@ def without_numpy(tree: Any) -> Any:
 
 
 def save_safely(state: Any, path: Path) -> None:
-    """Write a file; CheckpointError if it holds what could not be read back."""
+    """Write a file; CheckpointError if it holds objects that could not be read back."""
     torch.save(state, path)
     with safe_globals(_of_numpy()):
-        strange = get_unsafe_globals_in_checkpoint(path)
-    if strange:
+        unsafe = get_unsafe_globals_in_checkpoint(path)
+    if unsafe:
         raise CheckpointError(
-            f"nothing was written: it holds objects of {', '.join(sorted(strange))}, which can't be read back safely. Keep to "
-            "numbers, words, lists, dicts, arrays and tensors in extra= and in the states of what also= names"
+            f"nothing was written: the state holds objects of {', '.join(sorted(unsafe))}, which can't be read back safely. "
+            "Use only numbers, strings, lists, dicts, arrays and tensors in extra= and in the states of objects in also="
         )
 
 
@@ -42,7 +42,7 @@ def load_safely(path: Path) -> Any:
 
 
 def _of_numpy() -> list[Any]:
-    """What an array is rebuilt by."""
+    """The functions and types from which torch.load rebuilds a numpy array."""
     core: Any = getattr(np, "_core", None) or np.core
     kinds = {type(np.dtype(kind)) for kind in "?bhilqBHILQefdFD"}
     return [core.multiarray._reconstruct, core.multiarray.scalar, np.ndarray, np.dtype, *kinds]

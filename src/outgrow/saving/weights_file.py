@@ -1,4 +1,4 @@
-"""Read files of `outgrow.save`: the header, what it says of the growths, and its checksum."""
+"""Read files of `outgrow.save`: the header with the growth record, and its checksum."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from outgrow.saving import checksums as checksum
 from outgrow.saving.atomic_write import Path
 from outgrow.saving.growth_record import EARLIER, UNREADABLE, read_record, unreadable
 
-SEAL = f"outgrow.{checksum.SEAL}"  # of the metadata, beside "outgrow"
+SEAL = f"outgrow.{checksum.SEAL}"  # key in the metadata, next to "outgrow"
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a checkpoint says about itself: no model is needed to read it."""
+    """The description of a checkpoint, which can be read without a model."""
 
     path: str
     model: str  # name of the model's class
     histories: Histories  # plans, oldest first, by the path of the module that was grown ("" is the model itself)
-    tensors: Mapping[str, tuple[str, tuple[int, ...]]]  # dtype (as safetensors calls it) and shape by name
-    aliases: Mapping[str, str] = field(default_factory=dict)  # further names of tied tensors
-    gates: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # fades under way: steps made, and in all, by path
-    drifts: Sequence[Mapping[str, Any]] = ()  # faded widenings under way; see `weight_fades.pack_drifts`
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]]  # dtype (safetensors' name) and shape by name
+    aliases: Mapping[str, str] = field(default_factory=dict)  # other names of tied tensors
+    gates: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # unfinished fades by path: steps made, total steps
+    drifts: Sequence[Mapping[str, Any]] = ()  # unfinished faded widenings; see `weight_fades.pack_drifts`
     extras: Mapping[str, Any] = field(default_factory=dict)  # extra state of modules; see `extra_state.pack_extras`
-    checksums: Mapping[str, str] | None = None  # by name of tensor; None in files without
+    checksums: Mapping[str, str] | None = None  # by name of tensor; None if the file has none
 
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """A safetensors file, or an error that says what the file is instead."""
+    """Open a safetensors file; for other files, the error says what they are."""
     from safetensors import SafetensorError, safe_open
 
     if not os.path.exists(path):
@@ -43,7 +43,7 @@ def opened(path: Path) -> Iterator[Any]:
     if os.path.isdir(path):
         raise CheckpointError(f"{path} is a folder: name the .safetensors file in it")
     if not os.path.getsize(path):
-        raise CheckpointError(f"{path} is empty, as if its writing had been interrupted: {EARLIER}")
+        raise CheckpointError(f"{path} is empty, possibly because its writing was interrupted: {EARLIER}")
     try:
         with safe_open(path, "pt") as file:
             yield file
@@ -52,10 +52,10 @@ def opened(path: Path) -> Iterator[Any]:
             start = raw.read(2)
         if start[:1] == b"\x80":
             raise CheckpointError(
-                f"{path} is a pickle file, which outgrow.load does not read, unless Run.save wrote it: "
+                f"{path} is a pickle file, which outgrow.load reads only if Run.save wrote it: "
                 "model.load_state_dict(torch.load(path, weights_only=True)) loads a state dict"
             ) from error
-        raise CheckpointError(f"{path} is damaged, cut short, or no safetensors file ({error}): {EARLIER}") from error
+        raise CheckpointError(f"{path} is damaged, incomplete, or not a safetensors file ({error}): {EARLIER}") from error
     except OSError as error:
         raise CheckpointError(f"{path} can't be read: {error}") from error
 
@@ -64,7 +64,7 @@ def description_in(path: Path, file: Any, checksums: bool = True) -> Description
     metadata = file.metadata() or {}
     if "outgrow" not in metadata or "outgrow.version" not in metadata:
         raise CheckpointError(
-            f"{path} was not written by outgrow.save, so it tells no growth history: "
+            f"{path} was not written by outgrow.save, so it has no growth history: "
             "model.load_state_dict(safetensors.torch.load_file(path)) loads it into a model of its shapes"
         )
     record = read_record(metadata["outgrow"], os.fspath(path), metadata["outgrow.version"])
@@ -92,7 +92,7 @@ def description_in(path: Path, file: Any, checksums: bool = True) -> Description
 
 
 def header_checksum(metadata: Mapping[str, str], shapes: Mapping[str, Sequence[int]]) -> str:
-    """Of the metadata, and of names and shapes of tensors."""
+    """The checksum of the metadata, and of names and shapes of tensors."""
     values = sorted((key, value) for key, value in metadata.items() if key != SEAL)
     sizes = sorted((name, list(shape)) for name, shape in shapes.items())
     return checksum.of_bytes(json.dumps([values, sizes]).encode())

@@ -1,4 +1,4 @@
-"""Growing under the real Lightning: the run is that of a plain loop, and a resumed one is the one that was not interrupted."""
+"""Growth under the real Lightning: the run equals a plain loop, and a resumed run equals an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.helpers.training_run import Net, assert_equal
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
-WHEN = [2, 3, 6, 11]  # steps of these growths; the rule's is the first epoch's end
+WHEN = [2, 3, 6, 11]  # steps of these growths; the rule applies at the end of the first epoch
 
 
 def by_generator() -> DataLoader[Any]:
@@ -66,7 +66,7 @@ def by_epoch() -> DataLoader[Any]:
 
 
 class Watch(L.Callback):
-    """The loss on the same batch, dropout off, and the model's size, after each optimizer step and each epoch."""
+    """Record the loss on a fixed batch, without dropout, and the model's size, after each optimizer step and each epoch."""
 
     def __init__(self) -> None:
         self.seen: dict[str, tuple[float, int]] = {}
@@ -75,7 +75,7 @@ class Watch(L.Callback):
     def state_key(self) -> str:
         return f"Watch{id(self)}"
 
-    def look(self, when: str, model: nn.Module) -> None:
+    def record(self, when: str, model: nn.Module) -> None:
         model.eval()
         with torch.no_grad():
             loss = nn.functional.cross_entropy(model(X), Y).item()
@@ -83,10 +83,10 @@ class Watch(L.Callback):
         self.seen.setdefault(when, (loss, sum(parameter.numel() for parameter in model.parameters())))
 
     def on_train_batch_end(self, trainer: Any, model: Any, *rest: Any) -> None:
-        self.look(f"step {trainer.global_step}", model)
+        self.record(f"step {trainer.global_step}", model)
 
     def on_train_epoch_end(self, trainer: Any, model: Any) -> None:
-        self.look(f"epoch {trainer.current_epoch + 1}", model)
+        self.record(f"epoch {trainer.current_epoch + 1}", model)
 
 
 def test_growths_leave_the_loss_where_it_was() -> None:
@@ -102,19 +102,19 @@ def test_growths_leave_the_loss_where_it_was() -> None:
     assert held == {id(parameter) for parameter in fit.model.parameters()}
     assert all(optimizer.state[p]["exp_avg"].shape == p.shape for p in fit.model.parameters())
     untouched = scheduler_of(optimizer_of(Net()))
-    with pytest.warns(UserWarning, match="before `optimizer.step"):  # a schedule alone, to see its rates
+    with pytest.warns(UserWarning, match="before `optimizer.step"):  # only a schedule, for its rates
         rates = [untouched.get_last_lr()[0] for _ in range(EPOCHS * PER_EPOCH) if untouched.step() is None]
     assert config.scheduler.get_last_lr()[0] == pytest.approx(rates[-1] / 2)
 
 
-def test_the_run_is_the_one_of_a_plain_loop() -> None:
+def test_the_run_equals_a_plain_loop() -> None:
     fit = Fit(loader=lambda: DataLoader(DATA, BATCH))
     L.seed_everything(3, verbose=False)
     model = Net()
     optimizer = optimizer_of(model)
     scheduler = scheduler_of(optimizer)
     run = outgrow.Run(model, X[:4], optimizer, schedule(), scheduler, quiet=True)
-    torch.empty((), dtype=torch.int64).random_()  # which a DataLoader draws for its workers
+    torch.empty((), dtype=torch.int64).random_()  # a DataLoader draws this for its workers
     for _ in range(EPOCHS):
         for start in range(0, SIZE, 2 * BATCH):
             optimizer.zero_grad()
@@ -132,7 +132,7 @@ def test_the_run_is_the_one_of_a_plain_loop() -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """A run that was not interrupted, and its checkpoints."""
+    """An uninterrupted run, and its checkpoints."""
     folder = tmp_path_factory.mktemp("whole")
     state = Fit(every(1, folder), each_epoch(folder, save_last=True)).state()
     assert len(state["position"]["done"]) == len(WHEN)
@@ -140,14 +140,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pat
 
 
 @pytest.mark.parametrize("name", ["step1", "step2", "step3", "step5", "step6", "step9", "step11", "epoch0", "epoch1", "epoch2"])
-def test_a_resumed_run_is_the_one_that_was_not_interrupted(name: str, whole: tuple[dict[str, Any], Path]) -> None:
+def test_a_resumed_run_equals_the_uninterrupted_one(name: str, whole: tuple[dict[str, Any], Path]) -> None:
     state, folder = whole
     assert_equal(Fit(path=folder / f"{name}.ckpt").state(), state)
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_a_validation_that_was_still_to_come_is_made(whole: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
-    """Lightning leaves it out where it resumes behind an epoch's last batch; progress bars are there to see it."""
+    """Lightning skips it if it resumes after an epoch's last batch. Progress bars are enabled."""
     seen: list[tuple[int, int, float]] = []
 
     class Measure(L.Callback):
@@ -157,7 +157,7 @@ def test_a_validation_that_was_still_to_come_is_made(whole: tuple[dict[str, Any]
     state, folder = whole
     Fit(Measure())
     first, seen[:] = list(seen), []
-    then = each_epoch(tmp_path, save_on_train_epoch_end=False)  # but after the validation
+    then = each_epoch(tmp_path, save_on_train_epoch_end=False)  # i.e. after the validation
     again = Fit(Measure(), RichProgressBar(), then, path=folder / "step3.ckpt", enable_progress_bar=True)
     assert seen == first
     assert_equal(again.state(), state)
@@ -183,7 +183,7 @@ def test_the_order_of_batches_is_kept_however_it_is_made(loader: Callable[[], An
 
 
 def early() -> outgrow.lightning.Grow:
-    """The LightningModule itself grows: names are its own."""
+    """The LightningModule itself grows: names refer to it."""
     events = [
         outgrow.At(step=1, grow=[outgrow.Widen("model.stem.0", by=2)]),
         outgrow.At(step=6, grow=[outgrow.Deepen("model.blocks.1", fade=9)]),
@@ -199,7 +199,7 @@ def test_a_run_that_ends_after_some_steps_is_resumed_too(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("first", [True, False])
 def test_an_average_follows(first: bool, tmp_path: Path) -> None:
-    """Lightning puts the average in the model's place in the end, and in the state dict of checkpoints."""
+    """Lightning replaces the model by the average at the end, and in the state dict of checkpoints."""
 
     def fit(path: Path | None = None, *more: L.Callback) -> Fit:
         average, grow = EMAWeightAveraging(decay=0.9), early()
@@ -214,8 +214,8 @@ def test_an_average_follows(first: bool, tmp_path: Path) -> None:
     assert_equal({name: stored[name] for name in whole.model.state_dict()}, dict(whole.model.state_dict()))
 
 
-def test_the_average_is_the_one_that_is_computed_by_hand() -> None:
-    """Of the unit that was there all the time; a growth leaves its weights as they are."""
+def test_the_average_equals_one_by_hand() -> None:
+    """For the unit that exists from the start; a growth does not change its weights."""
     kept: list[Tensor] = []
 
     class Note(L.Callback):
@@ -236,7 +236,7 @@ def test_a_checkpoint_is_loaded_without_a_trainer(tmp_path: Path) -> None:
     for name in ("epoch3.ckpt", "end.ckpt"):
         model = outgrow.lightning.load(Lit(), tmp_path / name)
         assert_equal(dict(model.state_dict()), dict(fit.model.state_dict()))
-        assert torch.equal(model.eval()(X), fit.model.eval()(X))  # the gate of a fade stands where it stood
+        assert torch.equal(model.eval()(X), fit.model.eval()(X))  # the gate of a fade is restored
     other = nn.Sequential(nn.Linear(2, 2))
     other.on_load_checkpoint = lambda checkpoint: None  # type: ignore[assignment]
     before = copy.deepcopy(other.state_dict())
@@ -250,7 +250,7 @@ def test_a_checkpoint_is_loaded_without_a_trainer(tmp_path: Path) -> None:
     assert result["val_loss"] == pytest.approx(float(fit.trainer.callback_metrics["val_loss"]))
 
 
-def test_a_second_fit_goes_on_with_the_first() -> None:
+def test_a_second_fit_continues_the_first() -> None:
     grow = early()
     fit = Fit(grow=grow, max_epochs=1)
     assert grow.run is not None
@@ -260,13 +260,13 @@ def test_a_second_fit_goes_on_with_the_first() -> None:
     assert (grow.run.done, grow.run.steps, grow.run.epochs) == ([0, 1], 9, 3)
 
 
-def test_a_logger_is_told_of_each_growth(tmp_path: Path) -> None:
+def test_a_logger_gets_each_growth(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path)
     Fit(grow=early(), logger=logger)
     with open(Path(logger.log_dir) / "metrics.csv") as file:
         rows = list(csv.DictReader(file))
     usual = {"step", "epoch", "train_loss", "val_loss"}
-    told = [int(row["step"]) for row in rows if any(value for name, value in row.items() if name not in usual)]
-    assert len(told) == 2
-    assert told[0] in (0, 1, 2)
-    assert told[1] in (5, 6, 7)
+    logged = [int(row["step"]) for row in rows if any(value for name, value in row.items() if name not in usual)]
+    assert len(logged) == 2
+    assert logged[0] in (0, 1, 2)
+    assert logged[1] in (5, 6, 7)

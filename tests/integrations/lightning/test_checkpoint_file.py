@@ -1,4 +1,4 @@
-"""Checkpoints of Lightning's: damaged ones, ones from before a growth; and modules that were compiled as a whole."""
+"""Lightning checkpoints that are damaged, or from before a growth; and compiled LightningModules."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Evil:
 
 
 FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "cut short": (lambda path: path.write_bytes(path.read_bytes()[:900]), "is damaged, or no checkpoint.*earlier copy"),
-    "empty": (lambda path: path.write_bytes(b""), "is damaged, or no checkpoint"),
-    "text": (lambda path: path.write_text("hello"), "is damaged, or no checkpoint"),
+    "cut short": (lambda path: path.write_bytes(path.read_bytes()[:900]), "is damaged, or not a checkpoint.*earlier copy"),
+    "empty": (lambda path: path.write_bytes(b""), "is damaged, or not a checkpoint"),
+    "text": (lambda path: path.write_text("hello"), "is damaged, or not a checkpoint"),
     "malicious": (
         lambda path: torch.save({"state_dict": Evil()}, path),
         "objects of posix.mkdir, which could run.*trust",
@@ -47,7 +47,7 @@ FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
-def test_files_that_can_not_be_loaded_are_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_can_not_be_loaded_are_refused_with_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     fit, path = trainer(grow()), tmp_path / "last.ckpt"
     fit.fit(Lit(), data())
@@ -64,9 +64,9 @@ def test_files_that_can_not_be_loaded_are_refused_in_a_sentence(tmp_path: Path, 
     path.write_bytes(whole)
     assert not (tmp_path / "evil").exists()
     for mistake, reason in (
-        (lambda: load(path, Lit()), "the path comes second"),
+        (lambda: load(path, Lit()), "swap module and path"),
         (lambda: load(Lit, path), "the class Lit"),
-        (lambda: load(Lit().model, path), "no LightningModule .of type Sequential"),
+        (lambda: load(Lit().model, path), "not a LightningModule .of type Sequential"),
         (lambda: load(Lit(), None), "and not None"),
         (lambda: load(path), "missing a required argument: 'path'"),
         (lambda: outgrow.lightning.Grow(SCHEDULE), "missing a required argument: 'example'"),
@@ -78,7 +78,7 @@ def test_files_that_can_not_be_loaded_are_refused_in_a_sentence(tmp_path: Path, 
 
 
 def test_the_best_from_before_a_growth_is_refused_with_the_way_to_test_it(tmp_path: Path) -> None:
-    """And that way works."""
+    """The way out in the error works."""
     for steps, width in ((1, 8), (3, 12)):
         every = ModelCheckpoint(tmp_path / str(steps), every_n_train_steps=steps, save_top_k=-1)
         fit, model = trainer(grow(), every), Lit()
@@ -93,7 +93,7 @@ def test_the_best_from_before_a_growth_is_refused_with_the_way_to_test_it(tmp_pa
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-def test_a_module_that_was_compiled_as_a_whole_grows_as_one_that_was_not() -> None:
+def test_a_compiled_module_grows_like_an_uncompiled_one() -> None:
     states = []
     for compiled in (False, True):
         model = Lit()

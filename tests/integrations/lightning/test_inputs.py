@@ -1,4 +1,4 @@
-"""What the Lightning callback refuses before the first step, and what it needs to be there."""
+"""Refusals of the Lightning callback before the first step, and a missing library."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class NoForward(Lit):
     forward = L.LightningModule.forward
 
 
-def test_what_cannot_work_is_refused_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_trainers_are_refused_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     Grow = outgrow.lightning.Grow
     refused("it has no such module; it has model", grow=Grow([WIDEN], X[:4], module="net"))
-    refused("StochasticWeightAveraging: it puts", StochasticWeightAveraging(1e-2), grow=Grow([WIDEN], X[:4], module="model"))
+    refused("StochasticWeightAveraging: it repl", StochasticWeightAveraging(1e-2), grow=Grow([WIDEN], X[:4], module="model"))
     monkeypatch.setattr("tests.helpers.lightning_fit.Lit", NoForward)
     refused(r"NoForward: it has no forward[\s\S]*module='model'", grow=Grow([WIDEN], X[:4]))
 
@@ -50,15 +50,15 @@ def test_what_cannot_work_is_refused_before_the_first_step(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("strategy", "match"),
     [
-        ("fsdp", r"FSDPStrategy: it shares[\s\S]*outgrow.shard"),
-        ("ddp_spawn", r"'spawn': the processes[\s\S]*torchrun"),
-        (L.pytorch.strategies.ModelParallelStrategy(), "ModelParallelStrategy: it shares"),
+        ("fsdp", r"FSDPStrategy: it shards[\s\S]*outgrow.shard"),
+        ("ddp_spawn", r"'spawn': its processes[\s\S]*torchrun"),
+        (L.pytorch.strategies.ModelParallelStrategy(), "ModelParallelStrategy: it shards"),
     ],
 )
-def test_strategies_that_share_the_model_out_are_refused(strategy: Any, match: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strategies_that_shard_the_model_are_refused(strategy: Any, match: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if strategy == "ddp_spawn":
         trainer = L.Trainer(accelerator="cpu", strategy=strategy, devices=2, logger=False, enable_checkpointing=False)
-    else:  # these are for accelerators that are not here
+    else:  # these need accelerators that this machine does not have
         trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
         kind = L.pytorch.strategies.FSDPStrategy() if strategy == "fsdp" else strategy
         monkeypatch.setattr(trainer._accelerator_connector, "strategy", kind)
@@ -81,7 +81,7 @@ def loaded_anew() -> Any:
     return module
 
 
-def test_either_name_of_lightning_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_either_name_of_lightning_works(monkeypatch: pytest.MonkeyPatch) -> None:
     assert issubclass(outgrow.lightning.Grow, L.Callback)
     import pytorch_lightning as other
 
@@ -91,7 +91,7 @@ def test_either_name_of_lightning_will_do(monkeypatch: pytest.MonkeyPatch) -> No
     assert not isinstance(grow, L.Callback)
 
 
-def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("lightning.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
     with pytest.raises(outgrow.GrowthError, match=r"pip install outgrow\[lightning\]") as caught:
@@ -102,7 +102,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_checkpoint_is_for_the_trainer_and_an_event_that_is_past_is_refused(tmp_path: Path) -> None:
     fit = Fit(every(1, tmp_path), max_steps=5)
     assert fit.grow.run is not None
-    with pytest.raises(outgrow.GrowthError, match=r"checkpoint of Lightning's\. trainer\.fit\(model, ckpt_path=path\)"):
+    with pytest.raises(outgrow.GrowthError, match=r"Lightning checkpoint\. trainer\.fit\(model, ckpt_path=path\)"):
         fit.grow.run.load(tmp_path / "step5.ckpt")
     more = [*schedule().events[:1], outgrow.At(step=4, grow=[outgrow.Widen("stem.0", by=2)]), *schedule().events[1:]]
     refused("event 2 is past", path=tmp_path / "step5.ckpt", grow=outgrow.lightning.Grow(more, X[:4], module="model"))

@@ -1,4 +1,4 @@
-"""Rules under the real Lightning: what they see, and what a run that is resumed within an epoch has lost."""
+"""Rules under the real Lightning: the metrics they read, and metrics that are lost when a run is resumed within an epoch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.helpers.lightning_fit import pytestmark as pytestmark
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
-def test_rules_see_what_validation_has_measured() -> None:
+def test_rules_read_validation_metrics() -> None:
     seen: list[list[float]] = []
 
     def rule(past: Any) -> bool:
@@ -39,7 +39,7 @@ def test_rules_see_what_validation_has_measured() -> None:
 
 
 class Mean(Lit):
-    """Logs the mean of an epoch's losses, at its end."""
+    """A module that logs the mean of an epoch's losses at its end."""
 
     def training_step(self, batch: Any, number: int) -> Tensor:
         loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
@@ -56,7 +56,7 @@ def by_training(metric: str = "train_loss", *more: Any) -> outgrow.lightning.Gro
 def test_a_metric_that_is_lost_in_resuming_is_warned_of_once(
     validate: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint is from behind the last batch: nothing is left of the epoch's mean. What else is due then is done."""
+    """The checkpoint is from after the last batch: the epoch's mean is lost. Other events that are due are carried out."""
     monkeypatch.setattr("tests.helpers.lightning_fit.Lit", Mean)
     early = outgrow.At(epoch=1, grow=[outgrow.Widen("stem.0", by=2)])
     grow = by_training("train_loss", early)
@@ -77,8 +77,8 @@ def test_a_metric_that_is_lost_in_resuming_is_warned_of_once(
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
-def test_the_rule_leaves_the_epoch_out(epoch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mean of the epoch before is not taken for this one's."""
+def test_the_rule_skips_the_epoch(epoch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean of the previous epoch is not used for this one."""
     monkeypatch.setattr("tests.helpers.lightning_fit.Lit", Mean)
     grow, again = by_training(), by_training()
     Fit(every(1, tmp_path), grow=grow)
@@ -89,7 +89,7 @@ def test_the_rule_leaves_the_epoch_out(epoch: int, tmp_path: Path, monkeypatch: 
     assert again.run.metrics == [*grow.run.metrics[: epoch - 1], *grow.run.metrics[epoch:]]
 
 
-def test_a_metric_that_nobody_logs_is_an_error_all_the_same(tmp_path: Path) -> None:
+def test_a_metric_that_is_never_logged_is_an_error(tmp_path: Path) -> None:
     Fit(every(1, tmp_path), grow=by_training())
     with pytest.raises(outgrow.GrowthError, match=r"reads the metric 'loss', which was not measured \(measured: "):
         Fit(grow=by_training("loss"))

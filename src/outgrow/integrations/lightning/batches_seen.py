@@ -1,13 +1,13 @@
-"""Which batches a Lightning run has seen, so that one that is resumed within an epoch sees the rest of them, in the same order.
+"""Restore the order of batches when a Lightning run is resumed within an epoch.
 
-Lightning restores how many batches of an epoch are done, but neither the random state nor the shuffled order. Both follow from
-the random state *before* the epoch's iterator is made: set it, make the iterator, pass over what was seen, then set the state
-of the checkpoint.
+Lightning restores the number of batches that are done, but neither the random state nor the shuffled order. Both follow from
+the random state *before* the epoch's iterator was made: set it, make the iterator, skip the batches that are done, then set the
+random state of the checkpoint.
 
     epoch:        state₀ → iter → batch 1 … batch n → stateₙ   (saved: state₀, n, stateₙ)
     resumed:      state₀ → iter → n batches, unused → stateₙ → batch n+1 …
 
-Loaders with a state of their own (`state_dict`, `load_state_dict`) are left to Lightning, which restores them within epochs.
+Loaders with `state_dict` and `load_state_dict` are left to Lightning, which restores them within epochs.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from torch.utils._pytree import tree_leaves
 from outgrow.saving.run_state import random_states, set_random_states
 
 
-class Feed:
-    """Where a run is among the batches of an epoch; a callback tells it of each."""
+class BatchPosition:
+    """The position of a run among the batches of an epoch; the callback updates it."""
 
     def __init__(self, first: bool = True) -> None:
-        self.seen = 0  # batches of this epoch; none between epochs
+        self.seen = 0  # number of batches of this epoch that are done; 0 between epochs
         self.before = _states(None)  # random states before the iterator of this epoch was made
-        self._made = first  # Lightning makes that of the very first epoch before training starts
+        self._made = first  # the iterator exists; Lightning makes that of the first epoch before training starts
 
     def epoch_starts(self, trainer: Any) -> None:
-        """To be called where Lightning is about to make the iterator."""
+        """Note the random states; call this just before Lightning makes the iterator."""
         if not self._made:
             self.before = _states(trainer)
         self._made = False
@@ -41,13 +41,13 @@ class Feed:
     def state(self, trainer: Any) -> dict[str, Any]:
         return {"seen": self.seen, "before": self.before, "now": _states(trainer)}
 
-    def stand_at(self, state: Mapping[str, Any], trainer: Any) -> None:
-        """Be where a saved run was, without any iterator: its epoch had no more batches."""
+    def restore_without_iterator(self, state: Mapping[str, Any], trainer: Any) -> None:
+        """Restore the position of a saved run whose epoch had no more batches."""
         self.seen, self.before = state["seen"], state["before"]
         _set_states(state["now"], trainer)
 
     def go_to(self, state: Mapping[str, Any], trainer: Any, ended: bool) -> None:
-        """Be where a saved run was, as training starts. ended: Lightning takes the epoch in which it was saved as done."""
+        """Restore the position of a saved run, as training starts. ended: Lightning counts the epoch of the save as done."""
         fetcher = trainer.fit_loop._data_fetcher
         self.seen = 0 if ended else state["seen"]
         self.before = state["before"] if self.seen else state["now"]
@@ -58,18 +58,18 @@ class Feed:
                 iter(fetcher)
                 for _ in range(self.seen):
                     next(fetcher)
-                fetcher.fetched -= self.seen  # Lightning adds them itself
+                fetcher.fetched -= self.seen  # Lightning adds this number itself
             _set_states(state["now"], trainer)
             self._made = False
         else:
             _set_states(state["now"], trainer)
-            self._made = ended or not trainer.fit_loop.restarting  # otherwise it goes through the end of an epoch once more
+            self._made = ended or not trainer.fit_loop.restarting  # otherwise Lightning repeats the end of the epoch
             if self._made:
                 iter(fetcher)
 
 
 def _states(trainer: Any) -> dict[str, Any]:
-    """Random states: the process's, and those of the loaders' generators; None where these are as they were made."""
+    """Random states of the process, and of the loaders' generators; None if the generators are in their initial state."""
     generators = None if trainer is None else [generator.get_state() for generator in _generators(trainer)]
     return {"process": random_states(), "generators": generators}
 
@@ -90,7 +90,7 @@ def _loaders(trainer: Any) -> list[Any]:
 
 
 def _samplers(trainer: Any) -> Iterator[Any]:
-    """Loaders, and all that decides about their order."""
+    """Loaders and the samplers that decide their order."""
     for loader in _loaders(trainer):
         batches = getattr(loader, "batch_sampler", None)
         yield from (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
@@ -106,7 +106,7 @@ def _generators(trainer: Any) -> Iterator[torch.Generator]:
 
 
 def _set_epoch(trainer: Any) -> None:
-    """Samplers that shuffle by the number of the epoch are told it later than the iterator is needed here."""
+    """Set the epoch of samplers that shuffle by its number; Lightning does so only after the iterator is needed here."""
     for one in _samplers(trainer):
         if callable(getattr(one, "set_epoch", None)):
             one.set_epoch(trainer.current_epoch)

@@ -1,4 +1,4 @@
-"""Read a checkpoint of Lightning's, or say in a sentence what the file is instead."""
+"""Read a Lightning checkpoint; for other files, the error says what is wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outgrow.saving.atomic_write import check_path
 
 
 def read_checkpoint(path: Any, weights_only: bool, call: str) -> dict[str, Any]:
-    """What a file holds; CheckpointError if it is damaged, could run code, or is no checkpoint. call: how it is loaded."""
+    """Read a checkpoint; CheckpointError if it is damaged, could run code, or is another file. call: an example of a call."""
     check_path(path, call)
     if os.path.isdir(path):
         raise CheckpointError(f"{path} is a folder: name the .ckpt file in it, e.g. {call}")
@@ -23,22 +23,22 @@ def read_checkpoint(path: Any, weights_only: bool, call: str) -> dict[str, Any]:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=weights_only)
     except Exception as error:
-        strange = _strange(path)
-        if weights_only and strange:
+        unsafe = _unsafe_types(path)
+        if weights_only and unsafe:
             raise CheckpointError(
-                f"{path} holds objects of {', '.join(strange)}, which could run code when they are read. If you trust it, "
-                "outgrow.lightning.load(module, path, weights_only=False) reads it; or list harmless types by "
+                f"{path} holds objects of {', '.join(unsafe)}, which could run code when they are read. If you trust the file, "
+                "use outgrow.lightning.load(module, path, weights_only=False); or allow types with "
                 "torch.serialization.add_safe_globals"
             ) from error
         reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
-        raise CheckpointError(f"{path} is damaged, or no checkpoint ({reason}): use an earlier copy of the file") from error
+        raise CheckpointError(f"{path} is damaged, or not a checkpoint ({reason}): use an earlier copy of the file") from error
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), Mapping):
-        raise CheckpointError(f"{path} is no checkpoint of Lightning's: it has no state_dict")
+        raise CheckpointError(f"{path} is not a Lightning checkpoint: it has no state_dict")
     return checkpoint
 
 
-def _strange(path: Any) -> list[str]:
-    """Types in a file that are not read by `weights_only=True`; none if the file can't be read at all."""
+def _unsafe_types(path: Any) -> list[str]:
+    """Types in a file that `weights_only=True` does not read; empty if the file can't be read at all."""
     try:
         return sorted(get_unsafe_globals_in_checkpoint(path))
     except Exception:

@@ -1,10 +1,10 @@
-"""The validation that Lightning (2.6) leaves out when a run is resumed from behind an epoch's last batch.
+"""Make the validation that Lightning (2.6) skips when a run is resumed from a checkpoint after an epoch's last batch.
 
-    uninterrupted:   last batch → checkpoint → validation → the epoch's end, where rules look at what was measured
+    uninterrupted:   last batch → checkpoint → validation → the epoch's end, where rules read the metrics
     resumed:                      checkpoint → the next epoch
 
-A checkpoint that is written every so many steps may fall there. Lightning takes its epoch as done as soon as it is loaded. Here
-its progress is set back to the last batch, the validation is made as Lightning makes it, and its progress is put forward again.
+A checkpoint that is written every n steps may be one of these. When it is loaded, Lightning counts its epoch as done. Here,
+Lightning's progress is set back to the last batch, its own validation runs, and the progress is set forward again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def is_missed(trainer: Any) -> bool:
-    """Whether a run that is about to go on would have been validated first."""
+    """Whether a resumed run has skipped a validation."""
     loop = trainer.fit_loop.epoch_loop
     if not (loop.restarted_on_train_batch_end and loop.batch_progress.is_last_batch):
         return False
@@ -24,7 +24,7 @@ def is_missed(trainer: Any) -> bool:
 
 
 def validate(trainer: Any) -> None:
-    """Make up for it; what is measured is in `trainer.callback_metrics` then."""
+    """Make the skipped validation; its results are in `trainer.callback_metrics`."""
     loop, connector = trainer.fit_loop.epoch_loop, trainer._logger_connector
     first = connector._first_loop_iter
     with _at_last_batch(trainer):
@@ -33,12 +33,14 @@ def validate(trainer: Any) -> None:
         loop.val_loop.run()
         trainer.training = True
         connector._first_loop_iter = first
-    _once(loop.val_loop, "increment_progress_to_evaluation_end", lambda usual: None)  # it is there; this would make a loader
+    _once(
+        loop.val_loop, "increment_progress_to_evaluation_end", lambda usual: None
+    )  # the progress is set already; this would make a loader
 
 
 @contextlib.contextmanager
 def _at_last_batch(trainer: Any) -> Iterator[None]:
-    """Lightning's progress as it is between the last batch of an epoch and the epoch's end."""
+    """Set Lightning's progress to the moment between the last batch of an epoch and the epoch's end."""
     epoch, batch = trainer.fit_loop.epoch_progress, trainer.fit_loop.epoch_loop.batch_progress
     _move(epoch, -1, "processed", "completed")
     _move(batch, 1, "completed")
@@ -56,7 +58,7 @@ def _move(progress: Any, by: int, *names: str) -> None:
 
 
 def after(owner: Any, name: str, then: Callable[[], None]) -> None:
-    """Do something more when a method is called next, after it."""
+    """Call a function after the next call of a method."""
 
     def both(usual: Callable[[], None]) -> None:
         usual()
@@ -66,7 +68,7 @@ def after(owner: Any, name: str, then: Callable[[], None]) -> None:
 
 
 def _once(owner: Any, name: str, instead: Callable[[Callable[[], None]], None]) -> None:
-    """Let the next call of a method without arguments be `instead(usual)`."""
+    """Replace the next call of a method without arguments by `instead(usual)`."""
     usual = getattr(owner, name)
 
     def call() -> None:
