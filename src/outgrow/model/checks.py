@@ -58,7 +58,7 @@ def check_module(model: Any, values: bool = True) -> None:
         raise TraceError("tensors that share memory can't be grown", [Problem(shared[0], reason, way_out)])
     without = [name for name, tensor in tensors_of(model).items() if tensor.is_meta]
     if without and values:
-        problem = Problem(without[0], "it is on the meta device", "load the model's weights first, e.g. model.to_empty(…)")
+        problem = Problem(without[0], "it is on the meta device", "load the weights first; outgrow.timeline needs none")
         raise TraceError("the model's tensors have no values", [problem])
     try:
         forget_caches(model)
