@@ -40,13 +40,13 @@ Steady = Mapping[tuple[str, str], float]  # (path, attribute) → a float that m
 class RebuiltDiffers(Exception):
     """The rebuilt model differs from the model; the message says where."""
 
-    agreement = 0  # how much agrees: of several attempts, the one with the highest value explains best
+    agreement = 1  # how much agrees: of several attempts, the one with the highest value explains best
 
 
 class Unbuildable(RebuiltDiffers):
     """The model can't be built from the configuration alone; the message says why."""
 
-    agreement = 1
+    agreement = 0
 
 
 class OtherEpsilon(RebuiltDiffers):
