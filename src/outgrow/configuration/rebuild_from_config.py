@@ -40,7 +40,7 @@ Steady = Mapping[tuple[str, str], float]  # (path, attribute) → a float that m
 class RebuiltDiffers(Exception):
     """The rebuilt model differs from the model; the message says where."""
 
-    agreement = 1  # how much agrees: of several attempts, the one with the highest value explains best
+    agreement: float = 1  # how much agrees: of several attempts, the one with the highest value explains best
 
 
 class Unbuildable(RebuiltDiffers):
@@ -151,14 +151,19 @@ def _special_floats(written: Any) -> Any:
 
 def _compare_tensors(other: nn.Module, part: nn.Module) -> None:
     here, there = ({name: tuple(tensor.shape) for name, tensor in module.state_dict().items()} for module in (part, other))
-    if here == there:
-        return
+    if here != there:
+        reason = RebuiltDiffers(_first_difference(here, there))
+        reason.agreement = sum(there.get(name) == shape for name, shape in here.items()) / len({**here, **there})
+        raise reason
+
+
+def _first_difference(here: Mapping[str, tuple[int, ...]], there: Mapping[str, tuple[int, ...]]) -> str:
     for name, shape in here.items():
         if name not in there:
-            raise RebuiltDiffers(f"{name} would be missing")
+            return f"{name} would be missing"
         if there[name] != shape:
-            raise RebuiltDiffers(f"{name} would have the shape {there[name]} instead of {shape}")
-    raise RebuiltDiffers(f"there would be {next(name for name in there if name not in here)} too")
+            return f"{name} would have the shape {there[name]} instead of {shape}"
+    return f"there would be {next(name for name in there if name not in here)} too"
 
 
 def _compare_epsilons(other: nn.Module, part: nn.Module, steady: Steady) -> None:
