@@ -11,48 +11,9 @@ from torch import Tensor, nn
 
 import outgrow
 from outgrow.errors import RuleError
-from outgrow.model.reference_operators import REFERENCES
+from tests.helpers.custom_operators import LIBRARY, act, attend, double_, mixed_linear, same
 
 F = nn.functional
-
-
-@torch.library.custom_op("ruletest::act", mutates_args=())
-def act(x: Tensor, slope: float = 0.5) -> Tensor:
-    return torch.where(x > 0, x, slope * x)
-
-
-@act.register_fake
-def _(x: Tensor, slope: float = 0.5) -> Tensor:
-    return torch.empty_like(x)
-
-
-@torch.library.custom_op("ruletest::attend", mutates_args=())
-def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """No fake implementation, and no gradient."""
-    return torch.softmax(q @ k.transpose(-2, -1) * 0.3, dim=-1) @ v
-
-
-@torch.library.custom_op("ruletest::mixed_linear", mutates_args=())
-def mixed_linear(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    y = x @ weight.t() + bias
-    return y, y.square().mean(-1)
-
-
-@torch.library.custom_op("ruletest::double_", mutates_args={"x"})
-def double_(x: Tensor) -> None:
-    x.mul_(2)
-
-
-@torch.library.custom_op("ruletest::same", mutates_args=())
-def same(x: Tensor) -> Tensor:
-    return x.clone()
-
-
-LIBRARY = torch.library.Library("ruletest", "FRAGMENT")
-LIBRARY.define("normed(Tensor x, Tensor weight) -> Tensor")
-LIBRARY.impl("normed", lambda x, w: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * w, "CompositeExplicitAutograd")
-LIBRARY.define("parts(Tensor x) -> Tensor")
-LIBRARY.impl("parts", lambda x: torch.relu(x) + 1, "CompositeImplicitAutograd")
 
 
 class Net(nn.Module):
@@ -370,35 +331,3 @@ def test_a_rule_for_an_operator_of_pytorch_that_outgrow_does_not_know() -> None:
         outgrow.widen(frozen(Bessel()), X, "one", by=4)
     outgrow.rule("aten::special_bessel_j0", like=lambda x: torch.sigmoid(x) + 0.5, replace=True)
     check_exact(frozen(Bessel()), X, "one", by=4)
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        ((), "names of operators"),
-        ((3,), "names of operators"),
-        (("act",), "write namespace::name"),
-        (("ruletest.act",), "'ruletest::act', for all its overloads"),
-        (("aten::add.Tensor",), "'aten::add', for all its overloads"),
-        (("ruletest::atc",), r"there is no operator ruletest::atc \(did you mean 'ruletest::act'\?\)"),
-        (("aten::gelu",), "outgrow has a rule for aten::gelu of its own"),
-        (("aten::relu_",), "outgrow has a rule for aten::relu_ of its own"),
-        (("ruletest::parts",), "needs no rule: it is made of other operators"),
-        (("ruletest::act", "ruletest::atc"), "there is no operator"),
-    ],
-)
-def test_registrations_that_make_no_sense_are_refused(names: Any, expected: str) -> None:
-    before = dict(REFERENCES)
-    with pytest.raises(RuleError, match=expected):
-        outgrow.rule(*names, like=torch.relu)
-    assert before == REFERENCES
-
-
-def test_registering_twice_needs_replace() -> None:
-    outgrow.rule("ruletest::act", "ruletest::same", like=torch.relu)
-    with pytest.raises(RuleError, match=r"has a rule already, torch.*relu: .*replace=True"):
-        outgrow.rule("ruletest::act", like=torch.tanh)
-    outgrow.rule("ruletest::act", like=torch.tanh, replace=True)
-    assert REFERENCES["ruletest.act"].function is torch.tanh
-    with pytest.raises(RuleError, match="is no function"):
-        outgrow.rule("ruletest::act", replace=True)("tanh")  # type: ignore[type-var]
