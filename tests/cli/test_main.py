@@ -94,6 +94,38 @@ def test_a_checkpoint_as_json(checkpoint: Path, run: Run) -> None:
     assert tuple(plans) == describe(checkpoint).histories[""]
 
 
+def test_inspecting_a_checkpoint_compares_its_checksums(checkpoint: Path, run: Run, tmp_path: Path) -> None:
+    assert "; checksums match; " in run("inspect", str(checkpoint))[1].splitlines()[-1]
+    assert json.loads(run("inspect", str(checkpoint), "--json")[1])["verified"] is True
+    earlier = Path(__file__).parents[1] / "files" / "model-0.1.0.safetensors"
+    assert "; checksums are missing: an earlier version wrote the file; " in run("inspect", str(earlier))[1]
+    data = bytearray(checkpoint.read_bytes())
+    data[-1] ^= 1  # in the last tensor
+    checkpoint.write_bytes(data)
+    for more in ((), ("--json",), ("--model", "given_models:ready", "--input", "4")):
+        code, text, errors = run("inspect", str(checkpoint), *more)
+        assert (code, text) == (2, "")
+        assert "is damaged" in errors
+        assert "2.weight: the checksum is" in errors
+        assert "--no-checksums" in errors
+        code, text, errors = run("inspect", str(checkpoint), "--no-checksums", *more)
+        assert (code, errors) == (0, "")
+        assert ("; checksums not compared; " in text) == (more == ())
+
+
+def test_inspecting_a_runs_file_compares_its_checksums(run: Run, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    outgrow.Run(model, torch.zeros(2, 4), torch.optim.SGD(model.parameters(), lr=0.1), [], quiet=True).save(tmp_path / "run.pt")
+    assert "; checksums match; " in run("inspect", "run.pt")[1]
+    data = (tmp_path / "run.pt").read_bytes()
+    values = model[2].weight.detach().numpy().tobytes()
+    (tmp_path / "run.pt").write_bytes(data.replace(values, bytes([values[0] ^ 1]) + values[1:]))
+    code, text, errors = run("inspect", "run.pt")
+    assert (code, text) == (2, "")
+    assert "2.weight: the checksum is" in errors
+    assert "; checksums not compared; " in run("inspect", "run.pt", "--no-checksums")[1]
+
+
 def test_a_checkpoint_with_its_model_shows_the_grown_volumes(checkpoint: Path, run: Run) -> None:
     code, text, _ = run("inspect", "grown.safetensors", "--model", "given_models:ready", "--input", "4")
     assert code == 0

@@ -98,7 +98,7 @@ def test_flipped_bits_in_the_values_of_a_runs_file_are_found(run_file: Path) -> 
     with pytest.raises(CheckpointError, match=r"model/blocks\.0\.up\.weight: the checksum is [0-9a-f]{8}, and should be"):
         outgrow.load(model, run_file)
     other = started(model, AdamW(model.parameters()), [at(2), outgrow.At(step=3, grow=[outgrow.Deepen("blocks.0", fade=5)])])
-    with pytest.raises(CheckpointError, match="pass checksums=False if"):
+    with pytest.raises(CheckpointError, match="pass checksums=False"):
         other.load(run_file)
     assert other.steps == 0
     assert other.load(run_file, checksums=False)["seen"] == [1, 2.5, "x", None, True]

@@ -98,6 +98,12 @@ def _add_target(command: argparse.ArgumentParser) -> None:
         help="timm:NAME, MODULE:CALLABLE (or a module's attribute), or a file written by outgrow.save or Run.save",
     )
     command.add_argument("--model", metavar="TARGET", help="for a checkpoint: the small model to load it into (timm:NAME, …)")
+    command.add_argument(
+        "--no-checksums",
+        dest="checksums",
+        action="store_false",
+        help="for a checkpoint: do not compare its contents with its checksums, e.g. because they were changed on purpose",
+    )
     _add_input(command)
 
 
@@ -170,9 +176,9 @@ def run_inspect(args: argparse.Namespace) -> str:
             )
         from outgrow.saving.save_load import describe
 
-        about = describe(args.target)
+        about = describe(args.target, checksums=args.checksums, values=args.model is None)
         if args.model is None:
-            return _checkpoint_json(about) if args.json else _checkpoint_text(about)
+            return _checkpoint_json(about) if args.json else _checkpoint_text(about, args.checksums)
     elif args.model is not None:
         raise CommandError(
             f"--model requires a checkpoint (a file of outgrow.save or Run.save) as TARGET, and {args.target} is a model: "
@@ -214,7 +220,7 @@ def _model_of(args: argparse.Namespace) -> tuple[nn.Module, Any]:
 
     load_plugins()
     model, example = named_model(args.model or args.target, args.shapes, args.batch, args.dtype)
-    return (outgrow.load(model, args.target) if args.model else model), example
+    return (outgrow.load(model, args.target, checksums=args.checksums) if args.model else model), example
 
 
 def _is_file(target: str) -> bool:
@@ -317,7 +323,7 @@ def _reasons(volume: Volume) -> str:
     return "; ".join(f"{', '.join(names)}: {reason}".removeprefix(": ") for reason, names in methods.items())
 
 
-def _checkpoint_text(about: Description) -> str:
+def _checkpoint_text(about: Description, checksums: bool) -> str:
     from outgrow.growth_plan.plan import COLUMNS
 
     growths = [(place, changes) for place, plans in about.histories.items() for changes in _changes(plans)]
@@ -328,7 +334,10 @@ def _checkpoint_text(about: Description) -> str:
     rows = [(name, "×".join(map(str, shape)) or "scalar", dtype) for name, (dtype, shape) in about.tensors.items()]
     rows += [(alias, f"the same as {name}", "") for alias, name in about.aliases.items()]
     parts.append(make_table(("tensor", "shape", "type"), rows))
-    parts.append(f"{len(about.tensors)} tensors, {_count_values(about):,} values; add --model to see what can grow")
+    compared = "match" if about.verified else "are missing: an earlier version wrote the file" if checksums else "not compared"
+    parts.append(
+        f"{len(about.tensors)} tensors, {_count_values(about):,} values; checksums {compared}; add --model to see what can grow"
+    )
     return "\n\n".join(parts)
 
 
@@ -346,5 +355,6 @@ def _count_values(about: Description) -> int:
 def _checkpoint_json(about: Description) -> str:
     histories = {place: [plan.to_json() for plan in plans] for place, plans in about.histories.items()}
     tensors = {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in about.tensors.items()}
-    facts = {"path": about.path, "model": about.model, "histories": histories, "tensors": tensors, "aliases": about.aliases}
+    facts = {"path": about.path, "model": about.model, "histories": histories, "tensors": tensors, "aliases": about.aliases,
+             "verified": about.verified}  # fmt: skip
     return json.dumps(facts, ensure_ascii=False)

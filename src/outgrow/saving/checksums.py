@@ -26,7 +26,10 @@ from outgrow.saving.replay_growths import refuse
 
 TABLE, SEAL = "checksums", "checksum"
 REST = "other values"  # the entry for everything that is not a tensor
-WAY_OUT = "use an earlier copy of the file, or pass checksums=False if its contents were changed on purpose"
+WAY_OUT = (
+    "use an earlier copy of the file, or pass checksums=False (command line: --no-checksums) if its contents were changed on "
+    "purpose"
+)
 
 PLAIN = (bool, int, float, complex, str, bytes, bytearray, torch.dtype, torch.device)
 

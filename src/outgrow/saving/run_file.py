@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from outgrow.distributed.fsdp import gathered
 from outgrow.errors import CheckpointError
 from outgrow.model.unwrap import unwrapped_module
 from outgrow.saving.atomic_write import Path, check_path
-from outgrow.saving.checksums import check_seal
+from outgrow.saving.checksums import TABLE, check_seal
 from outgrow.saving.growth_record import EARLIER, GrowthRecord, check_version
 from outgrow.saving.growths_in_state_dict import KEY, record_in
 from outgrow.saving.model_contents import not_finite, unique
@@ -105,21 +106,22 @@ def refuse_not_finite(models: Sequence[nn.Module], path: Path) -> None:
         refuse(f"{path} was not written: the model holds values that are not finite", bad, DIVERGED)
 
 
-def describe_run(path: Path) -> Description:
-    """The description of the model in a run's file."""
-    state, kind = _model_in(path)
+def describe_run(path: Path, checksums: bool = True) -> Description:
+    """The description of the model in a run's file, which is read completely."""
+    state, kind, verified = _model_in(path, checksums)
     own, aliases = unique({name: value for name, value in _tensors(state).items() if name != KEY})
     record = record_in(state, os.fspath(path)) if KEY in state else GrowthRecord(kind)
     tensors = {name: (_kind(value), tuple(value.shape)) for name, value in own.items()}
-    return Description(os.fspath(path), record.model, record.histories, tensors, aliases, record.gates, record.drifts)
+    about = Description(os.fspath(path), record.model, record.histories, tensors, aliases, record.gates, record.drifts)
+    return replace(about, verified=verified)
 
 
-def _model_in(path: Path, checksums: bool = True) -> tuple[dict[str, Any], str]:
-    """The state dict of the model in a run's file, and the name of its class."""
+def _model_in(path: Path, checksums: bool = True) -> tuple[dict[str, Any], str, bool]:
+    """The state dict of the model in a run's file, the name of its class, and whether checksums were compared."""
     state = read_run(path, checksums)
     if not isinstance(state.get("model"), dict):
         raise CheckpointError(f"{path} is damaged: it holds no model: {EARLIER}")
-    return state["model"], str(state.get("class", "a model"))
+    return state["model"], str(state.get("class", "a model")), checksums and TABLE in state
 
 
 def _tensors(state: dict[str, Any]) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -152,8 +153,11 @@ def load(model: M, path: Path, *, checksums: bool = True) -> M:
     return model
 
 
-def describe(path: Path) -> Description:
-    """Read the growth history and the shapes of a checkpoint, without a model, and without reading the values.
+def describe(path: Path, *, checksums: bool = True, values: bool = False) -> Description:
+    """Read the growth history and the shapes of a checkpoint, without a model.
+
+    checksums: compare the header with its checksum. values: also read the values, one tensor at a time, and compare them with
+        their checksums; `verified` of the result says whether the file has any.
 
     Example:
         >>> import tempfile
@@ -166,9 +170,13 @@ def describe(path: Path) -> Description:
     if _of_a_run(path):
         from outgrow.saving.run_file import describe_run
 
-        return describe_run(path)
+        return describe_run(path, checksums)
     with opened(path) as file:
-        return description_in(path, file)
+        about = description_in(path, file, checksums)
+        if not (checksums and values) or about.checksums is None:
+            return about
+        checksum.compare({name: checksum.of_tensor(file.get_tensor(name)) for name in about.tensors}, about.checksums, path)
+    return replace(about, verified=True)
 
 
 def _check_module(model: Any, path: Any, call: str) -> None:

@@ -31,6 +31,7 @@ class Description:
     drifts: Sequence[Mapping[str, Any]] = ()  # unfinished faded widenings; see `weight_fades.pack_drifts`
     extras: Mapping[str, Any] = field(default_factory=dict)  # extra state of modules; see `extra_state.pack_extras`
     checksums: Mapping[str, str] | None = None  # by name of tensor; None if the file has none
+    verified: bool = False  # whether all values were read and compared with their checksums
 
 
 @contextlib.contextmanager
