@@ -306,3 +306,23 @@ def test_half_precision_is_checked_closely(dtype: torch.dtype, monkeypatch: pyte
     with pytest.raises(VerifyError, match="differs from the old one"):
         outgrow.widen(model, X.to(dtype), factor=1.5)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(5, 64), nn.ReLU(), nn.Unflatten(1, (16, 2, 2)), nn.ConvTranspose2d(16, 8, 4, 2, 1), nn.Conv2d(8, 1, 1)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def test_a_volume_that_a_transposed_convolution_reads_in_another_shape_grows() -> None:
+    model = Decoder().double()
+    before = model(X)
+    growth = outgrow.widen(model, X, "*", factor=1.5)
+    assert [change.volume for change in growth.plan.changes] == ["layers.0", "layers.3"]
+    assert model.layers[0].out_features == 96
+    torch.testing.assert_close(model(X), before)

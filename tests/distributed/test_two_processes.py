@@ -16,4 +16,4 @@ def test_wrapped_and_sharded_models_stay_usable_and_ranks_equal_over_growths() -
 
 
 def test_trainers_of_other_libraries_grow_equally_on_all_ranks_and_can_be_resumed() -> None:
-    launch("rules", "in_lightning", "in_accelerate", "in_the_trainer")
+    launch("triggers", "in_lightning", "in_accelerate", "in_the_trainer")

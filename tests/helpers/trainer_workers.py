@@ -42,7 +42,7 @@ def schedule() -> list[Any]:
 
 
 def measured(epoch: int) -> float:
-    """A metric that differs between ranks: after the second epoch, a rule is true on rank 0 and false on rank 1."""
+    """A metric that differs between ranks: after the second epoch, a trigger is true on rank 0 and false on rank 1."""
     return epoch - 10.0 * dist.get_rank()
 
 
@@ -117,7 +117,7 @@ def by_hand() -> dict[str, Any]:
     return result
 
 
-def rules() -> None:
+def triggers() -> None:
     """Rank 0 decides, also if only rank 0 has metrics; if it raises, all ranks raise."""
     model, optimizer, _ = parts()
     run = outgrow.Run(DistributedDataParallel(model), X[:4], optimizer, schedule()[1:], quiet=True, check=False)
@@ -226,10 +226,10 @@ def in_the_trainer() -> None:
             return super().training_step(model, inputs, num_items_in_batch)
 
     def events() -> list[Any]:
-        rule = outgrow.reached("eval_loss", 99.0, "min")
+        trigger = outgrow.reached("eval_loss", 99.0, "min")
         return [
             outgrow.At(step=2, grow=[outgrow.Widen("*.mlp.*", factor=1.5, fade=3)], lr=0.5),
-            outgrow.When(rule, grow=[outgrow.Deepen("model.layers.0")]),
+            outgrow.When(trigger, grow=[outgrow.Deepen("model.layers.0")]),
         ]
 
     def small() -> tuple[Any, tuple[torch.optim.Optimizer, Any]]:

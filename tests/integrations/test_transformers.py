@@ -115,10 +115,10 @@ def test_an_optimizer_that_was_given_resumes_too(tmp_path: Path, monkeypatch: py
     assert one.optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * 0.1 * (1 / 3 + 6 / 9 * 2 / 3))
 
 
-def test_a_rule_reads_all_evaluations_of_an_epoch(tmp_path: Path) -> None:
+def test_a_trigger_reads_all_evaluations_of_an_epoch(tmp_path: Path) -> None:
     """The search for the best model starts again after a growth: a smaller one could not be loaded."""
-    rule = outgrow.plateau("eval_b_loss", patience=2, least=100.0)
-    schedule = [outgrow.When(rule, grow=[outgrow.Deepen("model.layers.0", fade=8)])]
+    trigger = outgrow.plateau("eval_b_loss", patience=2, least=100.0)
+    schedule = [outgrow.When(trigger, grow=[outgrow.Deepen("model.layers.0", fade=8)])]
 
     def make(folder: str) -> transformers.Trainer:
         return trainer(

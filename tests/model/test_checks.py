@@ -241,3 +241,17 @@ def test_unusual_models_grow(make: Callable[[], nn.Module]) -> None:
     with torch.no_grad():
         off = (model(x) - want).abs().max() / want.abs().max()
     assert float(off) <= 20 * torch.finfo(x.dtype).eps
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_diverged_model_is_reported_as_such(bad: float) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    with torch.no_grad():
+        model[2].weight[0, 0] = bad
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for how in ({"method": "netmorph"}, {"method": "random"}, {}):
+        with pytest.raises(outgrow.GrowthError, match=r"2\.weight: it holds NaN or infinity"):
+            outgrow.widen(model, torch.randn(6, 4), "0", by=2, **how)
+    assert all(
+        torch.equal(a, b) or bool(a.isnan().any()) for a, b in zip(before.values(), model.state_dict().values(), strict=True)
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,41 +110,7 @@ def test_names_of_later_stages_refer_to_the_model_at_that_stage() -> None:
     assert scene.model.blocks[2] is old
 
 
-def test_metrics_that_a_rule_needs() -> None:
-    scene = Scene()
-    rules = [outgrow.plateau("val_loss", patience=2), outgrow.reached("accuracy", 0.9)]
-    run = scene.run([outgrow.When(rules[0], grow=[WIDEN]), outgrow.When(rules[1], grow=[DEEPEN])])
-    for metrics in (None, {}):
-        with refused(scene, ScheduleError, "val_loss has not improved for 2 epochs.*run.epoch", run):
-            run.epoch(metrics)
-    for metrics, missing in (({"loss": 1.0}, "val_loss|accuracy"), ({"val_loss": 1.0}, "accuracy")):
-        with refused(scene, ScheduleError, f"reads the metric '({missing})', which was not measured", run):
-            run.epoch(metrics)
-    for value in ("low", None, torch.ones(2)):
-        with refused(scene, GrowthError, "the metric 'val_loss' is not a number", run):
-            run.epoch({"val_loss": value, "accuracy": 0.1})
-    for metrics in (0.5, [("val_loss", 0.5)]):
-        with refused(scene, ScheduleError, "metrics must be a dict", run):
-            run.epoch(metrics)  # type: ignore[arg-type]
-    assert run.epoch({"val_loss": torch.tensor(1.0), "accuracy": 0.1}) is None
-    assert run.epochs == 1
-
-
-def test_metrics_that_are_not_numbers_are_no_improvement() -> None:
-    scene = Scene()
-    rules = [outgrow.plateau("val_loss", patience=2), outgrow.reached("accuracy", 0.9)]
-    run = scene.run([outgrow.When(rules[0], grow=[WIDEN]), outgrow.When(rules[1], grow=[DEEPEN])])
-    grown = [
-        run.epoch({"val_loss": loss, "accuracy": math.nan}) is not None
-        for loss in (1.0, math.nan, 0.5, math.nan, math.nan, 0.6)
-    ]
-    assert grown == [False, False, False, False, False, True]  # not while it is NaN
-    assert run.epoch({"val_loss": 1.0, "accuracy": math.nan}) is None
-    assert run.epoch({"val_loss": 1.0, "accuracy": 0.95}) is not None
-    assert len(scene.model.blocks) == 3
-
-
-@pytest.mark.parametrize("moment", ["step", "epoch", "rule"])
+@pytest.mark.parametrize("moment", ["step", "epoch", "trigger"])
 def test_a_growth_that_fails_leaves_everything_as_before(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same call then tries again; the run equals one without a failure."""
     options: dict[str, Any] = {
@@ -156,8 +121,8 @@ def test_a_growth_that_fails_leaves_everything_as_before(moment: str, monkeypatc
         "warmup": 5,
         "train": "new",
     }
-    rule = outgrow.reached("accuracy", 0.5)
-    event = outgrow.When(rule, **options) if moment == "rule" else outgrow.At(**{moment: 2}, **options)
+    trigger = outgrow.reached("accuracy", 0.5)
+    event = outgrow.When(trigger, **options) if moment == "trigger" else outgrow.At(**{moment: 2}, **options)
     scene, twin = Scene(), Scene()
     run, other = scene.run([event]), twin.run([event])
 

@@ -127,7 +127,7 @@ transforms = st.one_of(
     st.builds(outgrow.Branch, names, st.sampled_from(["auto", "random"]), hidden=st.none() | st.integers(2, 99), fade=fades),
 )
 finite = st.floats(allow_nan=False, allow_infinity=False)
-named_rules = st.one_of(
+named_triggers = st.one_of(
     st.builds(outgrow.plateau, names, counts, st.floats(0, 1e9), st.sampled_from(["min", "max"])),
     st.builds(outgrow.reached, names, finite | counts, st.sampled_from(["min", "max"])),
 )
@@ -148,7 +148,7 @@ def schedules(draw: st.DrawFn) -> outgrow.Schedule:
         if options.get("train") == "new":
             options["hold"] = draw(fades)
         if kind == "when":
-            events.append(outgrow.When(draw(named_rules), **options))
+            events.append(outgrow.When(draw(named_triggers), **options))
         else:
             events.append(outgrow.At(**{kind: next(times[kind])}, **options))
     return outgrow.Schedule(events)

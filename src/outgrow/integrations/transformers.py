@@ -10,7 +10,7 @@ The order of events in the Trainer:
     on_epoch_end → log, evaluate → on_evaluate → save                 each epoch
 
 A growth at a step happens in on_step_end; a growth at an epoch in on_epoch_end or, if an evaluation follows, in on_evaluate,
-since rules read its metrics. So it always comes before the save, and a checkpoint holds the grown model. The Trainer's files
+since triggers read its metrics. So it always comes before the save, and a checkpoint holds the grown model. The Trainer's files
 stay unchanged; `outgrow.pt` is written after them (see `integrations/growth_file.py`), and read before the weights. No callback
 is called at these two points: so the class wraps `_load_from_checkpoint` and the function that writes trainer_state.json.
 """
@@ -143,7 +143,7 @@ class Grow(transformers.TrainerCallback):
                     "the optimizer's groups do not hold the parameters of the saved groups: make it in the same way"
                 )
             run.go_to(saved["run"])
-        _check_rules(run, args)
+        _check_triggers(run, args)
         self.run = run
         state.save_to_json = partial(_write_with_ours, state.save_to_json, run)
         _wait_for_ranks(self._trainer)
@@ -268,10 +268,10 @@ def _check_trainer(trainer: Any, model: Any) -> None:
         raise GrowthError("PEFT adapters depend on the sizes of their model: merge them first, model.merge_and_unload()")
 
 
-def _check_rules(run: Run, args: Any) -> None:
-    rules = [event for event in run.ahead if isinstance(event, When)]
-    if rules and (args.eval_strategy != transformers.trainer_utils.IntervalStrategy.EPOCH or args.eval_delay):
+def _check_triggers(run: Run, args: Any) -> None:
+    triggered = [event for event in run.ahead if isinstance(event, When)]
+    if triggered and (args.eval_strategy != transformers.trainer_utils.IntervalStrategy.EPOCH or args.eval_delay):
         raise ScheduleError(
-            f"the schedule waits for {rules[0].time!r}, which reads the metrics of each epoch: "
+            f"the schedule waits for {triggered[0].time!r}, which reads the metrics of each epoch: "
             "write TrainingArguments(eval_strategy='epoch'), without eval_delay"
         )

@@ -14,7 +14,7 @@ from outgrow.model.journal import Journal
 from outgrow.optimizers.wrappers import unwrapped
 from outgrow.runs.learning_rates import scale_rates
 from outgrow.runs.schedule import Schedule, When
-from outgrow.runs.triggers import Plateau, Reached
+from outgrow.runs.triggers import TRIGGERS
 
 
 def check_parts(
@@ -96,21 +96,22 @@ def measured(metrics: Any) -> dict[str, float]:
     return {name: as_number(f"the metric {name!r}", value) for name, value in (metrics or {}).items()}
 
 
-def check_measured(rules: Sequence[When], past: Sequence[Mapping[str, float]]) -> None:
-    """Raise, in the first epoch already, if metrics are missing that a rule reads now or later."""
+def check_measured(triggered: Sequence[When], past: Sequence[Mapping[str, float]]) -> None:
+    """Raise, in the first epoch already, if metrics are missing that a trigger reads now or later."""
     if not past[-1]:
-        raise ScheduleError(f"the schedule waits for {rules[0].time!r}: pass the metrics of the epoch, run.epoch(metrics)")
-    for event in rules[1:]:
-        if isinstance(event.rule, (Plateau, Reached)):
+        raise ScheduleError(f"the schedule waits for {triggered[0].time!r}: pass the metrics of the epoch, run.epoch(metrics)")
+    for event in triggered[1:]:
+        if type(event.rule) in TRIGGERS.values():
             event.rule(past)
 
 
 def warn_lost(event: When, epoch: int) -> None:
     """Warn that a metric of an epoch was lost, because the run was resumed within that epoch."""
-    metric = repr(event.rule.metric) if isinstance(event.rule, (Plateau, Reached)) else f"the metric that {event.time!r} reads"
+    named = getattr(event.rule, "metric", None) if type(event.rule) in TRIGGERS.values() else None
+    metric = f"the metric that {event.time!r} reads" if named is None else repr(named)
     warnings.warn(
         f"{metric} is not known for epoch {epoch}: values that training logged in this epoch before the checkpoint are lost on "
-        "resuming. The rule skips this epoch, and the run continues; use validation metrics in rules",
+        "resuming. The trigger skips this epoch, and the run continues; use validation metrics in triggers",
         stacklevel=2,
     )
 

@@ -191,11 +191,11 @@ class Run:
         return self._grow(due, self.steps + 1, self.epochs, self.metrics)
 
     def epoch(self, metrics: Metrics | None = None, *, resumed: bool = False) -> Growth | None:
-        """Count an epoch, and grow if an event is due, or if a rule on the metrics says so.
+        """Count an epoch, and grow if an event is due, or if a trigger decides so from the metrics.
 
-        If several processes train the model together, rules use the metrics of rank 0.
+        If several processes train the model together, triggers use the metrics of rank 0.
 
-        resumed: the epoch was begun by an earlier process, and some of its metrics are lost. A rule whose metric is missing
+        resumed: the epoch was begun by an earlier process, and some of its metrics are lost. A trigger whose metric is missing
             then skips the epoch with a warning; otherwise a missing metric is an error.
         """
         group = team(self.model, bare(self.model)) if any(isinstance(event, When) for event in self.ahead) else None
@@ -203,21 +203,21 @@ class Run:
         return self._grow(due, self.steps, self.epochs + 1, past)
 
     def _decide(self, metrics: Any, resumed: bool) -> tuple[list[dict[str, float]], list[int]]:
-        """The metrics for rules, including those of this epoch, and the events that are due."""
+        """The metrics for triggers, including those of this epoch, and the events that are due."""
         past = [*self.metrics, measured(metrics)]
         due = [number for number, event in self._waiting() if isinstance(event, At) and event.epoch == self.epochs + 1]
-        rules = [event for _, event in self._waiting() if isinstance(event, When)]
-        if not rules:
+        triggered = [event for _, event in self._waiting() if isinstance(event, When)]
+        if not triggered:
             return past, due
         try:
-            check_measured(rules[:1] if resumed else rules, past)
+            check_measured(triggered[:1] if resumed else triggered, past)
             left = [(number, event) for number, event in self._waiting() if number not in due]
-            if left and isinstance(left[0][1], When) and left[0][1].rule(past):  # a rule waits for the events before it
+            if left and isinstance(left[0][1], When) and left[0][1].rule(past):  # a trigger waits for the events before it
                 due.append(left[0][0])
         except (ScheduleError, KeyError):
             if not resumed:
                 raise
-            warn_lost(rules[0], self.epochs + 1)
+            warn_lost(triggered[0], self.epochs + 1)
             return self.metrics, due
         return past, sorted(due)
 
@@ -312,13 +312,13 @@ class Run:
         self._unlogged = records[-1] if position.get("untold") else None
 
     def _check_late(self, ahead: Sequence[At | When]) -> None:
-        """Raise if an event at a fixed time is impossible before the rules: it does not wait for them."""
+        """Raise if an event at a fixed time is impossible before the triggers: it does not wait for them."""
         late = sorted(ahead, key=lambda event: isinstance(event, When))
         if late != list(ahead):
             try:
                 timeline(bare(self.model), self.example, Schedule(late))
             except ScheduleError as error:
-                raise ScheduleError(f"if the rules apply only after all fixed times: {error}") from error
+                raise ScheduleError(f"if the triggers apply only after all fixed times: {error}") from error
 
     def _waiting(self) -> list[tuple[int, At | When]]:
         return [(number, event) for number, event in enumerate(self.schedule) if number not in self.done]

@@ -1,7 +1,7 @@
 """Schedules: the growths of a run, as data.
 
 An *event* is a growth with its time, its transforms, and the settings of the optimizer after it. `At` is an event at a step or
-an epoch, `When` one at a time that a rule on the metrics decides. The same schedule can be written in Python, TOML or JSON (see
+an epoch, `When` one at a time that a trigger decides. The same schedule can be written in Python, TOML or JSON (see
 `runs/schedule_files.py`), and printed with all sizes before the run starts (see `runs/timeline.py`).
 """
 
@@ -97,7 +97,7 @@ class At(Event):
 @usage("outgrow.When(outgrow.plateau('val_loss'), grow=[outgrow.Widen('*', factor=1.5)])")
 @dataclass(frozen=True, kw_only=True, init=False)
 class When(Event):
-    """A growth as soon as a rule on the metrics returns True; at most once.
+    """A growth as soon as a trigger, a function of the metrics, returns True; at most once.
 
     Example:
         >>> from outgrow import Deepen, plateau
@@ -109,19 +109,23 @@ class When(Event):
 
     def __init__(self, rule: Trigger, **options: Any) -> None:
         if not callable(rule):
-            raise ScheduleError(f"{rule!r} is not a rule: write e.g. outgrow.plateau('val_loss', patience=3)")
+            raise ScheduleError(f"{rule!r} is not a trigger: write e.g. outgrow.plateau('val_loss', patience=3)")
         object.__setattr__(self, "rule", rule)
         known = {name: each.default for name, each in Event.__dataclass_fields__.items() if name != "grow"}
         unknown = [name for name in options if name != "grow" and name not in known]
         if unknown or "grow" not in options:
-            raise ScheduleError(f"When has no option {unknown[0]!r}" if unknown else "When needs grow=: When(rule, grow=[…])")
+            raise ScheduleError(
+                f"When has no option {unknown[0]!r}" if unknown else "When needs grow=: When(trigger, grow=[…])"
+            )
         for name, value in {**known, **options}.items():
             object.__setattr__(self, name, value)
         self.__post_init__()
 
     @property
     def time(self) -> str:
-        return str(self.rule) if type(self.rule).__module__.startswith("outgrow.") else getattr(self.rule, "__name__", "a rule")
+        return (
+            str(self.rule) if type(self.rule).__module__.startswith("outgrow.") else getattr(self.rule, "__name__", "a trigger")
+        )
 
     def __repr__(self) -> str:
         return f"When({self.time}: {summary(self)})"
@@ -165,7 +169,7 @@ class Schedule:
         others = [event for event in self.events if not isinstance(event, (At, When))]
         if others:
             raise ScheduleError(
-                f"{others[0]!r} is not an event: write outgrow.At(epoch=25, grow=[…]) or outgrow.When(rule, grow=[…])"
+                f"{others[0]!r} is not an event: write outgrow.At(epoch=25, grow=[…]) or outgrow.When(trigger, grow=[…])"
             )
         object.__setattr__(self, "events", tuple(self.events))
         for name in ("step", "epoch"):

@@ -8,7 +8,7 @@
 Events are one array, in order. A transform is a table; one key is its kind (`widen`, `deepen`, `kernel`, `branch` or one added
 with `outgrow.register_transform`), with the place as its value. All other keys are fields of the transform's class; fields that
 are left out have their defaults. A method with options is written as `{ name = "r2r", init = "he" }`. Python functions, as a
-rule or an init, can't be written.
+trigger or an init, can't be written.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _event_out(event: At | When, place: str) -> dict[str, Any]:
         if name is None:
             known = " and ".join(triggers.TRIGGERS)
             raise ScheduleError(
-                f"{place}: {event.rule!r} is Python code, which a file can't hold: use one of the named rules, {known}"
+                f"{place}: {event.rule!r} is Python code, which a file can't hold: use one of the named triggers, {known}"
             )
         time = {"when": {"rule": name, **_options_out(event.rule)}}
     grow = [_transform_out(one, f"{place}, transform {number}") for number, one in enumerate(event.grow, 1)]
@@ -142,8 +142,10 @@ def _event(entry: Any, place: str) -> At | When:
     options = {name: _no_table(value, name, place) for name, value in entry.items() if name in OPTIONS}
     options["grow"] = [_transform(one, f"{place}, transform {number}") for number, one in enumerate(grow, 1)]
     if times == ["when"]:
-        rule = _built(triggers.TRIGGERS, entry["when"], "rule", f"{place}, when", "{ rule = 'plateau', metric = 'val_loss' }")
-        return _made(When, {"rule": rule, **options}, place)  # type: ignore[no-any-return]
+        trigger = _built(
+            triggers.TRIGGERS, entry["when"], "rule", f"{place}, when", "{ rule = 'plateau', metric = 'val_loss' }"
+        )
+        return _made(When, {"rule": trigger, **options}, place)  # type: ignore[no-any-return]
     return _made(At, {times[0]: _no_table(entry[times[0]], times[0], place), **options}, place)  # type: ignore[no-any-return]
 
 
@@ -167,7 +169,7 @@ def _transform(entry: Any, place: str) -> Transform:
 
 
 def _built(table: Mapping[str, Any], entry: Any, key: str, place: str, usual: str) -> Any:
-    """A rule or method from a table with its name and options."""
+    """A trigger or method from a table with its name and options."""
     entry = _table(entry, place, usual)
     name = entry.get(key)
     if key not in entry:

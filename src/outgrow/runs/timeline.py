@@ -2,7 +2,7 @@
 
 A copy of the model on the meta device is grown event by event. That costs neither memory nor arithmetic, and an impossible
 event is found before training starts. Code that reads values of tensors can't run on the meta device: then the dry run is
-repeated on a real copy. Two assumptions are made: rules on metrics apply in the order of the list, and fades are complete by
+repeated on a real copy. Two assumptions are made: triggers apply in the order of the list, and fades are complete by
 the next growth, unless the number of steps between two growths is known and smaller.
 """
 

@@ -1,7 +1,8 @@
-"""Rules on the metrics of a run that decide when to grow.
+"""Triggers: functions of a run's metrics that decide when to grow.
 
-A rule is a function of the metrics of all epochs since the last growth. It has no state of its own, so that a resumed run
-decides as an uninterrupted one. Any callable can be a rule; the named ones here can also be written in a file.
+A trigger is called with the metrics of all epochs since the last growth, oldest first. It has no state of its own, so that a
+resumed run decides as an uninterrupted one. Any callable can be a trigger; those in the table `TRIGGERS` can also be written in
+a schedule file, under the key `rule`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,17 @@ Metrics = Mapping[str, float]
 Trigger = Callable[[Sequence[Metrics]], bool]
 
 
+def measured_value(metrics: Metrics, metric: str) -> float:
+    """The value of a metric in one epoch; raises if it was not measured."""
+    if metric not in metrics:
+        known = ", ".join(metrics) or "none"
+        raise ScheduleError(f"the schedule reads the metric {metric!r}, which was not measured (measured: {known})")
+    return float(metrics[metric])
+
+
 @dataclass(frozen=True)
 class Plateau:
-    """The rule made by `plateau`: a metric has stopped improving."""
+    """The trigger made by `plateau`: a metric has stopped improving."""
 
     metric: str
     patience: int = 3
@@ -41,12 +50,7 @@ class Plateau:
     def __call__(self, past: Sequence[Metrics]) -> bool:
         best, waited, value = float("inf"), 0, 0.0
         for metrics in past:
-            if self.metric not in metrics:
-                known = ", ".join(metrics) or "none"
-                raise ScheduleError(
-                    f"the schedule reads the metric {self.metric!r}, which was not measured (measured: {known})"
-                )
-            value = float(metrics[self.metric]) * (1 if self.mode == "min" else -1)
+            value = measured_value(metrics, self.metric) * (1 if self.mode == "min" else -1)
             better = value < best - self.least  # False for NaN
             best, waited = (value, 0) if better else (best, waited + 1)
         return waited >= self.patience and not isnan(value)  # growing does not help a diverged run
@@ -60,8 +64,8 @@ def plateau(metric: str, patience: int = 3, least: float = 0.0, mode: str = "min
     """Grow when a metric has not improved by more than `least` for `patience` epochs in a row.
 
     Example:
-        >>> rule = plateau("val_loss", patience=2)
-        >>> [rule([{"val_loss": loss} for loss in losses]) for losses in ((0.5, 0.4, 0.4), (0.4, 0.5, 0.4))]
+        >>> trigger = plateau("val_loss", patience=2)
+        >>> [trigger([{"val_loss": loss} for loss in losses]) for losses in ((0.5, 0.4, 0.4), (0.4, 0.5, 0.4))]
         [False, True]
     """
     return Plateau(metric, patience, least, mode)
@@ -69,7 +73,7 @@ def plateau(metric: str, patience: int = 3, least: float = 0.0, mode: str = "min
 
 @dataclass(frozen=True)
 class Reached:
-    """The rule made by `reached`: a metric has reached a value."""
+    """The trigger made by `reached`: a metric has reached a value."""
 
     metric: str
     value: float
@@ -84,10 +88,7 @@ class Reached:
             raise ScheduleError(f"mode={self.mode!r}: write 'max' (at least the value) or 'min' (at most)")
 
     def __call__(self, past: Sequence[Metrics]) -> bool:
-        if past and self.metric not in past[-1]:
-            known = ", ".join(past[-1]) or "none"
-            raise ScheduleError(f"the schedule reads the metric {self.metric!r}, which was not measured (measured: {known})")
-        value = float(past[-1][self.metric]) if past else float("nan")
+        value = measured_value(past[-1], self.metric) if past else float("nan")
         return value >= self.value if self.mode == "max" else value <= self.value
 
     def __str__(self) -> str:

@@ -41,7 +41,7 @@ from tests.helpers.training_run import Net, assert_equal
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
-WHEN = [2, 3, 6, 11]  # steps of these growths; the rule applies at the end of the first epoch
+WHEN = [2, 3, 6, 11]  # steps of these growths; the trigger applies at the end of the first epoch
 
 
 def by_generator() -> DataLoader[Any]:

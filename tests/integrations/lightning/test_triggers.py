@@ -18,10 +18,10 @@ from tests.helpers.lightning_fit import pytestmark as pytestmark
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
-def test_rules_read_validation_metrics() -> None:
+def test_triggers_read_validation_metrics() -> None:
     seen: list[list[float]] = []
 
-    def rule(past: Any) -> bool:
+    def trigger(past: Any) -> bool:
         seen.append([metrics["val_loss"] for metrics in past])
         return len(past) == 2
 
@@ -31,7 +31,7 @@ def test_rules_read_validation_metrics() -> None:
         def on_validation_end(self, trainer: Any, model: Any) -> None:
             measured.append(float(trainer.callback_metrics["val_loss"]))
 
-    grow = outgrow.lightning.Grow([outgrow.When(rule, grow=[outgrow.Widen("stem.0", by=2)])], X[:4], "model", check=False)
+    grow = outgrow.lightning.Grow([outgrow.When(trigger, grow=[outgrow.Widen("stem.0", by=2)])], X[:4], "model", check=False)
     fit = Fit(Measure(), grow=grow)
     assert len(measured) == EPOCHS
     assert seen == [measured[:1], measured[:2]]
@@ -48,8 +48,8 @@ class Mean(Lit):
 
 
 def by_training(metric: str = "train_loss", *more: Any) -> outgrow.lightning.Grow:
-    rule = outgrow.When(outgrow.plateau(metric, patience=99), grow=[outgrow.Widen("stem.0", by=2)])
-    return outgrow.lightning.Grow([*more, rule], X[:4], "model", check=False)
+    event = outgrow.When(outgrow.plateau(metric, patience=99), grow=[outgrow.Widen("stem.0", by=2)])
+    return outgrow.lightning.Grow([*more, event], X[:4], "model", check=False)
 
 
 @pytest.mark.parametrize("validate", [False, True])
@@ -77,7 +77,7 @@ def test_a_metric_that_is_lost_in_resuming_is_warned_of_once(
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
-def test_the_rule_skips_the_epoch(epoch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trigger_skips_the_epoch(epoch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mean of the previous epoch is not used for this one."""
     monkeypatch.setattr("tests.helpers.lightning_fit.Lit", Mean)
     grow, again = by_training(), by_training()

@@ -6,9 +6,9 @@
 
 `At(step=…)` refers to Lightning's `global_step` (optimizer steps), `At(epoch=…)` to finished epochs. Rules read
 `trainer.callback_metrics` at the end of each training epoch, after its validation: the last value logged under a name. Use
-validation metrics in rules: values that `training_step` has logged in an epoch before a checkpoint are not restored by
+validation metrics in triggers: values that `training_step` has logged in an epoch before a checkpoint are not restored by
 Lightning, so that a run resumed within the epoch gets the mean of the rest, and may grow at another time. If a metric has no
-value at all, a rule that reads it skips the epoch with a warning.
+value at all, a trigger that reads it skips the epoch with a warning.
 
 Lightning's own checkpoints hold everything that a resumed run needs: the growth history in the state dict (`outgrow.history`),
 and the rest under the key `outgrow`. This works because of the order in which Lightning restores: first the model, then
@@ -93,7 +93,7 @@ class Grow(Callback):  # type: ignore[misc]
 
     `grow.run` is the `outgrow.Run`, once training has started. An EMA or other `WeightAveraging` callback of the trainer
     follows the growths; Lightning's StochasticWeightAveraging is refused. Of the strategies for several processes, `"ddp"` is
-    supported, in a script or under torchrun: all ranks grow in the same way, and rules read the metrics of rank 0.
+    supported, in a script or under torchrun: all ranks grow in the same way, and triggers read the metrics of rank 0.
     """
 
     def __init__(

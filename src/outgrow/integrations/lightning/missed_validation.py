@@ -1,6 +1,6 @@
 """Make the validation that Lightning (2.6) skips when a run is resumed from a checkpoint after an epoch's last batch.
 
-    uninterrupted:   last batch → checkpoint → validation → the epoch's end, where rules read the metrics
+    uninterrupted:   last batch → checkpoint → validation → the epoch's end, where triggers read the metrics
     resumed:                      checkpoint → the next epoch
 
 A checkpoint that is written every n steps may be one of these. When it is loaded, Lightning counts its epoch as done. Here,
