@@ -82,6 +82,10 @@ class StaleOptimizerError(OptimizerError):
     """An optimizer that was not passed to the growth still has state with the old shapes."""
 
 
+class StaleAverageError(GrowthError):
+    """An averaged copy (EMA, SWA) that was not passed to the growth still has the old shapes."""
+
+
 class CheckpointError(GrowthError):
     """A file that is damaged, not written by outgrow, of another version, or does not fit the model."""
 

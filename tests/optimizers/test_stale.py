@@ -73,4 +73,5 @@ def test_the_watch_is_set_once_by_the_first_growth_and_keeps_nothing_alive() -> 
     assert len(_WATCH.grown) <= watched - 3
     assert not len(_WATCH.checked)
     importing = "import outgrow, torch.optim.optimizer as o; assert not o._global_optimizer_pre_hooks"
-    subprocess.run([sys.executable, "-c", importing], check=True)
+    averages = "; from torch.optim.swa_utils import AveragedModel as A; assert not hasattr(A.update_parameters, '__wrapped__')"
+    subprocess.run([sys.executable, "-c", importing + averages], check=True)

@@ -36,6 +36,7 @@ from outgrow.model.example import Example
 from outgrow.model.sandbox import random_state
 from outgrow.model.unwrap import as_list, bare
 from outgrow.optimizers.stale import watch_for_stale
+from outgrow.optimizers.stale_averages import watch_averages
 from outgrow.optimizers.wrappers import unwrapped
 from outgrow.process.garbage_collection import without_garbage_collection
 from outgrow.process.signals import DeferredSignals
@@ -137,6 +138,7 @@ def run_growth(request: Request, interrupts: DeferredSignals | None = None) -> G
     forget_compiled()
     passed = [*request.optimizers, *unwrapped(request.optimizers)]
     watch_for_stale(work.changed, work.added, request.call, passed)
+    watch_averages([tensor for tensor, _, _ in work.changed], [parameter for parameter, _, _ in work.added], request.call)
     return growth
 
 
