@@ -150,6 +150,27 @@ class _Reach:
         return found
 
 
+class _Merged:
+    """Units of classes, as pairs of classes are merged: pairs wait until units are needed, and are then merged once.
+
+    Merging all pairs again whenever units are needed would take a time that is quadratic in the number of grids.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.units: Labels = np.arange(count)  # for each class, the smallest class that a chain of pairs connects it with
+        self.waiting: list[tuple[Labels, Labels]] = []
+
+    def add(self, left: Labels, right: Labels) -> None:
+        self.waiting.append((left, right))
+
+    def of(self, classes: Labels) -> Labels:
+        if self.waiting:
+            pairs = [(self.units[left], self.units[right]) for left, right in self.waiting]
+            self.units, self.waiting = connected(len(self.units), pairs)[self.units], []
+        found: Labels = self.units[classes]
+        return found
+
+
 def _grow_from(grids: list[Grid], reach: _Reach, seed: int, axis: int) -> tuple[Labels, Labels, dict[int, int]]:
     """Slice the seed grid along `axis`, then every grid that this reaches, until nothing more is touched.
 
@@ -157,7 +178,7 @@ def _grow_from(grids: list[Grid], reach: _Reach, seed: int, axis: int) -> tuple[
     visited in rounds, in order; a grid that is reached from a later one is visited in the next round.
     """
     touched = np.zeros(reach.count, dtype=bool)
-    pairs: list[tuple[Labels, Labels]] = []
+    merged = _Merged(reach.count)
     chosen: dict[int, int] = {}
     waiting: set[int] = set()
 
@@ -170,11 +191,11 @@ def _grow_from(grids: list[Grid], reach: _Reach, seed: int, axis: int) -> tuple[
         chosen[index] = along
         rows = np.moveaxis(grids[index].classes, along, 0)
         rows = rows.reshape(len(rows), -1)
-        pairs.append((np.repeat(rows[:, 0], rows.shape[1]), rows.ravel()))
+        merged.add(np.repeat(rows[:, 0], rows.shape[1]), rows.ravel())
         touch(rows.ravel())
         for names, bound_axis in grids[index].bound:
             if bound_axis == along:
-                pairs.append((names, rows[:, 0]))
+                merged.add(names, rows[:, 0])
                 touch(names)
 
     decide(seed, axis)
@@ -187,22 +208,15 @@ def _grow_from(grids: list[Grid], reach: _Reach, seed: int, axis: int) -> tuple[
         position = min(ahead)
         grid = grids[position]
         forced = next((a for names, a in grid.bound if touched[names].any()), None)
-        decide(position, forced if forced is not None else _best_axis(grid, pairs, touched))
+        decide(position, forced if forced is not None else _best_axis(grid, merged, touched))
     found = np.flatnonzero(touched)
-    return _tied(pairs, found), found, chosen
+    return merged.of(found), found, chosen
 
 
-def _tied(pairs: list[tuple[Labels, Labels]], classes: Labels) -> Labels:
-    """For each of some classes, all of which occur in the pairs, the smallest class that a chain of pairs connects it with."""
-    there = np.unique(np.concatenate([side.ravel() for pair in pairs for side in pair]))
-    local = [(np.searchsorted(there, left), np.searchsorted(there, right)) for left, right in pairs]
-    return np.asarray(there[connected(len(there), local)[np.searchsorted(there, classes)]])
-
-
-def _best_axis(grid: Grid, pairs: list[tuple[Labels, Labels]], touched: NDArray[np.bool_]) -> int:
+def _best_axis(grid: Grid, merged: _Merged, touched: NDArray[np.bool_]) -> int:
     """The axis along which slicing merges the fewest of the units that reach the grid."""
     cells = np.argwhere(touched[grid.classes])
-    ids = np.unique(_tied(pairs, grid.classes[tuple(cells.T)]), return_inverse=True)[1].reshape(-1)
+    ids = np.unique(merged.of(grid.classes[tuple(cells.T)]), return_inverse=True)[1].reshape(-1)
     count = int(ids.max()) + 1
 
     def left_apart(axis: int) -> tuple[int, int]:
