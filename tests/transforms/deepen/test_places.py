@@ -227,3 +227,59 @@ def test_models_that_read_values_take_few_passes(order: str, own: bool) -> None:
     places = {place.name: place for place in outgrow.places(model, X)}
     assert passes.count("cpu") == 4  # modules' calls, modules in containers, operators, one block more
     assert [places[f"blocks.{number}"].own for number in range(3)] == [own] * 3
+
+
+class Odds(nn.Module):
+    """Modules of all kinds outside containers: norms, dropout, a module of its own, one with two arguments, a shared one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.early, self.stem, self.n, self.drop = nn.LayerNorm(3), nn.Linear(3, 4), nn.LayerNorm(4), nn.Dropout(0.1)
+        self.blocks = nn.ModuleList(Plus() for _ in range(2))
+        self.inner, self.mix = Inner(), nn.Bilinear(4, 4, 4)
+        self.shared = self.again = nn.BatchNorm1d(4)
+        self.unused, self.flat, self.head = nn.Linear(4, 4), nn.Flatten(), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(self.n(self.stem(self.early(x))))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.flat(self.shared(self.mix(self.inner(x), x))))
+
+
+class Plus(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.act = nn.Linear(4, 4), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.fc(x))
+
+
+def test_places_lists_exactly_what_deepen_accepts() -> None:
+    """For every module and every method, by trying."""
+    torch.manual_seed(0)
+    model, x = Odds(), torch.randn(5, 3)
+    listed = {(place.name, method) for place in outgrow.places(model, x) for method in place.methods}
+    accepted = set()
+    for name, _ in model.named_modules(remove_duplicate=False):
+        for method in ("r2r", "r2r-paper", "residual", "net2net", "netmorph"):
+            try:
+                growth = outgrow.deepen(copy.deepcopy(model), x, name, method=method)
+            except outgrow.GrowthError:
+                continue
+            assert growth.preserving
+            accepted.add((name, method))
+    assert accepted == listed
+    names = {name for name, _ in accepted}
+    assert {"n", "drop", "stem", "blocks.0", "blocks.1", "inner", "inner.act"} <= names
+    assert not {"", "early", "mix", "blocks", "shared", "again", "unused"} & names

@@ -7,7 +7,7 @@ kind of block. The model itself runs only where that leaves doubts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -75,9 +75,10 @@ class Place:
 @usage("outgrow.places(model, example)")
 @uncompiled()
 def places(model: nn.Module, example: Example) -> list[Place]:
-    """List the children of the model's containers, its layers and activations, and whether a block can follow each.
+    """List the modules that a new block can follow, and the methods that are exact there: all places that `deepen` accepts.
 
-    The model may be on the meta device: places depend on its code and its shapes, not on values.
+    Children of containers, layers and activations are listed in any case, if necessary with the reason against each method. The
+    model may be on the meta device: places depend on its code and its shapes, not on values.
 
     Example:
         >>> class Block(nn.Module):
@@ -92,7 +93,7 @@ def places(model: nn.Module, example: Example) -> list[Place]:
     """
     check_module(model := bare(model), values=False)
     blocks = [joined_path(path, key) for path, module in containers(model) for key in module._modules]
-    survey = _surveyed(model, example, blocks_and_layers(model), blocks)
+    survey = _surveyed(model, example, _Candidates(blocks_and_layers(model), blocks, _others(model)))
     neighbours = Neighbours(model)
     result = []
     for path in survey.run:
@@ -102,7 +103,25 @@ def places(model: nn.Module, example: Example) -> list[Place]:
         methods = dict.fromkeys(name for name, why in (*reasons.items(), *plain.items()) if not why)
         why = "; ".join(dict.fromkeys((reasons["r2r"], plain["r2r"])))
         result.append(Place(path, tuple(methods), "" if methods else why, own=not reasons["r2r"]))
-    return result
+    return [place for place in result if place.growable or place.name not in survey.others]
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """Paths of the modules that may be places.
+
+    listed: in any case. blocks: those of them that are children of a container. others: only if a block can follow them.
+    """
+
+    listed: Sequence[str]
+    blocks: Sequence[str]
+    others: Sequence[str]
+
+
+def _others(model: nn.Module) -> list[str]:
+    """Paths of modules that are neither blocks of a container, nor layers, nor activations."""
+    listed = set(blocks_and_layers(model))
+    return [path for path, _ in model.named_modules() if path and path not in listed]
 
 
 @dataclass(eq=False)
@@ -113,6 +132,7 @@ class Survey:
     anatomy: Anatomy
     shadowed: bool  # on the meta device, without values
     stuck: dict[str, str] | None  # modules that can't be put into an nn.Sequential, and why; None: not known yet
+    others: set[str]  # places that are neither blocks of a container, nor layers, nor activations
     own: dict[str, dict[str, Template | str]] = field(default_factory=dict)  # by block and method; a string is a reason
     idle: dict[str, str | None] = field(default_factory=dict)  # by container: why one more block does not run,
     # or changes outputs; "" if it is run and changes nothing, None if that is not known yet
@@ -135,15 +155,15 @@ class Survey:
         )
 
 
-def _surveyed(model: nn.Module, example: Example, paths: Sequence[str], blocks: Sequence[str]) -> Survey:
+def _surveyed(model: nn.Module, example: Example, candidates: _Candidates) -> Survey:
     """A survey on the meta device, with doubtful cases tried on the model itself; if it fails there, a survey of the model."""
     try:
         with tensors_on_meta(model), without_garbage_collection():
-            survey = _survey(model, on_meta(example), paths, blocks, shadowed=True)
+            survey = _survey(model, on_meta(example), candidates, shadowed=True)
     except Exception as error:
         if not has_values(model):
             raise error if isinstance(error, TraceError) and error.problems else without_values(error) from error
-        survey = _survey(model, example, paths, blocks, shadowed=False)
+        survey = _survey(model, example, candidates, shadowed=False)
     if not has_values(model):
         survey.idle = {container: NO_VALUES if why is None else why for container, why in survey.idle.items()}
         survey.stuck = unwrappable(model, on_meta(example), survey.run) if survey.stuck is None else survey.stuck
@@ -158,16 +178,16 @@ def _surveyed(model: nn.Module, example: Example, paths: Sequence[str], blocks: 
     return survey
 
 
-def _survey(model: nn.Module, example: Example, paths: Sequence[str], blocks: Sequence[str], shadowed: bool) -> Survey:
-    found = calls_of(model, example, [*paths, ""])
-    run = [path for path in paths if found[path]]
-    try:
-        stuck = unwrappable(model, example, run, CODE_ERRORS if shadowed else (Exception,))
-    except TraceError:
-        stuck = None
-    survey = Survey(found, dissect(model, example), shadowed, stuck)
-    kinds, own = SiblingKinds(), set(blocks)
-    for path in (path for path in run if path in own):
+def _survey(model: nn.Module, example: Example, candidates: _Candidates, shadowed: bool) -> Survey:
+    found = calls_of(model, example, [*candidates.listed, *candidates.others, ""])
+    anatomy, neighbours = dissect(model, example), Neighbours(model)
+    others = {path for path in candidates.others if not legal(model, path, found[path], anatomy, {}, neighbours)["residual"]}
+    found = {path: calls for path, calls in found.items() if path not in candidates.others or path in others}
+    survey = Survey(found, anatomy, shadowed, None, others)
+    with suppress(TraceError):
+        survey.stuck = unwrappable(model, example, survey.run, CODE_ERRORS if shadowed else (Exception,))
+    kinds, own = SiblingKinds(), set(candidates.blocks)
+    for path in (path for path in survey.run if path in own):
         survey.own[path] = {}
         for method in OWN_KIND_METHODS:
             try:
