@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -136,36 +137,55 @@ def words(page: str) -> str:
     return " ".join((ROOT / page).read_text(encoding="utf-8").split())
 
 
+def row(label: str, differences: list[tuple[float, bool]]) -> str:
+    """A row of a table: differences with a sign, in bold where they are clear."""
+    texts = [(f"{round(value, 1) + 0.0:+.1f}".replace("-", "−"), clear) for value, clear in differences]
+    return "| " + " | ".join([label, *(f"**{text}**" if clear else text for text, clear in texts)]) + " |"
+
+
 def test_the_pages_say_what_the_results_say(compared: Comparison) -> None:
+    page = (ROOT / "docs" / "does-it-pay.md").read_text(encoding="utf-8")
     text, readme = words("docs/does-it-pay.md"), words("README.md")
-
-    def far(account: str, what: str, rival: str, budget: float, way: str = "r2r") -> str:
-        return f"{abs(against(compared, account, what, way)[rival][budget].gap.value):.1f}"
-
-    four, eight = ((far("RE", "widen", "scratch", budget), far("RE", "widen", "scratch", budget, "")) for budget in (4, 8))
-    assert (
-        f"{four[0]} points better than scratch with four epochs (best {four[1]}), {eight[0]} with eight (best {eight[1]})"
-        in text
-    )
-    assert f"{four[0]} points better than scratch with four epochs (best {four[1]})" in readme
-    assert not against(compared, "RE", "widen", "r2r")["scratch"][16].clear
-    assert not against(compared, "RE", "widen")["scratch"][16].clear
+    long = (2, 4, 8, 16, 32)
+    right = set()  # rows that tables may have
+    for what, verb, small in (("widen", "widened", "widening"), ("deepen", "deepened", "deepening")):
+        for (account, budgets_), (way, named) in itertools.product(
+            (("RE", (4, 8, 16)), ("EQ", long)), (("r2r", "R2R"), ("", "best method"))
+        ):
+            for rival, other in (("scratch", "scratch"), ("alone", "the small network, trained further")):
+                found = against(compared, account, what, way)[rival]
+                right.add(row(f"{verb} ({named}) − {other}", [(found[one].gap.value, found[one].clear) for one in budgets_]))
+        arms = {f"{verb} after 10 % of the budget": "r2r-0.1", f"{verb} after 10 %": "r2r-0.1"}
+        arms |= {f"{verb} after 25 %": "r2r", f"{verb} after 50 %": "r2r-0.5"}
+        lines_ = {label: compared.lines[f"EQ-{what}-{way}"] for label, way in arms.items()}
+        lines_[f"the small network for {small}, alone − scratch"] = compared.lines[f"EQ-small-{what}"]
+        for label, line in lines_.items():
+            gaps = [gap(line, compared.scratch, budget) for budget in long]
+            right.add(row(label, [(one.value, one.clear) for one in gaps if one is not None]))
+    shown = [line for line in page.splitlines() if re.match(r"\| (widened|deepened|the small)", line)]
+    assert len(shown) == 17
+    assert set(shown) <= right
+    reuse, nothing = against(compared, "RE", "widen", "r2r"), against(compared, "EQ", "widen", "r2r")
+    assert f"{reuse['scratch'][4].gap.value:.1f} points more accurate than one trained from scratch for four epochs" in readme
+    assert f"at thirty-two epochs scratch is {-nothing['scratch'][32].gap.value:.1f} points ahead" in readme
     target = compared.targets()["scratch at 8"]
     ours, best = (need(compared.lines[f"RE-widen-{way}"], compared.scratch, target) for way in ("r2r", "net2net"))
-    assert f"with {ours.saving.value:.0%} fewer FLOPs (best {best.saving.value:.0%})".replace("%", " %") in text  # type: ignore[union-attr]
-    alone = [far("RE", "widen", "alone", budget) for budget in (4, 16)]
-    assert f"widening gains {alone[0]} points at four epochs and {alone[1]} at sixteen" in text
-    assert f"({far('RE', 'deepen', 'scratch', 4)} points with four epochs)" in text
-    assert f"gains {far('RE', 'deepen', 'alone', 16)} over that one at sixteen epochs" in text
-    assert f"by {far('EQ', 'deepen', 'scratch', 2)} points (deepening, best {far('EQ', 'deepen', 'scratch', 2, '')})" in text
-    wide, deep = ((far("EQ", what, "scratch", 32), far("EQ", what, "scratch", 32, "")) for what in ("widen", "deepen"))
-    assert f"by {wide[0]} points over widening (best {wide[1]}) and {deep[0]} over deepening (best {deep[1]})" in text
-    assert f"with thirty-two epochs scratch is ahead by {wide[0]} points" in readme
+    less = f"{ours.saving.value:.0%} fewer FLOPs by R2R and {best.saving.value:.0%} fewer by Net2Net"  # type: ignore[union-attr]
+    assert less.replace("%", " %") in text
+    orders = [compared.lines[f"EQ-both-{what}-first"] for what in ("widen", "deepen")]
+    first = [gap(*orders, budget) for budget in (2, 4, 8, 16, 32)]
+    assert f"{min(x.value for x in first if x):.1f} to {max(x.value for x in first if x):.1f} points better" in text
+    others = [
+        gap(compared.lines[f"RE-widen-{way}"], compared.lines["RE-widen-r2r"], budget)
+        for way in ("net2net", "netmorph")
+        for budget in (4, 8, 16)
+    ]
+    assert f"{min(x.value for x in others if x):.1f} to {max(x.value for x in others if x):.1f} points above R2R" in text
     tried = [row for row in compared.swept if row.difference is not None]
     clear = [row.difference for row in tried if row.difference is not None and row.difference.clear]
     assert all(one.value < 0 for one in clear)
-    assert f"of {len(tried)} changes" in text
-    assert f"{len(clear)} do harm, {holm(tried)} clearly so when their number is corrected for" in text
+    assert f"Of {len(tried)} changes" in text
+    assert f"none helped, {len(clear)} do harm, {holm(tried)} clearly so when their number is corrected for" in text
 
 
 def test_the_pages_say_how_long_it_took() -> None:
