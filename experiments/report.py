@@ -28,6 +28,7 @@ from experiments.reading.result_files import ResultsError, read_paper, unusable
 from experiments.reading.tables import GROUPS, Group, Numbers, numbers
 
 TEMPLATE = Path(__file__).parent / "pages" / "templates"
+REUSED = ("nct-widen", "nct-deepen", "of")  # groups whose plots open on the students' own epochs
 NOTES = {
     "nct-widen": "A teacher is trained for {first:g} epochs, widened by half, and for {rest:g} more at a fifth of the rate.",
     "nct-deepen": "A teacher of ten layers is trained, deepened to eighteen, and trained on at a fifth of the rate.",
@@ -74,6 +75,7 @@ def arm_data(found: Numbers, name: str) -> dict[str, Any]:
         "colour": style.colour,
         "dash": list(style.dash),
         "width": style.width,
+        "both": not grows,
         "nothing": None if nothing is None else series(nothing),
         "reuse": series(reuse) if grows and reuse is not None else None,
     }
@@ -81,7 +83,11 @@ def arm_data(found: Numbers, name: str) -> dict[str, Any]:
 
 def data(found: Numbers) -> dict[str, Any]:
     return {
-        group.key: {"title": group.title, "arms": [arm_data(found, name) for name in shown(found, group)]}
+        group.key: {
+            "title": group.title,
+            "account": "reuse" if group.key in REUSED else "nothing",
+            "arms": [arm_data(found, name) for name in shown(found, group)],
+        }
         for group in GROUPS
         if group.present(found.results)
     }
@@ -138,7 +144,7 @@ def page(found: Numbers, beside: set[str], compared: Comparison | None, engines:
         "claims": parts.claim_table(found),
         "choices": parts.choices(),
         "arms": parts.arm_table(found),
-        "made": parts.made_by(found),
+        "made": parts.made_by(found.results),
     }
     return framed("page.html", "outgrow: the paper's experiments, run again", curves, fill)
 

@@ -40,6 +40,19 @@ DASH: dict[str, tuple[float, ...]] = {
     "random": (4, 1.3, 1.2, 1.3),
 }
 WIDE = {"scratch", "r2r"}
+SHORT = {
+    "scratch": "from scratch",
+    "alone": "not grown",
+    "r2r": "grown, r2r",
+    "random": "random",
+    "r2r-0.1": "r2r at 10 %",
+    "r2r-0.5": "r2r at 50 %",
+    "copy": "copies",
+    "copies": "r2r, copies",
+    "fade": "faded in",
+    "deepen-first": "deeper first",
+    "widen-first": "wider first",
+}
 
 
 def panel(axes: Any, compared: Comparison, account: str, what: str) -> None:
@@ -112,28 +125,43 @@ def series(line: Line) -> dict[str, Any]:
     }
 
 
+FIRST = ("r2r", "random", "scratch", "alone")  # the lines that a plot opens with
+
+
 def data(compared: Comparison) -> dict[str, Any]:
-    """The plots: for each way both accounts, where it has them."""
+    """The plots: for each way both accounts, where it has them. Plots open on reuse with four lines."""
     groups = {}
     for what in ("widen", "deepen", "both"):
         ways: dict[str, dict[str, Any]] = {}
         for account, key in (("EQ", "nothing"), ("RE", "reuse")):
             for line in in_order(compared, account, what) if compared.of(account, what) else ():
-                way = ways.setdefault(line.way, {"nothing": None, "reuse": None, "label": name_of(line)})
+                name = "alone" if line.way in ("widen", "deepen") else line.way
+                way = ways.setdefault(name, {"nothing": None, "reuse": None, "labels": {}, "way": line.way})
                 if account == "EQ" or line.account == "RE":
                     way[key] = series(line)
+                way["labels"][key] = name_of(line)
+        reuse = any(way["reuse"] for way in ways.values())
         groups[f"pays-{what}"] = {
             "title": f"{VERBS[what]}: accuracy by budget",
-            "budgets": True,
-            "arms": [
-                {
-                    "name": way,
-                    "colour": COLOUR[way],
-                    "dash": list(DASH.get(way, ())),
-                    "width": 1.3 if way in WIDE else 1.0,
-                    **values,
-                }
-                for way, values in ways.items()
-            ],
+            "kind": "budgets",
+            "account": "reuse" if reuse else "nothing",
+            "first": list(FIRST) if reuse else list(ways),
+            "ends": True,
+            "arms": [arm(name, **values) for name, values in ways.items()],
         }
     return groups
+
+
+def arm(name: str, way: str, labels: dict[str, str], nothing: Any, reuse: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "label": next(iter(labels.values())),
+        "labels": labels,
+        "short": SHORT.get(name, name),
+        "both": name == "scratch",
+        "colour": COLOUR[way],
+        "dash": list(DASH.get(way, ())),
+        "width": 1.3 if way in WIDE else 1.0,
+        "nothing": nothing,
+        "reuse": reuse,
+    }

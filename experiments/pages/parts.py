@@ -15,7 +15,7 @@ import numpy as np
 from experiments.figures import picture
 from experiments.pages.looks import look
 from experiments.reading.against_paper import Claim, claims
-from experiments.reading.curves import ACCOUNTS, Estimate, mean_curve
+from experiments.reading.curves import ACCOUNTS, Estimate, Results, mean_curve
 from experiments.reading.diversity import WHEN
 from experiments.reading.findings import Finding, amount, interval, share, signed
 from experiments.reading.tables import GROUPS, Cost, Group, Numbers
@@ -314,9 +314,9 @@ def arm_table(numbers: Numbers) -> str:
     return table(("arm", "network", "training", "optimizer"), rows, "Every arm as it was run", 9)
 
 
-def made_by(numbers: Numbers) -> str:
+def made_by(results: Results) -> str:
     """Commands, engines, versions and devices: each of those that are in the files once."""
-    contents = numbers.results.values()
+    contents = results.values()
     facts = {
         "command": {content["command"] for content in contents},
         "engine": {f"{content['engine']}, {content['precision']}" for content in contents},

@@ -19,6 +19,7 @@ import torch
 import outgrow.analysis.rules.all_rules
 import outgrow.methods.all_methods
 from experiments import demo
+from experiments.reading.demo_lines import lead, loss_at_growth, text_table, tiny
 from experiments.reading.result_files import read_all
 
 ROOT = Path(__file__).parents[2]
@@ -114,38 +115,57 @@ def test_the_picture_of_how_it_works_can_be_drawn(tmp_path: Path) -> None:
 
 
 def test_the_demo_runs_and_writes_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    demo.main(["--out", str(tmp_path), "--seeds", "2", "--epochs", "2"])
+    demo.main(["--out", str(tmp_path), "--seeds", "2", "--epochs", "2", "--budgets", "1", "2"])
     printed = capsys.readouterr().out
     assert str(tmp_path / "report.html") in printed
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert page.count("data:image/png;base64,") == 1
+    assert "image/png" not in page
+    assert "{{" not in page
+    assert not re.search(r"0\.0000|nan|inf%", printed + page.partition('id="data"')[0])
     results = read_all(tmp_path / "results")
-    for name in ("widen-r2r", "widen-net2net", "widen-netmorph", "deepen-r2r", "widen-random", "deepen-copy"):
-        for before, after in results[name]["curves"].values():
-            kept = abs(after["test_loss"][0] / before["test_loss"][-1] - 1) < 1e-4
-            assert kept == after["growth"]["preserving"] == (after["growth"]["error"] < 1e-5), name
+    spent = {name: sum(stage["flops"][-1] for stage in one["curves"]["0"]) for name, one in results.items()}
+    for way in ("grown", "on", "random"):
+        assert spent[f"{way}@2"] == pytest.approx(spent["scratch@2"], rel=0.02)  # equal FLOPs
+    for way, kept in (("grown", True), ("random", False)):
+        for seed, (after,) in results[f"{way}@2"]["curves"].items():
+            before = results["small"]["curves"][seed][-1]["test_loss"][-1]
+            assert kept == (abs(after["test_loss"][0] / before - 1) < 1e-4) == after["growth"]["preserving"]
 
 
 def test_the_pages_show_the_results_that_are_kept() -> None:
-    """The demo's tables and picture, and the sentence on the loss, are those of the committed result files."""
+    """The demo's table and picture, and the sentences on it, are those of the committed result files."""
     results = read_all(ROOT / "experiments" / "results" / "demo")
-    for what in demo.GROUPS:
-        assert demo.text_table(results, what) in (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
-    jumps = [after["test_loss"][0] / before["test_loss"][-1] for before, after in results["widen-random"]["curves"].values()]
-    assert sum(jumps) / len(jumps) > 30
-    assert "multiplies the loss at the growth by more than 30" in (ROOT / "README.md").read_text(encoding="utf-8")
-    assert demo.picture(results) == (ROOT / "docs" / "demo" / "curves.png").read_bytes()
+    assert text_table(results) in (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+    assert demo.drawn(results) == (ROOT / "docs" / "demo" / "demo.svg").read_text(encoding="utf-8"), (
+        "python -m experiments.demo --kept"
+    )
+    before, after, _ = loss_at_growth(results, "random")
+    assert after / before > 30
+    early, late = lead(results, "scratch", 1), lead(results, "scratch", 8)
+    assert early.clear
+    assert late.clear
+    assert late.value < 0 < early.value
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert "random padding multiplies the loss at the growth by more than 30, and r2r leaves it unchanged" in readme
+    assert "far ahead of one that starts over; with a long budget it is behind" in readme
 
 
 def test_a_table_of_the_demo_by_hand() -> None:
-    """One row, from the raw numbers of the files."""
+    """Two rows, from the raw files."""
     results = read_all(ROOT / "experiments" / "results" / "demo")
-    row = next(line for line in demo.text_table(results, "widen").splitlines() if line.startswith("r2r")).split()
-    final = [100 * stages[-1]["accuracy"][-1] for stages in results["widen-r2r"]["curves"].values()]
-    assert f"{sum(final) / len(final):.1f}" in row
-    spent = [stages[0]["flops"][-1] + stages[1]["flops"][-1] for stages in results["widen-r2r"]["curves"].values()]
-    whole = results["widen-scratch"]["curves"]["0"][0]["flops"][-1]
-    assert row[-2:] == [f"{100 * spent[0] / whole:.0f}", "%"]
+
+    def last(arm: str) -> list[float]:
+        return [100 * stages[-1]["accuracy"][-1] for stages in results[arm]["curves"].values()]
+
+    lines = {line.split("  ")[0]: line for line in text_table(results).splitlines()}
+    assert f"{sum(last('grown@4')) / 5:.1f}" in lines["grown, trained on"]
+    lead_of = [a - b for a, b in zip(last("grown@8"), last("on@8"), strict=True)]
+    assert f"{sum(lead_of) / 5:+.1f} ▲" in lines["grown − trained on"]
+
+
+@pytest.mark.parametrize(("value", "said"), [(0.0, "no difference"), (3.4e-7, "3·10⁻⁷"), (2e-16, "2·10⁻¹⁶"), (0.96, "1·10⁰")])
+def test_small_differences_are_powers_of_ten(value: float, said: str) -> None:
+    assert tiny(value) == said
 
 
 def test_the_readme_says_how_many_families_count() -> None:

@@ -3,6 +3,12 @@
 (() => {
   const DATA = JSON.parse(document.getElementById("data").textContent);
   const AXES = { epochs: "epochs", flops: "TFLOP", seconds: "seconds on the device" };
+  // What a plot shows: curves over epochs, the ends of whole runs by budget (log₂), or losses by step (log₁₀ upwards).
+  const KINDS = {
+    epochs: { axis: AXES, up: "accuracy, %", at: "epoch " },
+    budgets: { axis: { ...AXES, epochs: "budget in epochs of the big network" }, up: "accuracy, %", at: "budget " },
+    steps: { axis: { epochs: "steps after the growth" }, up: "training loss", at: "step " },
+  };
   const ACCOUNTS = { nothing: "from nothing", reuse: "reuse" };
   const SVG = "http://www.w3.org/2000/svg";
   let count = 0;
@@ -70,10 +76,11 @@
     const group = DATA[figure.dataset.group];
     const grows = group.arms.some((arm) => arm.reuse);
     const told = group.arms.some((arm) => arm.nothing);
-    const budgets = Boolean(group.budgets); // every entry is a run of its own: a scale of powers of two, nothing smoothed
+    const kind = group.kind ?? "epochs", words = KINDS[kind], budgets = kind === "budgets", losses = kind === "steps";
+    const first = group.first ?? group.arms.map((arm) => arm.name);
     const state = {
-      axis: "epochs", range: "whole", smooth: true, hidden: new Set(), at: null,
-      account: figure.dataset.group.startsWith("nct") || figure.dataset.group === "of" || !told ? "reuse" : "nothing",
+      axis: "epochs", range: "whole", smooth: kind === "epochs", at: null, account: group.account ?? (told ? "nothing" : "reuse"),
+      hidden: new Set(group.arms.map((arm) => arm.name).filter((name) => !first.includes(name))),
     };
     const view = figure.querySelector(".view");
     const svg = make("svg", { tabindex: "0", role: "group", "aria-roledescription": "plot" });
@@ -81,22 +88,24 @@
     const legend = make("div", { class: "legend", role: "group", "aria-label": `Curves of ${group.title}` });
     let scale = null;
 
-    const curve = (arm) => (state.account === "reuse" && arm.reuse) || (arm.nothing ?? null);
+    const curve = (arm) => arm[arm.both ? "nothing" : state.account] ?? null; // `both`: never grown, the same in both accounts
+    const label = (arm) => arm.labels?.[state.account] ?? arm.label;
+    const short = (arm) => arm.short ?? label(arm);
     const visible = () => group.arms.filter((arm) => !state.hidden.has(arm.name) && curve(arm));
 
     const controls = make("div", { class: "controls" });
     const set = (key) => (value) => { state[key] = value; state.at = null; draw(); };
-    controls.append(radios("Horizontal axis", { epochs: "epochs", flops: "FLOPs", seconds: "seconds" }, state.axis, set("axis")));
-    if (grows && told) controls.append(radios("Account", ACCOUNTS, state.account, set("account")));
-    if (!budgets) controls.append(radios("Range", { whole: "whole", start: "start" }, state.range, set("range")));
+    if (!group.plain) controls.append(radios("Horizontal axis", { epochs: budgets ? "budget" : "epochs", flops: "FLOPs", seconds: "seconds" }, state.axis, set("axis")));
+    if (!group.plain && grows && told) controls.append(radios("Account", ACCOUNTS, state.account, set("account")));
+    if (kind === "epochs") controls.append(radios("Range", { whole: "whole", start: "start" }, state.range, set("range")));
     const smooth = make("input", { type: "checkbox" });
     smooth.checked = true;
     smooth.addEventListener("change", () => set("smooth")(smooth.checked));
-    if (!budgets) controls.append(make("label", { class: "smooth" }, smooth, "mean of five epochs"));
+    if (kind === "epochs") controls.append(make("label", { class: "smooth" }, smooth, "mean of five epochs"));
 
     for (const arm of group.arms) {
       const sample = make("svg", { viewBox: "0 0 34 10", "aria-hidden": "true" }, stroke(make("path", { d: "M0 5H34" }), arm));
-      const button = make("button", { type: "button", "aria-pressed": "true", "data-arm": arm.name }, sample, arm.label);
+      const button = make("button", { type: "button", "aria-pressed": String(!state.hidden.has(arm.name)), "data-arm": arm.name }, sample, make("span", {}, label(arm)));
       button.addEventListener("click", () => {
         if (!state.hidden.delete(arm.name)) state.hidden.add(arm.name);
         button.setAttribute("aria-pressed", String(!state.hidden.has(arm.name)));
@@ -104,7 +113,9 @@
       });
       legend.append(button);
     }
-    view.append(controls, make("div", { class: "stage" }, svg, tip), legend);
+    if (controls.children.length) view.append(controls);
+    view.append(make("div", { class: "stage" }, svg, tip));
+    if (!group.plain) view.append(legend);
 
     function stroke(path, arm) {
       const width = 1.7 * arm.width;
@@ -127,9 +138,13 @@
     }
 
     function heights(arms, end) {
-      if (budgets) {
+      if (losses) {
         const all = arms.flatMap((arm) => curve(arm).mean);
-        return [Math.max(5 * Math.floor(Math.min(...all) / 5), Math.max(...all) - 25), Math.max(...all) + 1];
+        return [Math.min(...all) / 1.15, Math.max(...all) * 1.15];
+      }
+      if (budgets) {
+        const all = arms.flatMap((arm) => curve(arm).mean), top = Math.max(...all);
+        return [Math.max(Math.floor(Math.min(...all)) - 1, top - (group.below ?? 14)), top + 1];
       }
       const late = arms.map((arm) => Math.min(...curve(arm).mean.slice(-10)));
       const high = Math.max(...arms.map((arm) => {
@@ -143,10 +158,11 @@
     function draw() {
       const arms = visible();
       const width = Math.max(300, svg.parentElement.clientWidth - 8), height = width < 500 ? 300 : 380;
-      const left = 44, right = width - 14, top = 24, bottom = height - 40;
+      const margin = group.ends ? Math.max(...arms.map((arm) => short(arm).length)) * 8 + 16 : 14;
+      const left = 44, right = width - margin, top = 24, bottom = height - 40;
       svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
       svg.setAttribute("height", height);
-      svg.setAttribute("aria-label", `${group.title}: accuracy in per cent by ${AXES[state.axis]}, ${ACCOUNTS[state.account]}. Arrow keys read the values.`);
+      svg.setAttribute("aria-label", `${group.title}: ${words.up} by ${words.axis[state.axis]}${grows && told ? `, ${ACCOUNTS[state.account]}` : ""}. Arrow keys read the values.`);
       svg.replaceChildren();
       tip.hidden = true;
       scale = null;
@@ -156,23 +172,24 @@
         return;
       }
       const end = extent(arms), [low, high] = heights(arms, end);
-      const start = budgets ? Math.min(...arms.map((arm) => curve(arm)[state.axis][0])) : 0, times = Math.log2(end / start);
-      const x = (value) => left + (budgets ? Math.log2(value / start) / times : value / end) * (right - left);
-      const value = (share) => (budgets ? start * 2 ** (share * times) : share * end);
-      const y = (value) => bottom - ((value - low) / (high - low)) * (bottom - top);
+      const start = kind === "epochs" ? 0 : Math.min(...arms.map((arm) => curve(arm)[state.axis][0])), times = Math.log2(end / start);
+      const x = (value) => left + (budgets ? Math.log2(value / start) / times : (value - start) / (end - start)) * (right - left);
+      const value = (share) => (budgets ? start * 2 ** (share * times) : start + share * (end - start));
+      const up = losses ? Math.log10 : (value) => value;
+      const y = (value) => bottom - ((up(Math.max(value, losses ? low / 2 : value)) - up(low)) / (up(high) - up(low))) * (bottom - top);
       scale = { x, y, value, start, end, left, right, top, bottom, width };
 
-      for (const tick of ticks(low, high, 6)) {
+      for (const tick of losses ? decades(low, high) : ticks(low, high, 6)) {
         svg.append(make("line", { class: "grid", x1: left, x2: right, y1: y(tick), y2: y(tick) }));
         svg.append(make("text", { class: "tick", x: left - 7, y: y(tick) + 4, "text-anchor": "end" }, `${tick}`));
       }
-      const steps = budgets ? range(0, Math.floor(times + 1e-9) + 1).map((n) => Number((start * 2 ** n).toPrecision(3))) : ticks(0, end, width < 500 ? 4 : 8);
+      const steps = budgets ? range(0, Math.floor(times + 1e-9) + 1).map((n) => Number((start * 2 ** n).toPrecision(3))) : ticks(start, end, width < 500 ? 4 : 8);
       for (const tick of steps) {
         svg.append(make("line", { class: "grid", x1: x(tick), x2: x(tick), y1: bottom, y2: bottom + 5 }));
-        svg.append(make("text", { class: "tick", x: x(tick), y: bottom + 19, "text-anchor": "middle" }, `${tick}`));
+        svg.append(make("text", { class: "tick", x: x(tick), y: bottom + 19, "text-anchor": "middle" }, `${tick}`.replace("-", "−")));
       }
-      svg.append(make("text", { class: "axis", x: right, y: height - 5, "text-anchor": "end" }, AXES[state.axis]));
-      svg.append(make("text", { class: "axis", x: 10, y: 13 }, "accuracy, %"));
+      svg.append(make("text", { class: "axis", x: right, y: height - 5, "text-anchor": "end" }, words.axis[state.axis]));
+      svg.append(make("text", { class: "axis", x: 10, y: 13 }, words.up));
       const clip = `clip${++count}`;
       svg.append(make("clipPath", { id: clip }, make("rect", { x: left, y: top, width: right - left, height: bottom - top })));
       const bands = make("g", { "clip-path": `url(#${clip})` }), lines = make("g", { "clip-path": `url(#${clip})` });
@@ -180,6 +197,8 @@
       const shared = new Set();
       for (const arm of arms) before(arm, lines, shared);
       for (const arm of arms.slice().reverse()) line(arm, bands, lines);
+      if (group.ends) ends(arms);
+      for (const name of legend.children) name.lastChild.textContent = label(group.arms.find((arm) => arm.name === name.dataset.arm));
       svg.append(make("g", { class: "marks" }));
       if (state.at !== null) show(state.at);
     }
@@ -213,6 +232,25 @@
       lines.append(late);
     }
 
+    // The name of each line behind its end, moved apart where ends lie close, with a hair to the end.
+    function ends(arms) {
+      const { x, y, right, top, bottom } = scale, gap = 16;
+      const names = arms.map((arm) => ({ arm, x: x(curve(arm)[state.axis].at(-1)), y: Math.min(bottom, Math.max(top, y(curve(arm).mean.at(-1)))) }));
+      names.sort((a, b) => a.y - b.y).forEach((name, i) => { name.at = i ? Math.max(name.y, names[i - 1].at + gap) : name.y; });
+      const over = Math.max(0, (names.at(-1)?.at ?? 0) - bottom);
+      for (let i = names.length - 1, limit = bottom; over && i >= 0; i--, limit = names[i + 1].at - gap) names[i].at = Math.min(names[i].at, limit);
+      for (const { arm, x: end, y: height, at } of names) {
+        svg.append(make("line", { class: "hair", x1: end + 2, x2: right + 8, y1: height, y2: at }));
+        svg.append(make("text", { class: "end", x: right + 11, y: at + 4, style: `--c:var(--${arm.colour})`, "data-arm": arm.name }, short(arm)));
+      }
+    }
+
+    // 1, 2 and 5 times the powers of ten between two values.
+    function decades(low, high) {
+      const powers = range(Math.floor(Math.log10(low)), Math.ceil(Math.log10(high)) + 1);
+      return powers.flatMap((power) => [1, 2, 5].map((n) => Number((n * 10 ** power).toPrecision(6)))).filter((n) => low <= n && n <= high);
+    }
+
     function range(from, to) {
       return Array.from({ length: to - from }, (_, i) => from + i);
     }
@@ -235,12 +273,13 @@
       rows.sort((a, b) => b.data.mean[b.i] - a.data.mean[a.i]);
       const body = make("tbody");
       for (const { arm, i, data } of rows) {
-        const name = make("th", { scope: "row" }, make("span", { class: "arm" }, make("i", { class: "swatch", style: `--c:var(--${arm.colour})` }), arm.label));
-        const value = make("td", {}, make("b", {}, data.mean[i].toFixed(1)), data.n > 1 ? ` ± ${data.sd[i].toFixed(1)} %` : " %");
+        const name = make("th", { scope: "row" }, make("span", { class: "arm" }, make("i", { class: "swatch", style: `--c:var(--${arm.colour})` }), label(arm)));
+        const digits = losses ? 3 : 1, unit = losses ? "" : " %";
+        const value = make("td", {}, make("b", {}, data.mean[i].toFixed(digits)), data.n > 1 ? ` ± ${data.sd[i].toFixed(digits)}${unit}` : unit);
         body.append(make("tr", { "data-arm": arm.name, "data-index": i, "data-mean": data.mean[i], "data-sd": data.sd[i] }, name, value));
       }
       const digits = state.axis === "epochs" && !budgets ? 0 : end < 20 ? 2 : 1;
-      const unit = state.axis === "epochs" ? (budgets ? "budget " : "epoch ") : "", after = { epochs: "", flops: " TFLOP", seconds: " s" }[state.axis];
+      const unit = state.axis === "epochs" ? words.at : "", after = { epochs: "", flops: " TFLOP", seconds: " s" }[state.axis];
       tip.replaceChildren(make("b", {}, `${unit}${state.at.toFixed(digits)}${after}`), make("table", {}, body));
       tip.hidden = false;
       const place = x(state.at) + 4, rightHalf = place > width / 2;
