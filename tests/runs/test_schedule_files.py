@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import outgrow
 from outgrow.errors import ScheduleError
 
-tomllib = pytest.importorskip("tomllib")
+tomllib = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 WRITTEN = """
 [[growth]]

@@ -34,8 +34,11 @@ def check_module(model: Any, values: bool = True) -> None:
     scripted = [path for path, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
     if scripted:
         reason = "torch.jit has compiled it, so sizes in its code can be neither traced nor changed"
-        problem = Problem(scripted[0] or "the model", reason, "grow the Python module, then script or trace it again")
-        raise TraceError("a scripted model can't be grown", [problem])
+        way_out = (
+            "grow the Python module, then script or trace it again; where a library scripts its own layers, build the model "
+            "without that (e3nn: e3nn.set_optimization_defaults(jit_script_fx=False))"
+        )
+        raise TraceError("a scripted model can't be grown", [Problem(scripted[0] or "the model", reason, way_out)])
     wrapped = [path or "the model" for path, module in model.named_modules() if type(module).__name__ in DISTRIBUTED]
     if wrapped:
         reason = "it averages gradients of the parameters that it was constructed with, and new ones would be missing"
