@@ -112,9 +112,20 @@ def test_every_rate_from_then_on(name: str, moment: int) -> None:
         assert momenta(one) == momenta(other)
 
 
-@pytest.mark.skipif(OLD, reason="schedulers of torch 2.6 replace rates that are tensors")
+def keeps_tensors(make: Make) -> bool:
+    """Whether a scheduler by itself leaves rates in the tensors that they were given in."""
+    optimizer = make_optimizer(Adam, tensor=True)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    scheduler = make(optimizer)
+    for t in range(30):
+        advance(optimizer, scheduler, t)
+    return all(group["lr"] is rate for group, rate in zip(optimizer.param_groups, rates, strict=True))
+
+
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_rates_that_are_tensors_stay_the_same_tensors(name: str) -> None:
+    if OLD and not keeps_tensors(SCHEDULERS[name]):
+        pytest.skip("this scheduler of torch 2.6 replaces rates that are tensors")
     one, other = make_optimizer(Adam, tensor=True), make_optimizer(Adam, tensor=True)
     plain, scaled = SCHEDULERS[name](one), SCHEDULERS[name](other)
     rates = [group["lr"] for group in other.param_groups]
