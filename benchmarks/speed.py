@@ -121,9 +121,10 @@ def measure_apply(name: str) -> dict[str, Any]:
     _, skipped, plan = settle(model, example, dissect(model, example), [request], 0)
 
     def apply(journal: Journal) -> None:
-        olds = {id(tensor): tensor.detach() for tensor in tensors_of(model).values()}
+        tensors = tensors_of(model)
+        olds = {id(tensor): tensor.detach() for tensor in tensors.values()}
         apply_plan(model, plan, {}, journal)
-        grow_optimizers([optimizer], model, plan, olds, journal)
+        grow_optimizers([optimizer], tensors, plan, olds, journal)
 
     def everything() -> list[torch.Tensor]:
         state = [value for values in optimizer.state.values() for value in values.values()]

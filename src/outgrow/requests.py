@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from outgrow.errors import MethodError, SelectionError, SizeError
 from outgrow.methods.all_methods import candidates
 from outgrow.methods.base import Method
+from outgrow.text.plurals import counted
 from outgrow.wrong_arguments import usage
 
 MOST_NEW_UNITS = 2**20  # per volume and growth: a larger number is taken for a typing error
@@ -135,7 +136,8 @@ class Deepen:
     def named(self) -> str:
         """The method, and the fade if there is one, as reports show them."""
         default = "r2r" if self.fade is None else "copy"
-        return (default if self.method == "auto" else self.method) + (f", faded in over {self.fade} steps" if self.fade else "")
+        method = default if self.method == "auto" else self.method
+        return f"{method}, faded in over {counted(self.fade, 'step')}" if self.fade else method
 
 
 @usage("outgrow.Kernel('conv1', 5)")

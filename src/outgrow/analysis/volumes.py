@@ -16,6 +16,7 @@ from outgrow.analysis.interpret_trace import Reading
 from outgrow.analysis.labels import Labels, Origin
 from outgrow.analysis.repeated_blocks import BlockKinds
 from outgrow.analysis.roles import READS, SCALES, SHIFTS, WRITES
+from outgrow.text.plurals import counted
 from outgrow.trace.operators import Op
 
 
@@ -84,7 +85,7 @@ class Volume:
 
     def __repr__(self) -> str:
         can = f"grows by {', '.join(self.methods)}" if self.methods else self.reason or self.pinned or "not judged yet"
-        return f"Volume({self.name!r}, size={self.size}, {len(self.slots)} slots, {can})"
+        return f"Volume({self.name!r}, size={self.size}, {counted(len(self.slots), 'slot')}, {can})"
 
     @property
     def growable(self) -> bool:

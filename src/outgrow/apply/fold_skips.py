@@ -27,6 +27,7 @@ from outgrow.model.journal import Journal
 from outgrow.model.module_paths import joined_path
 from outgrow.model.sandbox import REGISTERED, untouched
 from outgrow.modules.fold import Fold
+from outgrow.text.plurals import counted
 from outgrow.trace.operators import Trace
 
 SUMS = {"aten.add", "aten.add_", "aten.sub", "aten.sub_", "aten.rsub"}
@@ -110,7 +111,7 @@ def graft_at(model: nn.Module, trace: Trace, index: int, operand: int, size: int
     nodes = sums_in(read_code(block))
     ran = [op.index for op in trace.ops if op.module == path and op.name in SUMS]
     if not nodes or len(ran) % len(nodes):
-        raise Unreadable(f"its code contains {len(nodes)} sums, and {len(ran)} ran: they can't be matched")
+        raise Unreadable(f"its code contains {counted(len(nodes), 'sum')}, and {len(ran)} ran: they can't be matched")
     number = ran.index(index) % len(nodes)
     skip = _operand(nodes[number], operand)
     called = block.get_submodule(str(skip.target)) if skip.op == "call_module" else None
@@ -173,7 +174,7 @@ def _derive(block: nn.Module, calls: FoldCalls) -> type[nn.Module]:
     nodes = sums_in(graph)
     for (number, operand), name in calls.items():
         if number >= len(nodes):
-            raise Unreadable(f"its code contains {len(nodes)} sums, and number {number + 1} is to be folded")
+            raise Unreadable(f"its code contains {counted(len(nodes), 'sum')}, and number {number + 1} is to be folded")
         node = nodes[number]
         skip = _operand(node, operand)
         with graph.inserting_before(node):

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from outgrow.cli.model_names import CommandError, named_model
 from outgrow.cli.plugins import load_plugins
+from outgrow.text.plurals import counted
 from outgrow.text.tables import WIDTH, make_table
 
 if TYPE_CHECKING:
@@ -336,7 +337,8 @@ def _checkpoint_text(about: Description, checksums: bool) -> str:
     parts.append(make_table(("tensor", "shape", "type"), rows))
     compared = "match" if about.verified else "are missing: an earlier version wrote the file" if checksums else "not compared"
     parts.append(
-        f"{len(about.tensors)} tensors, {_count_values(about):,} values; checksums {compared}; add --model to see what can grow"
+        f"{counted(len(about.tensors), 'tensor')}, {_count_values(about):,} values; checksums {compared}; add --model to see "
+        "what can grow"
     )
     return "\n\n".join(parts)
 

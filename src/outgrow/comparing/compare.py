@@ -181,7 +181,7 @@ def _preserving(column: Column, reasons: Sequence[str]) -> str:
     if column.refused:
         return f"{column.preserving or 'refused'} [{reasons.index(column.refused) + 1}]"
     shown = "yes" if not column.chance else f"in expectation: {column.chance} is random"
-    return f"{shown} (error {column.max_error:.1e}, rounding allows {column.tolerance:.1e})"
+    return f"{shown} (error {column.max_error:.1e}, limit {column.tolerance:.1e})"
 
 
 def _noise(column: Column) -> str:

@@ -11,6 +11,7 @@ from outgrow.history.cohorts import Cohorts, cohorts
 from outgrow.modules.fade_warnings import fading
 from outgrow.modules.gates import gates_of
 from outgrow.requests import Skip
+from outgrow.text.plurals import counted
 
 
 def remarks(model: nn.Module, untrained: str) -> list[str]:
@@ -27,6 +28,11 @@ def remarks(model: nn.Module, untrained: str) -> list[str]:
 @dataclass(eq=False)
 class Growth:
     """The report of a growth. `print(growth)` shows it as a table.
+
+    max_error: the largest change of an output on the example, relative to the largest output. tolerance: its limit if the
+    method is exact. It is a constant, 32 units in the last place of the largest output (3.8e-06 in float32). Only if the error
+    exceeds that, the network's own sensitivity is measured: the limit is then ten times the change of its outputs when every
+    weight changes by one unit in the last place, if that is larger.
 
     Example:
         >>> import torch, outgrow
@@ -58,16 +64,16 @@ class Growth:
         for what, (before, after) in (("parameters", self.parameters), ("FLOPs", self.flops)):
             lines.append(f"{what}: {before:,} → {after:,} (× {after / max(before, 1):.2f})")
         if not self.preserving:
-            lines.append(f"error: {self.max_error:.1e}: this method does NOT preserve the function")
+            lines.append(f"error: {self.max_error:.1e} of the largest output: this method does NOT preserve the function")
         elif self.tolerance:
-            lines.append(f"error: {self.max_error:.1e} (the network's own rounding allows {self.tolerance:.1e})")
+            lines.append(f"error: {self.max_error:.1e} of the largest output (limit for rounding: {self.tolerance:.1e})")
         else:
             lines.append("error: not checked")
         if self.stochastic:
             lines.append("dropout is active in training: there the function is kept in expectation, exactly with dropout off")
         lines.extend(self.notes)
         if self.skipped:
-            lines.append(f"left as they are: {len(self.skipped)} volumes")
+            lines.append(f"left unchanged: {counted(len(self.skipped), 'volume')}")
             lines.extend(f"  {skip}" for skip in self.skipped)
         return "\n".join(lines)
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outgrow.text.plurals import counted
+
 
 @dataclass(frozen=True)
 class Fill:
@@ -61,5 +63,5 @@ class Start:
         parts += [", ".join(filled)] if filled else []
         parts += [f"the identity on the output of {self.identity}"] if self.identity else []
         parts += ["undoes the rotation of the layer before it"] if self.rotation is not None else []
-        parts += [f"faded in over {self.steps} steps"] if self.gates else []
+        parts += [f"faded in over {counted(self.steps, 'step')}"] if self.gates else []
         return "; ".join(parts)

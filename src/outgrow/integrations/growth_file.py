@@ -26,6 +26,7 @@ from outgrow.saving.growths_in_state_dict import growth_entries, unpack
 from outgrow.saving.param_groups import names_in, regroup
 from outgrow.saving.replay_growths import FRESH, refuse
 from outgrow.saving.torch_files import load_safely, save_safely, without_numpy
+from outgrow.text.plurals import counted
 
 if TYPE_CHECKING:
     from outgrow.runs.run import Run
@@ -91,7 +92,8 @@ def fit_to_checkpoint(model: nn.Module, optimizers: Sequence[Any], saved: Mappin
     real = bare_optimizers(optimizers)
     if real and len(real) != len(saved["groups"]):
         raise CheckpointError(
-            f"the run has {len(real)} optimizers, and the checkpoint {len(saved['groups'])}: make the run with as many"
+            f"the run has {counted(len(real), 'optimizer')}, and the checkpoint {len(saved['groups'])}: make the run with as "
+            "many"
         )
     for optimizer, names in zip(real, saved["groups"], strict=False):
         regroup(optimizer, model, names, journal)

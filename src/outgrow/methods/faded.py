@@ -14,6 +14,7 @@ from outgrow.analysis.unit_states import State, Verdict
 from outgrow.analysis.volumes import Slot, Volume
 from outgrow.methods.base import Draft, Method, Recipe, free
 from outgrow.methods.netmorph import NetMorph
+from outgrow.text.plurals import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class Faded(Method):
 
     @property
     def name(self) -> str:
-        return f"random, faded in over {self.steps} steps"
+        return f"random, faded in over {counted(self.steps, 'step')}"
 
     @property
     def state(self) -> State:

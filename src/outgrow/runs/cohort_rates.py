@@ -27,6 +27,7 @@ from outgrow.history.growths_on_model import history
 from outgrow.optimizers.lookup import weights_of
 from outgrow.optimizers.wrappers import held_by, unwrapped
 from outgrow.runs.step_hooks import ScaledEntries, StepHooks
+from outgrow.text.plurals import counted
 from outgrow.wrong_arguments import usage
 
 StepsMade = Sequence[tuple[int, int]]  # per optimizer: steps since the hold began, and since the warm-up began
@@ -139,7 +140,7 @@ class Pace:
         """Load the result of `state_dict`, for a model with the same growths."""
         found, made = cohorts(self.model), [(int(held), int(warmed)) for held, warmed in state["made"]]
         if len(made) != len(self._hooks):
-            raise OptimizerError(f"the state is of {len(made)} optimizers, and there are {len(self._hooks)} here")
+            raise OptimizerError(f"the state is of {counted(len(made), 'optimizer')}, and there are {len(self._hooks)} here")
         factors = _checked({int(cohort): factor for cohort, factor in state["factors"].items()}, found)
         if (state["held_before"] or 0) > found.count:
             raise OptimizerError(f"the state is of a model that grew {state['held_before']} times, this one {found.count}")
@@ -213,7 +214,7 @@ def _checked(factors: Mapping[int, float], found: Cohorts) -> dict[int, float]:
     for cohort, factor in factors.items():
         if type(cohort) is not int or not 0 <= cohort <= found.count:
             raise OptimizerError(
-                f"there is no cohort {cohort!r}: the model has grown {found.count} times, so write 0 … {found.count}"
+                f"there is no cohort {cohort!r}: the model has grown {counted(found.count, 'time')}, so write 0 … {found.count}"
             )
         number = isinstance(factor, (int, float)) and not isinstance(factor, bool) and isfinite(factor)
         if not number or factor < 0:

@@ -21,6 +21,7 @@ from typing import Any
 
 from outgrow.engine.report import Growth
 from outgrow.errors import ScheduleError
+from outgrow.text.plurals import counted
 from outgrow.text.tables import rounded
 from outgrow.transforms.all_transforms import Transform, described
 
@@ -65,7 +66,7 @@ class Record:
 
     def __str__(self) -> str:
         when = [f"{name} {at:,}" for name, at in (("step", self.step), ("epoch", self.epoch)) if at is not None]
-        volumes = "1 volume" if len(self.sizes) == 1 else f"{len(self.sizes)} volumes"
+        volumes = counted(len(self.sizes), "volume")
         before, after = self.parameters
         error = "error not checked" if isnan(self.error) else f"error {self.error:.0e}"
         parts = [

@@ -15,6 +15,7 @@ from typing import Any
 
 from outgrow.errors import ScheduleError
 from outgrow.runs.triggers import Trigger
+from outgrow.text.plurals import counted
 from outgrow.transforms.all_transforms import Transform, described, kind_of
 from outgrow.wrong_arguments import usage
 
@@ -136,9 +137,11 @@ def summary(event: Event) -> str:
     parts = [", ".join(map(described, event.grow))]
     parts += [f"{name} × {value:g}" for name in ("lr", "weight_decay", "new_lr") if (value := getattr(event, name)) is not None]
     if event.warmup is not None:
-        parts.append(f"warm-up over {event.warmup} steps")
+        parts.append(f"warm-up over {counted(event.warmup, 'step')}")
     if event.train == "new":
-        parts.append("only new units learn " + (f"for {event.hold} steps" if event.hold else "until the next growth"))
+        parts.append(
+            "only new units learn " + (f"for {counted(event.hold, 'step')}" if event.hold else "until the next growth")
+        )
     if event.state == "fresh":
         parts.append("the optimizer's state is reset")
     return "; ".join(parts)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Protocol
 
+from outgrow.text.plurals import counted
 from outgrow.text.tables import rounded
 
 GROUND, EDGE, INK, SOFT = "#fdfcf9", "#d8d3c8", "#262626", "#6b675f"
@@ -64,7 +65,7 @@ def draw(stages: Sequence[Drawn]) -> str:
             parts.append(_text(middle, y, rounded(amounts[name][index]), f"small middle {name}"))
         for line, (text, style) in enumerate(note):
             parts.append(_text(LEFT + COLUMN * index + 6, TOP + HEIGHT + 36 + LINE * line, text, style))
-    title = f"{len(stages)} stages: parameters and FLOPs relative to the start"
+    title = f"{counted(len(stages), 'stage')}: parameters and FLOPs relative to the start"
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">',

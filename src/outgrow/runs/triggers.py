@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import isnan
 
 from outgrow.errors import ScheduleError
+from outgrow.text.plurals import counted
 from outgrow.wrong_arguments import usage
 
 Metrics = Mapping[str, float]
@@ -56,7 +57,7 @@ class Plateau:
         return waited >= self.patience and not isnan(value)  # growing does not help a diverged run
 
     def __str__(self) -> str:
-        return f"{self.metric} has not improved for {self.patience} {'epoch' if self.patience == 1 else 'epochs'}"
+        return f"{self.metric} has not improved for {counted(self.patience, 'epoch')}"
 
 
 @usage("outgrow.plateau('val_loss', patience=3)")

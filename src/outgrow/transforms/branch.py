@@ -25,6 +25,7 @@ from outgrow.model.module_calls import Call, calls_of
 from outgrow.modules.blocks import CONVOLUTIONS, LAYERS, LINEAR, Parallel
 from outgrow.optimizers.new_parameters import LEARNS, is_frozen
 from outgrow.requests import Branch
+from outgrow.text.plurals import counted
 from outgrow.transforms.deepen.new_layers import LEAST_HIDDEN, surroundings
 from outgrow.transforms.site_and_step import Site, Step
 
@@ -63,7 +64,7 @@ def branch_plan(site: Site, request: Branch) -> Step:
         thawed = is_frozen(block)
     draw = site.seed if request.kind == "random" and not made else None
     start = Start(draw, writes, gates=("",) if request.fade else (), steps=request.fade or 0)
-    name = request.kind + (f", faded in over {request.fade} steps" if request.fade else "")
+    name = request.kind + (f", faded in over {counted(request.fade, 'step')}" if request.fade else "")
     change = Change(f"beside {path}", count, count + 1, name, request.exact, LEARNS if thawed else "")
     return Step((Plan((change,), (), seed=site.seed, inserts=(replace(insert, start=start),)),))
 

@@ -17,6 +17,7 @@ from outgrow.analysis.volumes import Anatomy
 from outgrow.errors import MethodError, Problem, SelectionError, SizeError
 from outgrow.growth_plan.plan import Change, Insertion, Plan, Setting
 from outgrow.requests import Kernel
+from outgrow.text.plurals import counted
 from outgrow.transforms.site_and_step import Site, Step
 
 
@@ -52,7 +53,7 @@ def kernel_plan(site: Site, request: Kernel) -> Step:
         padded = _reversed(layer, fronts, old, new)
         _check_mirrors(layer, path, anatomy, padded)
         settings.append(Setting(path, twice, list(vars(layer)[twice]), padded))
-    method = f"random, faded in over {request.fade} steps" if request.fade else "netmorph"
+    method = f"random, faded in over {counted(request.fade, 'step')}" if request.fade else "netmorph"
     changes = (Change(f"{path} (kernel)", old, new, method),)
     return Step((Plan(changes, tuple(edits), tuple(settings), site.seed),))
 

@@ -117,7 +117,7 @@ def _problems(site: Site, plan: Plan) -> list[Problem]:
         if shape is None:
             problems.append(Problem(edit.tensor, "the model has no such tensor"))
         elif isinstance(edit, Insertion) and (not 0 <= edit.axis < len(shape) or shape[edit.axis] != edit.size):
-            expected = f"the plan expects {edit.size} entries along axis {edit.axis}"
+            expected = f"the plan expects size {edit.size} along axis {edit.axis}"
             problems.append(Problem(edit.tensor, f"its shape is {tuple(shape)}, and {expected}"))
         elif isinstance(edit, Insertion):
             if len(edit.at) != len(set(edit.at)) or not all(0 <= position < edit.new_size for position in edit.at):

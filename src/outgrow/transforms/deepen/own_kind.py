@@ -32,6 +32,7 @@ from outgrow.model.module_paths import joined_path
 from outgrow.modules.blocks import Parallel
 from outgrow.optimizers.new_parameters import LEARNS, is_frozen
 from outgrow.requests import Deepen
+from outgrow.text.plurals import counted
 from outgrow.transforms.deepen.new_layers import PLAIN_LAYERS, is_activation, plain_plan
 from outgrow.transforms.site_and_step import Site, Step
 
@@ -143,7 +144,7 @@ def _plain(model: nn.Module, example: Example, request: Deepen, seed: int, journ
         plan = plain_plan(model, example, after, method, seed + step, journal, request.fade, request.layers or 2)
         plans.append(plan)
         after = plan.renamed(after)
-    name = f"{method}, faded in over {request.fade} steps" if request.fade else method
+    name = f"{method}, faded in over {counted(request.fade, 'step')}" if request.fade else method
     change = Change(f"behind {request.after}", 0, request.count, name, request.exact)
     return replace(joined(plans), changes=(change,), seed=seed)
 
