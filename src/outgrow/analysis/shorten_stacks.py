@@ -73,6 +73,7 @@ class _Shortener:
             [replace(value, index=number) for number, value in enumerate(self.kept)],
             {self.number[value]: None for value in trace.outputs},
             trace.meta,
+            trace.known,
             passes=list(trace.passes),
             ends=[len(ops)],
         )

@@ -50,7 +50,7 @@ class ShapeCache:
     def _key(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
         """All that the result depends on, as a key; None if it may depend on more."""
         if func not in self.cached:
-            self.cached[func] = _returns_new_tensors(func._schema) or _writes_into_first(func._schema)
+            self.cached[func] = _returns_new_tensors(func._schema) or writes_into_first(func._schema)
         if not self.cached[func]:
             return None
         try:
@@ -63,7 +63,7 @@ def _returns_new_tensors(schema: Any) -> bool:
     return all(item.alias_info is None for item in (*schema.arguments, *schema.returns))
 
 
-def _writes_into_first(schema: Any) -> bool:
+def writes_into_first(schema: Any) -> bool:
     """Whether an operator is the in-place form of another: it writes into its first argument alone, and returns that."""
     aliased = [item.alias_info for item in schema.arguments]
     written = bool(aliased) and aliased[0] is not None and aliased[0].is_write and not any(aliased[1:])

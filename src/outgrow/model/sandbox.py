@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_map_only
 
 REGISTERED = ("_parameters", "_buffers", "_modules")
 _TURN = RLock()  # random state and choice of kernels are global to the process: one thread at a time, which restores them
@@ -36,11 +35,6 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
                 if tensor is not None:
                     found.setdefault(id(tensor), (f"{prefix}{name}", tensor))
     return dict((*parameters.values(), *buffers.values()))
-
-
-def on_meta(tree: Any) -> Any:
-    """An example with its tensors replaced by meta tensors."""
-    return tree_map_only(Tensor, lambda tensor: tensor.to("meta"), tree)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,8 @@ from outgrow.errors import GrowthError, ScheduleError, SelectionError, SizeError
 from outgrow.growth_plan.plan import Change
 from outgrow.model.checks import check_model
 from outgrow.model.example import Example
-from outgrow.model.sandbox import on_meta, random_state, tensors_of
+from outgrow.model.known_values import on_meta
+from outgrow.model.sandbox import random_state, tensors_of
 from outgrow.modules.gates import gates_of
 from outgrow.optimizers.grow_state import keeps_old_entries
 from outgrow.runs.schedule import At, Schedule, When

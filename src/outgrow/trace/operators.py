@@ -68,6 +68,7 @@ class Trace:
     values: list[Value] = field(default_factory=list)
     outputs: dict[int, None] = field(default_factory=dict)  # in order
     meta: bool = False  # recorded on the meta device
+    known: bool = False  # there, with the values of integers and masks (see `model/known_values.py`)
     gradients: bool = False  # recorded with gradients: the model differentiates itself (see `model/inner_gradients.py`)
     passes: list[bool] = field(default_factory=list)  # for each pass, whether the model was in train mode
     ends: list[int] = field(default_factory=list)  # for each pass, number of operators at its end

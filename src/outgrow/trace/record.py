@@ -29,9 +29,11 @@ from outgrow.errors import Problem, TraceError
 from outgrow.model.example import Example, call, outputs_in, tensors_anywhere, tensors_in
 from outgrow.model.idle_modules import IdlePeers, peers_alongside
 from outgrow.model.inner_gradients import GRADIENT, Gradients, inside_backward, needs_gradients, with_gradients
+from outgrow.model.known_values import KnownShapes, on_meta
+from outgrow.model.meta_copy import inside_known
 from outgrow.model.meta_operators import ShapeCache
 from outgrow.model.reference_operators import Substitute
-from outgrow.model.sandbox import elementary, on_meta, substituted, tensors_of, untouched
+from outgrow.model.sandbox import elementary, substituted, tensors_of, untouched
 from outgrow.model.shared_memory import disjoint, geometry_of, storage_of
 from outgrow.modules.fold import Fold
 from outgrow.trace.operators import FAKE_QUANTISE, FOLD, OBSERVING, Op, Ref, Trace, Value
@@ -142,7 +144,7 @@ class Recorder(Watcher):
         self.trace, self.gradients, self.idle_peers = trace, trace.gradients, trace.idle_peers
         self.differentiates = False  # seen in this pass, operator by operator
         self.here = here
-        self.shapes = ShapeCache()
+        self.shapes = KnownShapes() if trace.known else ShapeCache()
         self.known: dict[Any, tuple[str, bool]] = {}  # operator → its name, and whether it writes in place
         self.index_of = TensorIndices()
         self.refs: list[Ref] = [Ref(value.index) for value in trace.values]
@@ -299,17 +301,18 @@ def record(
 ) -> Trace:
     """Run the model once and record its operators (appended to `trace` if one is given).
 
-    The first attempt is on meta tensors, which need neither time nor memory; a model that reads values (or uses tensors that
-    are not registered) is run on its own tensors.
+    The first attempt is on meta tensors, which need neither time nor memory, and the second as well, with the values of
+    integers and masks; a model that reads other values (or uses tensors that are not registered) is run on its own tensors.
     """
     if trace is not None:
         return _record(model, example, training, trace)
     peers = idle_peers or {}
-    try:
-        return _record(model, example, training, Trace(meta=True, idle_peers=peers))
-    except Exception as error:
-        if needs_gradients(error) or isinstance(error, _Differentiates):
-            return _record_gradients(model, example, training, peers)
+    for known in (True,) if inside_known() else (False, True):
+        try:
+            return _record(model, example, training, Trace(meta=True, known=known, idle_peers=peers))
+        except Exception as error:
+            if needs_gradients(error) or isinstance(error, _Differentiates):
+                return _record_gradients(model, example, training, peers)
     try:
         return _record(model, example, training, Trace(idle_peers=peers))
     except Exception as error:

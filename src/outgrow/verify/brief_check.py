@@ -35,7 +35,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from outgrow.model.compiled import uncompiled
 from outgrow.model.example import Example, call, outputs_in
-from outgrow.model.sandbox import elementary, on_meta, precise, random_state, substituted, tensors_of, untouched
+from outgrow.model.known_values import on_meta
+from outgrow.model.sandbox import elementary, precise, random_state, substituted, tensors_of, untouched
 from outgrow.verify.outputs import HALF, RandomAtMean, as_real, several_per_sample, wider
 from outgrow.verify.scalar_reads import ReplayScalars, ScalarReads, read_scalars
 

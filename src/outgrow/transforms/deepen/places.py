@@ -24,10 +24,10 @@ from outgrow.model.checks import check_module
 from outgrow.model.compiled import uncompiled
 from outgrow.model.example import Example, outputs_in
 from outgrow.model.journal import Journal
+from outgrow.model.known_values import on_meta
 from outgrow.model.meta_copy import has_values, tensors_on_meta
 from outgrow.model.module_calls import Call, calls_of
 from outgrow.model.module_paths import joined_path
-from outgrow.model.sandbox import on_meta
 from outgrow.model.unwrap import bare
 from outgrow.process.garbage_collection import without_garbage_collection
 from outgrow.requests import Deepen
@@ -158,8 +158,7 @@ class Survey:
 def _surveyed(model: nn.Module, example: Example, candidates: _Candidates) -> Survey:
     """A survey on the meta device, with doubtful cases tried on the model itself; if it fails there, a survey of the model."""
     try:
-        with tensors_on_meta(model), without_garbage_collection():
-            survey = _survey(model, on_meta(example), candidates, shadowed=True)
+        survey = _survey_on_meta(model, example, candidates)
     except Exception as error:
         if not has_values(model):
             raise error if isinstance(error, TraceError) and error.problems else without_values(error) from error
@@ -176,6 +175,15 @@ def _surveyed(model: nn.Module, example: Example, candidates: _Candidates) -> Su
         before = outputs_in(calls[""][0].output)
         survey.idle |= {container: _idle(model, example, survey, container, before) for container in doubtful}
     return survey
+
+
+def _survey_on_meta(model: nn.Module, example: Example, candidates: _Candidates) -> Survey:
+    """A survey on the meta device; with the values of integers and masks, if the model does not run without them."""
+    with without_garbage_collection():
+        with suppress(Exception), tensors_on_meta(model):
+            return _survey(model, on_meta(example), candidates, shadowed=True)
+        with tensors_on_meta(model, known=True):
+            return _survey(model, on_meta(example), candidates, shadowed=True)
 
 
 def _survey(model: nn.Module, example: Example, candidates: _Candidates, shadowed: bool) -> Survey:

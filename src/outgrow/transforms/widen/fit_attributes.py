@@ -24,8 +24,9 @@ from outgrow.growth_plan.plan import Plan, Setting
 from outgrow.model.example import Example, call, tensors_in
 from outgrow.model.inner_gradients import GRADIENT
 from outgrow.model.journal import Journal
+from outgrow.model.known_values import KnownShapes, on_meta
 from outgrow.model.meta_operators import ShapeCache
-from outgrow.model.sandbox import elementary, on_meta, substituted, tensors_of, untouched
+from outgrow.model.sandbox import elementary, substituted, tensors_of, untouched
 from outgrow.modules.fold import Fold
 from outgrow.trace.operators import FOLD, Op, Trace, refs_in
 from outgrow.trace.record import Watcher
@@ -128,7 +129,8 @@ class Fitter:
 
     def __init__(self, model: nn.Module, example: Example, trace: Trace) -> None:
         self.model, self.example, self.trace = model, example, trace
-        self.shapes = ShapeCache()  # shared by all runs, which differ in a few attributes only
+        shapes = KnownShapes if trace.known else ShapeCache
+        self.shapes = shapes()  # shared by all runs, which differ in a few attributes only
 
     def run(self, plan: Plan, settings: Sequence[Setting], prediction: Prediction) -> Clash | None:
         """The first clash between the run and the prediction; None if there is none."""
