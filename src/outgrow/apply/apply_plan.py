@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outgrow.apply.fills import Init
+from outgrow.apply.collected_writes import Writes
+from outgrow.apply.fills import Generators, Init
 from outgrow.apply.final_positions import edits_by_tensor as edits_by_tensor
 from outgrow.apply.gradient_hooks import hooks_kept
 from outgrow.apply.grow_tensor import deviations, fill_values, grown, grown_moment, needs_deviation
@@ -31,27 +32,31 @@ def apply_plan(
     journal: Journal,
     like: Mapping[str, Tensor] | None = None,
     tensors: Mapping[str, Tensor] | None = None,
+    olds: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Grow the model's tensors and gradients, and set its attributes.
 
-    tensors: the model's tensors by name, if the caller has them already.
+    tensors: the model's tensors by name, if the caller has them already. olds: the same, detached.
     like: if this model is a copy, the original's tensors, perhaps on another device: the copy gets the values drawn there.
     """
     tensors = tensors_of(model) if tensors is None else tensors
-    olds = {name: tensor.detach() for name, tensor in tensors.items()}
+    olds = {name: tensor.detach() for name, tensor in tensors.items()} if olds is None else olds
     by_tensor = edits_by_tensor(plan)
     drawn = [name for name, edits in by_tensor.items() if needs_deviation(edits) and not olds[name].is_meta]
     spread = dict(zip(drawn, deviations([olds[name] for name in drawn]), strict=True))
+    writes, generators = Writes(), Generators()
+    news = {name: grown(olds[name], edits, writes) for name, edits in by_tensor.items()}
+    writes.make()
     for name, edits in by_tensor.items():
-        tensor = tensors[name]
-        new = grown(olds[name], edits)
+        tensor, new = tensors[name], news[name]
         device = None if like is None else like[name].device
-        fill_values(new, olds[name], edits, olds, plan.seed, inits, spread.get(name, 0.0), device)
+        fill_values(new, olds[name], edits, olds, plan.seed, inits, spread.get(name, 0.0), device, generators)
         gradient = None
         if tensor.grad is not None:
             before = tensor.grad.to_dense() if tensor.grad.is_sparse else tensor.grad
-            gradient = grown_moment(before, edits, power=1, fresh="zero")
+            gradient = grown_moment(before, edits, power=1, fresh="zero", writes=writes)
         _replace(tensor, olds[name], new, gradient, journal)
+    writes.make()
     modules = dict(model.named_modules(remove_duplicate=False))
     for setting in plan.settings:
         _set(modules[setting.module], setting, journal)

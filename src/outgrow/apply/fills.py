@@ -25,6 +25,18 @@ FANS = ("he", "xavier")
 Init = str | Callable[[Tensor, tuple[int, ...], torch.Generator], Tensor]
 
 
+class Generators:
+    """One random generator per device, seeded again for each use: to make a new one takes longer."""
+
+    def __init__(self) -> None:
+        self._by_device: dict[torch.device, torch.Generator] = {}
+
+    def seeded(self, device: torch.device, seed: int) -> torch.Generator:
+        if device not in self._by_device:
+            self._by_device[device] = torch.Generator(device=device)
+        return self._by_device[device].manual_seed(seed)
+
+
 class Filling(NamedTuple):
     """One insertion to carry out."""
 
@@ -37,6 +49,7 @@ class Filling(NamedTuple):
     inits: Mapping[str, Init]  # users' functions, by their names in the plan
     deviation: float  # standard deviation of the old values, if the fill needs it
     device: torch.device  # whose random generator draws
+    generators: Generators
 
 
 def fill(filling: Filling) -> None:
@@ -105,28 +118,24 @@ def _copy(filling: Filling) -> None:
 
 def _free(filling: Filling) -> None:
     """Draw free values, directly in place if they form one slice, then write the entries that repeat a draw."""
-    new, edit, place, device = filling.new, filling.edit, filling.place, filling.device
+    new, edit, place = filling.new, filling.edit, filling.place
     axis, drawing = edit.axis, place.drawing
-    init = filling.inits.get(edit.init, edit.init.partition("*")[0])
-    factor = float(edit.init.partition("*")[2] or 1.0)
-    generator = generator_of(filling)
-    done = drawing.direct if new.is_contiguous() and not callable(init) and device == new.device else 0
-    if done:  # all draws, in place
-        drawn = new.narrow(axis, drawing.first, done)
+    name, _, factor = edit.init.partition("*")
+    init = filling.inits.get(edit.init, name)
+    if callable(init):
+        done, drawn = 0, _given(init, filling, _shape_of_draws(filling)).to(new, copy=True)
     else:
-        shape = tuple(drawing.count if a == axis else size for a, size in enumerate(new.shape))
-        drawn = (
-            _given(init, filling, shape, generator).to(new, copy=True)
-            if callable(init)
-            else new.new_empty(shape, device=device)
-        )
-    if not callable(init):
         bound = _deviation(init, new, filling.deviation) * math.sqrt(3)
         bound /= math.sqrt(2) if new.is_complex() and init in FANS else 1.0  # real and imaginary part
-        reals(drawn).uniform_(-bound, bound, generator=generator)
-        drawn = drawn.to(new.device)
-    if factor != 1.0:
-        drawn.mul_(factor)
+        done = drawing.direct if filling.device == new.device and new.is_contiguous() else 0
+        if done:  # all draws, in place
+            drawn = new.narrow(axis, drawing.first, done)
+        else:
+            drawn = new.new_empty(_shape_of_draws(filling), device=filling.device)
+        reals(drawn).uniform_(-bound, bound, generator=generator_of(filling))
+        drawn = drawn if done else drawn.to(new.device)
+    if factor and float(factor) != 1.0:
+        drawn.mul_(float(factor))
     runs = drawing.rest if done == drawing.direct else drawing.runs_from(done)
     if len(runs) > MOST_SLICES:
         block = drawn.index_select(axis, index(drawing.draws[done:], new))
@@ -140,8 +149,14 @@ def _free(filling: Filling) -> None:
             torch.mul(source, sign, out=target)
 
 
-def _given(init: Callable[..., Tensor], filling: Filling, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _shape_of_draws(filling: Filling) -> tuple[int, ...]:
+    count = filling.place.drawing.count
+    return tuple(count if axis == filling.edit.axis else size for axis, size in enumerate(filling.new.shape))
+
+
+def _given(init: Callable[..., Tensor], filling: Filling, shape: tuple[int, ...]) -> Tensor:
     """The values that a user's function returns; refused unless they have the requested shape."""
+    generator = generator_of(filling._replace(generators=Generators()))  # a new one, which the function may keep
     try:
         given = init(filling.old, shape, generator)
     except Exception as error:
@@ -176,8 +191,9 @@ def _add_noise(filling: Filling) -> None:
 
 def generator_of(filling: Filling, more: int = 0) -> torch.Generator:
     """A generator whose seed depends on the tensor and the axis, not on the order in which tensors are visited."""
-    edit, generator = filling.edit, torch.Generator(device=filling.device)
-    return generator.manual_seed(zlib.crc32(f"{filling.seed + more}/{edit.tensor}/{edit.axis}/{edit.size}".encode()))
+    edit = filling.edit
+    seed = zlib.crc32(f"{filling.seed + more}/{edit.tensor}/{edit.axis}/{edit.size}".encode())
+    return filling.generators.seeded(filling.device, seed)
 
 
 FILLS: Mapping[str, Callable[[Filling], None]] = {

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outgrow.growth_plan.plan import Edit, Insertion, Plan
+from outgrow.growth_plan.plan import Edit, Insertion, Plan, Rescaling
 
 CACHE = "_edits_by_tensor"  # attribute of a plan
 FEW_SLICES = 16  # up to this number along an axis, slices are faster than one copy by index
@@ -24,6 +24,7 @@ Positions = NDArray[np.int64]
 GaplessRun = tuple[int, int, int]  # positions without a gap: where they start in the list, the first one, how many
 SliceMove = tuple[tuple[int, int, int, int], ...]  # for each axis that grows: axis, start before, start after, how many
 DrawRun = tuple[int, int, int, float]  # neighbouring draws: the first one, the position it goes to, how many, their sign
+Shape = tuple[int, ...]
 Span = tuple[int, int]  # positions without a gap: the first one, how many
 
 
@@ -51,13 +52,30 @@ class TensorEdits(tuple[Edit, ...]):
 
     @cached_property
     def plain(self) -> bool:
-        """Whether existing entries keep their gradients, and no new entry is a copy of an existing one."""
-        return all(isinstance(edit, Insertion) and not (edit.gradient or edit.gradient_keep) for edit in self)
+        """Whether no new entry is a copy of an existing one, and gradients of all entries change by one factor at most."""
+        insertions = self[:-1] if self and isinstance(self[-1], Rescaling) else self
+        return all(isinstance(edit, Insertion) and not (edit.gradient or edit.gradient_keep) for edit in insertions)
+
+    @cached_property
+    def factor(self) -> float:
+        """The factor of a rescaling after all insertions; one if there is none."""
+        return self[-1].factor if self and isinstance(self[-1], Rescaling) else 1.0
 
     @cached_property
     def sizes(self) -> Mapping[int, int]:
         """The final size of each axis that grows."""
         return {edit.axis: edit.new_size for edit in self if isinstance(edit, Insertion)}
+
+    def shape_from(self, shape: Shape) -> Shape:
+        """The shape after all edits of a tensor that has this shape before."""
+        if shape not in self._shapes:
+            self._shapes[shape] = tuple(max(size, self.sizes.get(axis, 0)) for axis, size in enumerate(shape))
+        return self._shapes[shape]
+
+    @cached_property
+    def _shapes(self) -> dict[Shape, Shape]:
+        """A cache: moments mostly have the shape of their parameter."""
+        return {}
 
     @cached_property
     def where(self) -> Mapping[int, Positions]:
@@ -166,7 +184,7 @@ def edits_by_tensor(plan: Plan) -> Mapping[str, TensorEdits]:
 def prepare(plan: Plan) -> None:
     """Compute positions ahead of the growth, to make the growth itself faster."""
     for edits in edits_by_tensor(plan).values():
-        _ = edits.moves, edits.plain, [place.span for place in edits.places if len(place.at)]
+        _ = edits.moves, edits.plain, edits.factor, [place.span for place in edits.places if len(place.at)]
         _ = [place.drawing.rest for place in edits.places if isinstance(place.edit, Insertion) and place.edit.draws]
 
 

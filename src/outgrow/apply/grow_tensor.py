@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outgrow.apply.fills import Filling, Init, fill
+from outgrow.apply.collected_writes import Writes, slices
+from outgrow.apply.fills import Filling, Generators, Init, fill
 from outgrow.apply.final_positions import TensorEdits, edits_of
 from outgrow.apply.tensor_entries import index, multiply, put, reals, scatter, set_all
 from outgrow.growth_plan.plan import Edit, Insertion, Rescaling, Rotation
@@ -23,18 +24,22 @@ MILLION = 2**20
 SMALL = 2**14  # values: writing all of them takes no longer than calling a function
 
 
-def grown(old: Tensor, edits: Sequence[Edit]) -> Tensor:
-    """A tensor of the final shape with the old values in place; new entries are not filled yet."""
+def grown(old: Tensor, edits: Sequence[Edit], writes: Writes | None = None) -> Tensor:
+    """A tensor of the final shape with the old values in place; new entries are not filled yet.
+
+    writes: if given, the old values are in place after `writes.make()`.
+    """
     edits = edits_of(edits)
     new = _empty(old, edits)
-    _move(new, old, edits)
+    if writes is None or type(new) is not Tensor or (moved := slices(new, old, edits)) is None:
+        _move(new, old, edits)
+    else:
+        writes.move(moved)
     return new
 
 
 def _empty(old: Tensor, edits: TensorEdits) -> Tensor:
-    shape = list(old.shape)
-    for axis, size in edits.sizes.items():
-        shape[axis] = max(shape[axis], size)
+    shape = edits.shape_from(tuple(old.shape))
     if old.is_contiguous() and not _pinned(old):
         return old.new_empty(shape)
     return torch.empty(shape, dtype=old.dtype, device=old.device, memory_format=_memory_format(old), pin_memory=_pinned(old))
@@ -42,20 +47,10 @@ def _empty(old: Tensor, edits: TensorEdits) -> Tensor:
 
 def _move(new: Tensor, old: Tensor, edits: TensorEdits) -> None:
     """Copy the old values to their new positions."""
-    if edits.moves is None:
+    moved = slices(new, old, edits)
+    if moved is None:
         return scatter(new, old, edits.where)
-    if len(edits.moves) == 1 and type(new) is Tensor:  # one block: a view of it in one call
-        strides = new.stride()
-        offset = sum(after * strides[axis] for axis, _, after, _ in edits.moves[0])
-        new.as_strided(old.shape, strides, offset).copy_(old)
-        return
-    for move in edits.moves:
-        source, target = old, new
-        for axis, before, after, count in move:
-            if count < new.shape[axis]:
-                target = target.narrow(axis, after, count)
-            if count < old.shape[axis]:
-                source = source.narrow(axis, before, count)
+    for target, source in moved:
         target.copy_(source)
 
 
@@ -67,7 +62,7 @@ def _memory_format(old: Tensor) -> torch.memory_format:
 
 def _pinned(old: Tensor) -> bool:
     """Whether a tensor lies in pinned memory, from which a GPU copies asynchronously."""
-    return old.device.type == "cpu" and torch.cuda.is_initialized() and old.is_pinned()
+    return old.is_cpu and torch.cuda.is_initialized() and old.is_pinned()
 
 
 def fill_values(
@@ -79,24 +74,29 @@ def fill_values(
     inits: Mapping[str, Init],
     deviation: float | None = None,
     draws_on: torch.device | None = None,
+    generators: Generators | None = None,
 ) -> None:
     """Write the values of all edits into a tensor made by `grown`, in order.
 
     others: old tensors by name. deviation: the standard deviation of the old values, if it is known and needed.
     draws_on: the device whose generator draws, if not the tensor's own: CPU and GPU draw different values from the same seed.
+    generators: of earlier calls, to be used again.
     """
     if new.is_meta:  # a dry run on the meta device: there are only shapes
         return
     edits = edits_of(edits)
     if deviation is None:
         deviation = deviations([old])[0] if needs_deviation(edits) else 0.0
+    device, generators = draws_on or new.device, generators or Generators()
     for edit, place in zip(edits, edits.places, strict=True):
         if isinstance(edit, Rescaling):
-            new.mul_(edit.factor).add_(edit.offset * (edit.factor - 1))
+            new.mul_(edit.factor)
+            if edit.offset:
+                new.add_(edit.offset * (edit.factor - 1))
         elif isinstance(edit, Rotation):
             _rotate(new, edit, power=1)
         else:
-            fill(Filling(new, old, edit, place, others, seed, inits, deviation, draws_on or new.device))
+            fill(Filling(new, old, edit, place, others, seed, inits, deviation, device, generators))
 
 
 def rotation(side: int, draw: int) -> Tensor:
@@ -118,14 +118,14 @@ def needs_deviation(edits: Sequence[Edit]) -> bool:
 
 
 def deviations(tensors: Sequence[Tensor]) -> list[float]:
-    """Standard deviations. All are computed before one is read: the host waits for the device once, not once per tensor.
+    """Standard deviations of detached tensors. The host waits for the device once, not once per tensor.
 
-    For large tensors it is computed as √(mean x² − mean² x), which is faster, unless too many digits cancel.
+    For large tensors on the CPU it is computed as √(mean x² − mean² x), which is faster there, unless too many digits cancel.
     """
     result = [0.0] * len(tensors)
-    plain = [reals(tensor.detach()) for tensor in tensors]
+    plain = [reals(tensor) for tensor in tensors]
     values = {n: _precise(t) for n, t in enumerate(plain) if t.numel() > 1 and t.is_floating_point()}
-    large = {n: value for n, value in values.items() if value.numel() >= MILLION}
+    large = {n: value for n, value in values.items() if value.numel() >= MILLION and not value.is_cuda}
     squares = _read({n: value.reshape(-1) @ value.reshape(-1) for n, value in large.items()})
     means = _read({n: value.mean() for n, value in large.items()})
     for n, value in large.items():
@@ -139,7 +139,7 @@ def deviations(tensors: Sequence[Tensor]) -> list[float]:
 
 
 def _precise(tensor: Tensor) -> Tensor:
-    return tensor.detach() if tensor.dtype == torch.float64 else tensor.detach().float()
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
 def _read(scalars: Mapping[int, Tensor]) -> dict[int, float]:
@@ -151,19 +151,30 @@ def _read(scalars: Mapping[int, Tensor]) -> dict[int, float]:
     return result
 
 
-def grown_moment(old: Tensor, edits: Sequence[Edit], power: int, fresh: str) -> Tensor:
+def grown_moment(old: Tensor, edits: Sequence[Edit], power: int, fresh: str, writes: Writes | None = None) -> Tensor:
     """Grow a tensor that transforms like the `power`-th power of a gradient.
 
-    fresh: the start of new entries that are not copies, "zero" or "mean" (of the entries that exist by then).
+    fresh: the start of new entries that are not copies, "zero" or "mean" (of the entries that exist by then, none of which is
+    negative). writes: if given, the values may be in place after `writes.make()` only.
     """
     edits = edits_of(edits)
-    start: float | Tensor = 0.0
-    if fresh == "mean" and old.numel():  # the mean stays on its device, so that the host does not wait for it
-        start = old.to(torch.promote_types(old.dtype, torch.float32)).mean()
     new = _empty(old, edits)
+    level = old if fresh == "mean" and old.numel() else None
     if edits.plain and (old.is_cuda or old.numel() < SMALL):  # fewer kernels are faster here, although they write more
-        _move(new.fill_(start) if isinstance(start, Tensor) else new.zero_(), old, edits)
-        return new
+        moved = slices(new, old, edits)
+        if moved is not None and type(new) is Tensor:
+            later = Writes() if writes is None else writes
+            if edits.sizes:
+                later.start(new, level)
+            later.move(moved)
+            if edits.factor != 1.0:
+                later.scale(new, edits.factor ** (-power))
+            if writes is None:
+                later.make()
+            return new
+    start: float | Tensor = 0.0
+    if level is not None:  # the mean stays on its device, so that the host does not wait for it
+        start = old.to(torch.promote_types(old.dtype, torch.float32)).mean()
     _move(new, old, edits)
     _fill_moment(new, edits, power, start)
     return new

@@ -83,12 +83,13 @@ class Work:
         edits = replace(plan, settings=()) if plan.inserts else plan
         tensors = tensors_of(self.model)
         reserve(tensors, edits, self.optimizers)
-        before = {id(tensor): tensor.detach() for tensor in tensors.values()}
+        before: dict[int, Tensor] = {}
         for one in (self.model, *self.copies):
             own = tensors if one is self.model else tensors_of(one)
             olds = {name: tensor.detach() for name, tensor in own.items()}
+            before = before or {id(tensor): olds[name] for name, tensor in own.items()}  # the model's own: it comes first
             apply_grafts(one, edits, self.journal)
-            apply_plan(one, edits, step.inits, self.journal, like=tensors, tensors=own)
+            apply_plan(one, edits, step.inits, self.journal, like=tensors, tensors=own, olds=olds)
             grow_drifts(one, edits, olds, step.inits, self.journal, start=one is self.model)
         grow_optimizers(self.optimizers, tensors, edits, before, self.journal)
         self.changed += shapes_before(tensors, edits)

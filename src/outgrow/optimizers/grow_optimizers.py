@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from outgrow.apply.collected_writes import Writes
 from outgrow.apply.final_positions import edits_by_tensor
 from outgrow.errors import OptimizerError, Problem
 from outgrow.growth_plan.plan import Edit, Insertion, Plan
@@ -20,7 +21,7 @@ from outgrow.model.journal import Journal
 from outgrow.optimizers.factored import axes_of, refactored
 from outgrow.optimizers.grow_state import grown_state, has_tensors, keeps_old_entries, obstacle, state_tensors_in
 from outgrow.optimizers.lookup import Known, known, name_of, way_out, weights_of
-from outgrow.optimizers.quantised import decoded, encoded
+from outgrow.optimizers.quantised import decoded, encoded, is_encoded
 from outgrow.optimizers.wrappers import NEW_ONE, TRANSPARENT, held_by, layers_of, unwrapped
 
 NOT_SEARCHED = frozenset({"state", "param_groups", "defaults", "name2qmap"})  # the last are the codes of bitsandbytes
@@ -128,6 +129,7 @@ def grow_optimizers(
     _check(optimizers, tensors, plan, olds)
     edits = edits_by_tensor(plan)
     names = {id(tensors[name]): name for name in edits}
+    writes = Writes()
     for optimizer in unwrapped(optimizers):
         about = known(optimizer)
         before: dict[str, Mapping[Any, Any]] = {}
@@ -146,10 +148,12 @@ def grow_optimizers(
             shape = tuple(olds[id(parameter)].shape)
             plain_state = decoded(optimizer, parameter, state)
             axes, now = (axes_of(optimizer, about.name, parameter, size) for size in (shape, parameter.shape))
-            new = grown_state(about, plain_state, parameter, shape, edits[names[id(parameter)]], axes, beside)
+            later = None if about.factors or is_encoded(optimizer, state) else writes  # those read the grown values
+            new = grown_state(about, plain_state, parameter, shape, edits[names[id(parameter)]], axes, beside, later)
             new, gone = refactored(about.name, new, about.factors, axes, now)
             fresh = [key for key in state if (rule := about.rule(key)) is not None and rule.kind == "fresh"]
             _put(state, encoded(optimizer, parameter, state, new), [*fresh, *gone], journal)
+    writes.make()
 
 
 def _put(state: dict[Any, Any], new: Mapping[Any, Any], dropped: Sequence[Any], journal: Journal) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outgrow.apply.collected_writes import Writes
 from outgrow.apply.grow_tensor import fill_values, grown, grown_moment
 from outgrow.growth_plan.plan import Edit, Insertion
 from outgrow.optimizers.factored import Axes, grown_factors
@@ -31,17 +32,19 @@ def grown_state(
     edits: Edits,
     axes: Axes | None,
     beside: Callable[[Any, str], Tensor],
+    writes: Writes | None = None,
 ) -> dict[Any, Any]:
     """New values for the keys of a parameter's state that grow.
 
     parameter: after the growth. old: its shape before. axes: those over which factors are averaged. beside: returns the tensor
-    that is kept under a key for another parameter, by key and name of the parameter.
+    that is kept under a key for another parameter, by key and name of the parameter. writes: if given, new tensors may get
+    their values with `writes.make()` only.
     """
     result: dict[Any, Any] = {}
     for key, value in state.items():
         rule = known.rule(key, state)
         if rule is not None and rule.kind not in ("scalar", "fresh", "factor"):
-            result[key] = _grown(rule, key, value, parameter, old, edits, beside)
+            result[key] = _grown(rule, key, value, parameter, old, edits, beside, writes)
     for row, column in known.factors:
         if axes is not None and isinstance(state.get(row), Tensor) and isinstance(state.get(column), Tensor):
             pair = grown_factors(state[row].detach(), state[column].detach(), parameter.ndim, axes, edits)
@@ -50,7 +53,14 @@ def grown_state(
 
 
 def _grown(
-    rule: StateRule, key: Any, value: Any, parameter: Tensor, old: Shape, edits: Edits, beside: Callable[[Any, str], Tensor]
+    rule: StateRule,
+    key: Any,
+    value: Any,
+    parameter: Tensor,
+    old: Shape,
+    edits: Edits,
+    beside: Callable[[Any, str], Tensor],
+    writes: Writes | None,
 ) -> Any:
     if rule.kind == "matrices":
         return grown_matrices(rule, key, value, edits)
@@ -58,7 +68,11 @@ def _grown(
         return mapped(value, lambda tensor: grown_moment(tensor, _along_first(edits, tensor.ndim), rule.power, rule.start))
     if rule.kind == "weights":
         return mapped(value, lambda tensor: _grown_weights(key, tensor, parameter, old, edits, beside))
-    return mapped(value, lambda tensor: shaped(tensor, old, lambda whole: grown_moment(whole, edits, rule.power, rule.start)))
+
+    def grow(whole: Tensor) -> Tensor:
+        return grown_moment(whole, edits, rule.power, rule.start, writes)
+
+    return mapped(value, lambda tensor: shaped(tensor, old, grow))
 
 
 def mapped(value: Any, grow: Callable[[Tensor], Tensor]) -> Any:

@@ -31,6 +31,11 @@ def decoded(optimizer: Optimizer, parameter: Tensor, state: Mapping[Any, Any]) -
     return {key: value.dequantize() if _is_low_bit(value) else value for key, value in state.items()}
 
 
+def is_encoded(optimizer: Any, state: Mapping[Any, Any]) -> bool:
+    """Whether `encoded` changes a grown state."""
+    return _by_blocks(state) or type(optimizer).__module__.startswith("torchao.")
+
+
 def encoded(optimizer: Any, parameter: Tensor, state: Mapping[Any, Any], new: Mapping[Any, Any]) -> dict[Any, Any]:
     """Grown state, quantised again where it was before, in the form in which the optimizer itself would make it."""
     if _by_blocks(state):
