@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all lint docs coverage optimizers bench stall spike reproduce figures report clean
+.PHONY: demo test test-all lint docs coverage optimizers bench stall cuda tables spike reproduce figures report clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -41,6 +41,13 @@ bench: $(READY)
 
 stall: $(READY)
 	$(BIN)/python -m benchmarks.stall
+
+cuda: $(READY)
+	$(BIN)/python -m benchmarks.cuda
+
+tables: $(READY)
+	$(BIN)/python -m benchmarks.cuda --table
+	$(BIN)/python -m benchmarks.stall --table
 
 DATA ?= data
 

@@ -1,0 +1,107 @@
+"""Plans carried out on a GPU: `pytest -m cuda`. The truth is the same growth on the CPU, and the time of a copy."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import outgrow
+from outgrow.engine.carry_out import Work
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.filterwarnings("default"),
+]
+LIMIT = 1.5  # times a copy
+
+
+class Blocks(nn.Module):
+    """A residual stream under layer norms."""
+
+    def __init__(self, depth: int, width: int) -> None:
+        super().__init__()
+        self.up, self.last, self.out = nn.Linear(16, width), nn.LayerNorm(width), nn.Linear(width, 8)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(depth))
+        self.inner = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(depth)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(x)
+        for norm, block in zip(self.norms, self.inner, strict=True):
+            x = x + block(norm(x))
+        result: Tensor = self.out(self.last(x))
+        return result
+
+
+def trained(model: nn.Module, x: Tensor, amsgrad: bool) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, amsgrad=amsgrad, foreach=True)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    return optimizer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("method", [None, "net2net"])
+def test_moments_grow_on_the_gpu_as_on_the_cpu(dtype: torch.dtype, method: str | None) -> None:
+    torch.manual_seed(0)
+    model, x = Blocks(2, 24).to(dtype), torch.randn(6, 16, dtype=dtype)
+    optimizer = trained(model, x, amsgrad=True)
+    twin = copy.deepcopy(model).cuda()
+    theirs = torch.optim.AdamW(twin.parameters(), lr=1e-3, amsgrad=True, foreach=True)
+    theirs.load_state_dict(optimizer.state_dict())
+    options: dict[str, Any] = {"check": False} if method is None else {"method": method, "check": False}
+    names = "*" if method is None else "inner.*.0"
+    outgrow.widen(model, x, names, factor=1.5, optimizer=optimizer, **options)
+    outgrow.widen(twin, x.cuda(), names, factor=1.5, optimizer=theirs, **options)
+    close = {"rtol": 1e-5, "atol": 1e-9} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 1e-6}
+    for (name, mine), its in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert mine.shape == its.shape, name
+        for key in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"):
+            found, expected = theirs.state[its][key].cpu(), optimizer.state[mine][key]
+            torch.testing.assert_close(found, expected, **close, msg=lambda text, at=f"{name} {key}": f"{at}: {text}")
+
+
+def test_carrying_out_a_plan_takes_little_longer_than_a_copy() -> None:
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model, x = Blocks(16, 2048), torch.randn(2, 16)
+    assert sum(parameter.numel() for parameter in model.parameters()) > 500e6
+    optimizer = trained(model, x, amsgrad=False)
+    events = [outgrow.At(step=1, grow=[outgrow.Widen("*", factor=1.5)])]
+    ready = outgrow.Run(model, x, optimizer, events, check=False, quiet=True)._ready[0]
+    assert ready is not None
+    ratios = []
+    for _ in range(4):
+        work = Work(model, [], [optimizer], x)
+        seconds, _ = clock(lambda work=work: [work.carry_out(step) for step in ready.steps])
+        state = [value for parameter in model.parameters() for value in optimizer.state[parameter].values()]
+        made = [tensor.detach() for tensor in (*model.parameters(), *state)]
+        copying, copies = clock(lambda made=made: [torch.empty_like(tensor).copy_(tensor) for tensor in made])
+        del made, copies, state
+        work.journal.undo()
+        ratios.append(seconds / copying)
+    assert statistics.median(ratios[1:]) <= LIMIT, ratios
+
+
+def clock(action: Callable[[], Any]) -> tuple[float, Any]:
+    """The seconds of an action that gets new memory from the driver, and its result."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    result = action()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start, result
