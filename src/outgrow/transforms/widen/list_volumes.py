@@ -21,6 +21,7 @@ from outgrow.model.example import Example
 from outgrow.model.unwrap import bare
 from outgrow.process.garbage_collection import without_garbage_collection
 from outgrow.trace.operators import Trace
+from outgrow.transforms.widen.norm_epsilon import missing_eps
 from outgrow.wrong_arguments import usage
 
 
@@ -40,10 +41,10 @@ def volumes(model: nn.Module, example: Example) -> list[Volume]:
     model = bare(model)
     check_module(model, values=False)
     with without_garbage_collection():
-        return _volumes_in(watch(model, example))
+        return _volumes_in(model, watch(model, example))
 
 
-def explain(anatomy: Anatomy, volume: Volume) -> None:
+def explain(model: nn.Module, anatomy: Anatomy, volume: Volume) -> None:
     """Set a volume's exact methods, and the reasons against the others."""
     if volume.pinned:
         volume.reason = volume.pinned
@@ -57,7 +58,10 @@ def explain(anatomy: Anatomy, volume: Volume) -> None:
         if name == "auto" or not methods[0].exact:
             continue
         verdicts = [judge(anatomy, volume, method.state) for method in methods]
-        refusals = [verdict.refusal or (verdict.stuck if len(methods) > 1 else "") for verdict in verdicts]
+        refusals = [
+            verdict.refusal or (verdict.stuck if len(methods) > 1 else "") or missing_eps(model, verdict.eps)
+            for verdict in verdicts
+        ]
         if all(refusals):
             firsts: dict[str, str] = {}  # refusal → the first method with this refusal
             for method, refusal in zip(methods, refusals, strict=True):
@@ -68,20 +72,20 @@ def explain(anatomy: Anatomy, volume: Volume) -> None:
     volume.methods, volume.reason = tuple(legal), "; ".join(reasons)
 
 
-def _volumes_in(trace: Trace) -> list[Volume]:
+def _volumes_in(model: nn.Module, trace: Trace) -> list[Volume]:
     """All volumes of a trace. Equal blocks of a stack are analysed once, and their volumes copied, where that is possible."""
     short = shortened(trace)
     if short is not None:
         anatomy = find_volumes(read(short.trace, RULES), multiplicities(short))
-        found = lengthened(short, _explained(anatomy)) if stationary(short, anatomy) else None
+        found = lengthened(short, _explained(model, anatomy)) if stationary(short, anatomy) else None
         if found is not None:
             return found
     anatomy = find_volumes(read(trace, RULES))
     pin_doubtful(anatomy)
-    return list(_explained(anatomy).volumes)
+    return list(_explained(model, anatomy).volumes)
 
 
-def _explained(anatomy: Anatomy) -> Anatomy:
+def _explained(model: nn.Module, anatomy: Anatomy) -> Anatomy:
     for volume in anatomy.volumes:
-        explain(anatomy, volume)
+        explain(model, anatomy, volume)
     return anatomy

@@ -10,10 +10,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 from torch import fx, nn
 
-from outgrow.analysis.unit_states import MoveEps, State
+from outgrow.analysis.unit_states import State
 from outgrow.analysis.volumes import Anatomy, Volume
 from outgrow.errors import ApplyError
 from outgrow.growth_plan.plan import Plan, Setting
@@ -24,6 +23,7 @@ from outgrow.transforms.widen.choose_volumes import choose, matches, proportiona
 from outgrow.transforms.widen.fit_attributes import Clash, Fitter, fit
 from outgrow.transforms.widen.fold_residual import fold_settings
 from outgrow.transforms.widen.make_plan import Choice, make_plan
+from outgrow.transforms.widen.norm_epsilon import find_eps, no_eps
 from outgrow.transforms.widen.predict_shapes import Prediction
 
 ATTEMPTS = 60
@@ -105,31 +105,16 @@ def _eps_settings(model: nn.Module, choices: Sequence[Choice]) -> list[Setting]:
     for choice in choices:
         done: set[tuple[str, str]] = set()
         for move in choice.verdict.eps:
-            owner, name, old = _find_eps(model, move, choice)
-            if (owner, name) in done:
+            found = find_eps(model, move)
+            if found is None:
+                raise _NoEps(choice, no_eps(move))
+            key = found.module, found.name
+            if key in done:
                 continue
-            done.add((owner, name))
-            now = values.get((owner, name), (old, move.eps))[1]
-            values[owner, name] = old, now * move.ratio(choice.new) ** float(move.exponent)
+            done.add(key)
+            now = values.get(key, (found.value, move.eps))[1]
+            values[key] = found.value, now * move.ratio(choice.new) ** float(move.exponent)
     return [Setting(owner, name, old, new) for (owner, name), (old, new) in values.items()]
-
-
-def _find_eps(model: nn.Module, move: MoveEps, choice: Choice) -> tuple[str, str, float | None]:
-    """The attribute that holds a norm's ε, on the module that ran or on one above it."""
-    path = move.module
-    while True:
-        module = model.get_submodule(path)
-        if isinstance(module, nn.RMSNorm) and module.eps is None:
-            return path, "eps", None
-        for name, value in vars(module).items():
-            if isinstance(value, float) and np.isclose(value, move.eps, rtol=1e-6, atol=0.0):
-                return path, name, value
-        if not path:
-            raise _NoEps(
-                choice,
-                f"the norm in {move.module or 'the model'} keeps its ε = {move.eps:g} in no attribute that could be changed",
-            )
-        path = path.rpartition(".")[0]
 
 
 def _tighten(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice], clash: Clash, tied: list[set[str]]) -> bool:
