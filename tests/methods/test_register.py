@@ -13,36 +13,11 @@ from torch import Tensor, nn
 
 import outgrow
 from outgrow.errors import MethodError, ScheduleError
-from outgrow.extending import Draft, Method, Recipe, Slot, State, Verdict, Volume, forced, free
+from outgrow.extending import Draft, Method, Recipe, Slot, State, Verdict, Volume, free
 from outgrow.methods.base import REGISTERED
+from tests.helpers.echo_method import Echo
 
 X = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Echo(Method):
-    """Pairs of copies: W̄ = [W; W_g; W_g], V̄ = [V, a·V_g, −a·V_g]."""
-
-    strength: float = 1.0
-
-    @property
-    def state(self) -> State:
-        return State.PAIR
-
-    @property
-    def step(self) -> int:
-        return 2
-
-    def draft(self, volume: Volume, verdict: Verdict, new: int, rng: np.random.Generator) -> Draft:
-        half = super().draft(volume, verdict, new // 2, rng)
-        return Draft(new, half.models * 2)
-
-    def recipe(self, slot: Slot, volume: Volume, verdict: Verdict, draft: Draft) -> Recipe:
-        half = draft.new // 2
-        if slot.role == "reads":
-            signs = (self.strength,) * half + (-self.strength,) * half
-            return forced(slot, verdict, draft) or Recipe("copy", draft.models, signs=signs)
-        return Recipe("copy", draft.models, signs=(1.0,) * draft.new)
 
 
 def net() -> nn.Sequential:

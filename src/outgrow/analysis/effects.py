@@ -136,6 +136,24 @@ class Fused:
 Effect = Move | Map | Shift | Power | Scale | Sum | Contract | Reduce | Normalise | PerUnit | Mix | Folded | Ignore | Fused
 
 
+VALUE_FIELDS: dict[type, tuple[str, ...]] = {  # fields of an effect that name values of the trace, other than operands
+    Move: ("inputs",),
+    Map: ("inputs",),
+    Shift: ("input",),
+    Power: ("input",),
+    Scale: ("input",),
+    Sum: (),
+    Contract: ("bias",),
+    Reduce: ("input",),
+    Normalise: (),
+    PerUnit: ("input", "scales", "shifts"),
+    Mix: (),
+    Folded: ("input",),
+    Ignore: (),
+    Fused: (),
+}
+
+
 def operands_of(effect: Effect) -> tuple[Operand, ...]:
     """The operands of an effect that come with a layout of their own."""
     match effect:

@@ -20,24 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outgrow.analysis.effects import (
-    Contract,
-    Effect,
-    Folded,
-    Fused,
-    Ignore,
-    Map,
-    Mix,
-    Move,
-    Normalise,
-    Operand,
-    PerUnit,
-    Power,
-    Reduce,
-    Scale,
-    Shift,
-    Sum,
-)
+from outgrow.analysis.effects import VALUE_FIELDS, Contract, Effect, Operand
 from outgrow.analysis.labels import Labels, Layout
 from outgrow.analysis.roles import measuring_side, weight_of
 from outgrow.analysis.unit_states import Carried, Verdict
@@ -46,22 +29,6 @@ from outgrow.trace.operators import Ref
 if TYPE_CHECKING:
     from outgrow.analysis.volumes import Anatomy, Volume
 
-VALUES: dict[type, tuple[str, ...]] = {  # fields of an effect that hold values; all others are compared as they are
-    Move: ("inputs",),
-    Map: ("inputs",),
-    Shift: ("input",),
-    Power: ("input",),
-    Scale: ("input",),
-    Sum: (),
-    Contract: ("bias",),
-    Reduce: ("input",),
-    Normalise: (),
-    PerUnit: ("input", "scales", "shifts"),
-    Mix: (),
-    Folded: ("input",),
-    Ignore: (),
-    Fused: (),
-}
 NUMBERED = re.compile(r".*[A-Za-z_].*\d")  # paths that end in a number; a bare number could occur in a text by chance
 
 
@@ -325,12 +292,12 @@ class BlockDescriber:
 
     def effect(self, effect: Effect) -> Hashable:
         kind = type(effect)
-        if kind not in VALUES:
+        if kind not in VALUE_FIELDS:
             raise NotComparable
         parts = []
         for item in fields(effect):
             held = getattr(effect, item.name)
-            if item.name in VALUES[kind]:
+            if item.name in VALUE_FIELDS[kind]:
                 held = None if held is None else tuple(map(self.value, held)) if isinstance(held, tuple) else self.value(held)
             parts.append(self.part(held))
         if isinstance(effect, Contract):

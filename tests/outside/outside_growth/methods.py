@@ -32,6 +32,3 @@ class Echo(outgrow.Method):
             signs = (self.strength,) * half + (-self.strength,) * half
             return forced(slot, verdict, draft) or Recipe("copy", draft.models, signs=signs)
         return Recipe("copy", draft.models, signs=(1.0,) * draft.new)
-
-
-outgrow.register_method("echo", Echo)
