@@ -10,7 +10,7 @@ A family counts when, in float64 and with every parameter and buffer randomised 
     python -m benchmarks.coverage                  # all families: hours on two cores
     python -m benchmarks.coverage resnet levit     # some, merged into the results
     python -m benchmarks.coverage --device cuda --workers 12
-    python -m benchmarks.coverage --table          # only write docs/results/coverage.md anew
+    python -m benchmarks.coverage --table          # only write docs/results/coverage.md again
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def is_boundary(reason: str) -> bool:
     )
 
 
-def told(depth: dict[str, Any] | None) -> str:
+def deepening(depth: dict[str, Any] | None) -> str:
     """How a family's deepenings went."""
     if depth is None:
         return ""
@@ -294,7 +294,7 @@ def write_page(results: dict[str, Any]) -> None:
             lines.append(
                 f"| {family} | {result['model']} | {mark} | {result['ratio']:.2f} | {result['error']:.0e} | "
                 f"{result['allowed']:.0e} | {methods} | {result['left_out']} | {result['gradient_new']:.0%} | "
-                f"{told(result.get('deepen'))} |"
+                f"{deepening(result.get('deepen'))} |"
             )
     lines += ["", "## What was left out, and why", ""]
     for family, result in results["families"].items():
@@ -312,7 +312,7 @@ def main() -> None:
     parser.add_argument("--missing", action="store_true", help="only those without a result that counts")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=1, help="processes side by side")
-    parser.add_argument("--table", action="store_true", help="only write docs/results/coverage.md anew")
+    parser.add_argument("--table", action="store_true", help="only write docs/results/coverage.md again")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     families = json.loads(FAMILIES.read_text())

@@ -1,7 +1,7 @@
 """What large models cost before anything grows: volumes, places and plans of networks with many layers.
 
 Everything here is Python over shapes, so that it is measured in CPU seconds of one thread, each in a new process, the best of a
-few repetitions. Goals are times, but for two: what four times the layers cost, and how much memory a model of 7 B parameters
+few repetitions. Goals are times, except for two: what four times the layers cost, and how much memory a model of 7 B parameters
 takes that is on the meta device. Beside the first stands the cost of one forward pass on the meta device that is watched,
 operator by operator: the model's own Python, which runs for every layer whatever is known of the layers before it.
 

@@ -4,7 +4,7 @@
     python -m benchmarks.optimizers timm SOAP        # these libraries or optimizers alone, again
     python -m benchmarks.optimizers --table          # only write the table
 
-What is examined is described in carried.py. Settings are the libraries' defaults, but for a learning rate where it is required
+carried.py describes the examination. Settings are the libraries' defaults, except for a learning rate where it is required
 or where the default diverges.
 """
 

@@ -5,7 +5,7 @@ Every requirement is a ratio of two things measured in turn in one process, or a
 1. apply. A plan that widens every volume by half with R2R is carried out on a model and its Adam state (`apply_plan` and
    `grow_optimizers`), then undone. Beside it, every tensor of the grown model and of its grown optimizer state is copied:
    `torch.empty_like(t).copy_(t)` for parameters, buffers and both moments, all copies alive at once. Both get their memory
-   anew from the system (glibc is told to map everything from 64 KiB on), as a first growth does. Recycled memory makes copies
+   new from the system (glibc maps everything from 64 KiB on), as a first growth does. Recycled memory makes copies
    several times faster; that ratio is measured too, and no requirement.
 2. memory. The most that the process holds while the plan is carried out (VmHWM, reset just before through
    /proc/self/clear_refs) less what it held before, over the bytes of the grown model and its optimizer state. Old tensors live
@@ -15,7 +15,7 @@ Every requirement is a ratio of two things measured in turn in one process, or a
 4. import. `import outgrow` and `outgrow.widen` after `import torch`, each time in a new process.
 
     python -m benchmarks.speed            # all of it, in about 4 minutes; writes results/speed.json and docs/results/speed.md
-    python -m benchmarks.speed --table    # only write docs/results/speed.md anew
+    python -m benchmarks.speed --table    # only write docs/results/speed.md again
 """
 
 from __future__ import annotations
@@ -353,7 +353,7 @@ def write_page() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", action="store_true", help="only write docs/results/speed.md anew")
+    parser.add_argument("--table", action="store_true", help="only write docs/results/speed.md again")
     parser.add_argument(
         "--measure", nargs=2, metavar=("WHAT", "MODEL"), help="one measurement, as JSON (for the benchmark itself)"
     )

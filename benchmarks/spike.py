@@ -11,7 +11,7 @@ goes on as it is. Measured for each arm and seed:
 
     python -m benchmarks.spike --data DIR --device cuda    # all of it; writes results/spike.json and docs/results/spike.md
     python -m benchmarks.spike --data DIR --seeds 1 --epochs 1 --models resnet --only "deepen*" --out some.json
-    python -m benchmarks.spike --table                     # only write docs/results/spike.md anew
+    python -m benchmarks.spike --table                     # only write docs/results/spike.md again
 """
 
 from __future__ import annotations
@@ -179,9 +179,9 @@ def measure_all(
                 if "mean" in result:
                     result["ratio"] = result["mean"] / twin
                 results.append({"model": model, "optimizer": optimizer, "seed": seed, **result})
-                told = f"× {result['ratio']:.3f}" if "ratio" in result else "refused"
+                outcome = f"× {result['ratio']:.3f}" if "ratio" in result else "refused"
                 learned = f", {result['learned']:.1%} learned" if "learned" in result else ""
-                say(f"  [{number}/{len(arms)}] {arm.kind} {arm.name}: {told}{learned}, {since(started)}")
+                say(f"  [{number}/{len(arms)}] {arm.kind} {arm.name}: {outcome}{learned}, {since(started)}")
     return results
 
 
@@ -237,7 +237,9 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--only", default="*", help="arms whose kind and name match, e.g. 'deepen*'")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="only write docs/results/spike.md anew from the committed results")
+    parser.add_argument(
+        "--table", action="store_true", help="only write docs/results/spike.md again from the committed results"
+    )
     arguments = parser.parse_args(given)
     warnings.filterwarnings("ignore")
     if not arguments.table:

@@ -10,14 +10,14 @@ uses a good deal of memory once before: what a virtual machine has never used ta
 Growths are timed with the check of outputs that a run makes by default, without any, and with `check="full"`. The default is
 brief where the rehearsal has left nothing to find out: a forward pass each of the old and the grown model, on a part of the
 example. The thorough one takes six passes on the whole example and two copies of the weights, which is a matter of the
-example's size, and has no limit to keep. What a run looks at before it starts, so that the check can be brief, is timed too.
+example's size, and has no limit to keep. The rehearsal before a run starts, which allows the check to be brief, is timed too.
 
 With `torch.compile`, what comes on top is the next step's compilation, which any change of shape costs; it is timed once, on a
 small model.
 
     python -m benchmarks.stall            # all of it, in about ten minutes; writes results/stall.json and docs/results/stall.md
     python -m benchmarks.stall llama      # one of the models, beside the results that are there
-    python -m benchmarks.stall --table    # only write docs/results/stall.md anew
+    python -m benchmarks.stall --table    # only write docs/results/stall.md again
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ def page(results: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help=f"some of {', '.join(AFTER)} (default: all)")
-    parser.add_argument("--table", action="store_true", help="only write the page anew")
+    parser.add_argument("--table", action="store_true", help="only write the page again")
     parser.add_argument("--measure", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.filterwarnings("ignore")

@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 class Digits(lightning.LightningModule):
-    """Nothing here knows of growth."""
+    """A plain module: growth needs no code here."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()

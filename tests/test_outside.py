@@ -81,11 +81,11 @@ def test_a_run_is_saved_and_resumed_in_a_new_process(installed: Path, tmp_path: 
 def test_commands_find_its_method_and_operator_by_the_entry_point(installed: Path) -> None:
     schedule, model = str(installed / "outside_growth" / "schedule.toml"), "outside_growth.train:build"
     commands = ["timeline", schedule, "--model", model], ["inspect", model]
-    told = python(installed, "-c", f"from outgrow.cli.main import main; [main(command) for command in {commands!r}]")
-    assert "8 → 12" in told
-    assert "12 → 14" in told
-    assert "kinds: 2 → 5" in told
-    (row,) = (line for line in told.splitlines() if line.startswith("value "))
+    printed = python(installed, "-c", f"from outgrow.cli.main import main; [main(command) for command in {commands!r}]")
+    assert "8 → 12" in printed
+    assert "12 → 14" in printed
+    assert "kinds: 2 → 5" in printed
+    (row,) = (line for line in printed.splitlines() if line.startswith("value "))
     assert "echo" in row
 
 

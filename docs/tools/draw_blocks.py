@@ -94,7 +94,7 @@ def chain(made: Card, x: float, y: float, specimen: Specimen, kind: str, step: f
 
 
 def inside(made: Card, x: float, y: float, left: float) -> None:
-    """Dashed lines from a box in the chain down to what it holds, which is as wide as the card but for its margins."""
+    """Dashed lines from a box in the chain down to what it holds, which is as wide as the card except for its margins."""
     frame(made, (x - 0.5, y - 0.2), (left, y - 0.57), (x + 0.5, y - 0.2), (WIDTH - left, y - 0.57))
 
 

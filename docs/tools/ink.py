@@ -1,6 +1,6 @@
 """What the pictures of docs/transforms.md are drawn with: cards, grids of numbers, boxes and arrows.
 
-A card is a figure in inches with a light ground of its own, so that it reads on a dark page too. The hue of a cell tells where
+A card is a figure in inches with a light ground of its own, so that it reads on a dark page too. The hue of a cell shows where
 its number comes from, its depth how large it is; zeros are hollow.
 """
 
@@ -168,7 +168,7 @@ def short(number: float) -> str:
 
 
 def grid(made: Card, x: float, top: float, shown: Grid, size: float = CELL, numbers: bool = True) -> None:
-    """A matrix with its upper left corner at (x, top); without numbers, a bar marks those below zero."""
+    """A matrix with its upper left corner at (x, top); without printed values, a bar marks those below zero."""
     rows, columns = shown.size
     most = float(np.abs(shown.numbers).max()) or 1.0
     for row in range(rows):

@@ -3,8 +3,9 @@
     python docs/tools/refresh.py          rewrites README.md and the pages under docs/
     python docs/tools/refresh.py FILE …   rewrites these
 
-The blocks of a file share one namespace, in order. A console block is one command, `$ outgrow …`, and what it prints. A line
-"…" in a text or console block stands for any lines: such blocks are compared by the tests, and left as they are here.
+The blocks of a file share one namespace, in order. Every file has a process of its own, since blocks register methods and
+operators. A console block is one command, `$ outgrow …`, and what it prints. A line "…" in a text or console block stands for
+any lines: such blocks are compared by the tests, and left as they are here.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import io
 import itertools
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,8 +42,8 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Told:
-    """A block whose output the page tells: what it printed, and the block that says so (none if nothing does)."""
+class Output:
+    """What a block printed, and the block of the page that shows it (None if there is none)."""
 
     printed: str
     block: Block | None
@@ -87,16 +89,16 @@ def tidy(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.rstrip().split("\n")) + "\n"
 
 
-def told(page: Path) -> Iterator[Told]:
+def outputs(page: Path) -> Iterator[Output]:
     """Run a page from top to bottom."""
     torch.manual_seed(0)
     namespace: dict[str, Any] = {"__name__": page.stem}
     blocks = blocks_of(page)
     for block, after in zip(blocks, itertools.chain(blocks[1:], [None]), strict=False):
         if block.language == "python":
-            yield Told(run(block, page, namespace), after if after is not None and after.language == "text" else None)
+            yield Output(run(block, page, namespace), after if after is not None and after.language == "text" else None)
         elif block.language == "console":
-            yield Told(command(block), block)
+            yield Output(command(block), block)
 
 
 def agrees(text: str, printed: str) -> bool:
@@ -113,14 +115,24 @@ def agrees(text: str, printed: str) -> bool:
 
 def refresh(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    for item in reversed(list(told(page))):
+    for item in reversed(list(outputs(page))):
         if item.block is not None and not agrees(item.block.text, item.printed) and "\n…\n" not in item.block.text:
             text = text[: item.block.start] + item.printed + text[item.block.end :]
     page.write_text(text, encoding="utf-8")
 
 
+def main(names: list[str]) -> int:
+    """Refresh one page here, or several in a process each; returns how many failed."""
+    if len(names) == 1:
+        sys.path.insert(0, str(ROOT))
+        importlib.import_module("tests.conftest")  # lets timm be imported beside a torch without CUDA
+        refresh(Path(names[0]))
+        return 0
+    failed = [name for name in names if subprocess.run([sys.executable, __file__, name]).returncode]
+    for name in failed:
+        print(f"{name}: a block failed, see above; the page is unchanged", file=sys.stderr)
+    return len(failed)
+
+
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
-    importlib.import_module("tests.conftest")  # lets timm be imported beside a torch without CUDA
-    for name in sys.argv[1:] or pages():
-        refresh(Path(name))
+    sys.exit(main(sys.argv[1:] or [str(page) for page in pages()]))

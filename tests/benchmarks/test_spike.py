@@ -95,14 +95,14 @@ def test_all_weights_of_a_new_block_are_new() -> None:
     assert all(mask.all() for mask in masks.values())
 
 
-def test_every_arm_has_a_name_of_its_own_and_can_be_asked_for() -> None:
+def test_every_arm_has_a_name_of_its_own_and_can_be_selected() -> None:
     for model in spike.MODELS:
         arms = spike_arms.arms_of(model)
         assert len({(arm.kind, arm.name) for arm in arms}) == len(arms)
         assert arms[0] is spike_arms.TWIN
 
 
-def test_a_tiny_run_measures_everything_and_its_page_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tiny_run_measures_everything_and_its_page_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spike, "cifar10", lambda folder: some_data(96))
     out = tmp_path / "spike.json"
     more = ["--seeds", "1", "--epochs", "2", "--batch", "16", "--steps", "4", "--models", "resnet", "--only", "deepen r2r*"]

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import outgrow
 from tests.helpers.comparing_places import METHODS, WRITERS, batch, mlp, stage
-from tests.helpers.random_networks import randomise
+from tests.helpers.random_weights import randomise
 
 
-def new_numbers(model: nn.Module, grow: Callable[[nn.Module, int], None], seed: int) -> np.ndarray[Any, Any]:
+def new_values(model: nn.Module, grow: Callable[[nn.Module, int], None], seed: int) -> np.ndarray[Any, Any]:
     """All parameters of a grown copy that the model does not have, in order."""
     grown = copy.deepcopy(model)
     grow(grown, seed)
@@ -77,7 +77,7 @@ def test_degrees_of_freedom_are_the_dimension_of_what_can_be_drawn(
     def grow(grown: nn.Module, seed: int) -> None:
         outgrow.widen(grown, x, where, by=2, method=METHODS[method], seed=seed, check=False)
 
-    assert (column.free, column.new) == dimension(lambda seed: new_numbers(model, grow, seed))
+    assert (column.free, column.new) == dimension(lambda seed: new_values(model, grow, seed))
 
 
 def test_degrees_of_freedom_of_a_new_residual_block() -> None:
@@ -146,7 +146,7 @@ def test_units_written_as_zeros_are_dead_behind_a_relu() -> None:
     ],
     ids=["any", "whole copies", "groups"],
 )
-def test_numbers_of_new_channels_are_those_that_can_be_grown_by(model: nn.Module, where: str, x: Tensor) -> None:
+def test_counts_of_new_channels_are_those_that_can_be_added(model: nn.Module, where: str, x: Tensor) -> None:
     for method, column in outgrow.compare(model, x, where).widen.items():
         if column.refused:
             continue

@@ -100,7 +100,7 @@ def test_a_uniform_widening_is_in_the_configuration(
     assert torch.allclose(logits(again, kind), before, atol=1e-4)
 
 
-def test_the_report_tells_what_the_configuration_says_now() -> None:
+def test_the_report_shows_the_new_configuration() -> None:
     growth = outgrow.widen(build("gpt2"), example("gpt2"), "*.mlp.*", factor=1.5)
     assert "config: n_inner None → 96" in str(growth).splitlines()
     growth = outgrow.deepen(build("llama"), example("llama"), "model.layers.0", count=2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -52,7 +53,7 @@ MARKS = {
 
 @pytest.mark.parametrize("page", [pytest.param(page, marks=MARKS.get(name_of(page), ())) for page in PAGES], ids=name_of)
 def test_blocks_run_and_print_what_the_page_says(page: Path) -> None:
-    stale = [item for item in REFRESH.told(page) if item.block and not REFRESH.agrees(item.block.text, item.printed)]
+    stale = [item for item in REFRESH.outputs(page) if item.block and not REFRESH.agrees(item.block.text, item.printed)]
     for item in stale:
         print(f"{page.name}:{item.block.line} should read\n{item.printed}")
     assert not stale, "`python docs/tools/refresh.py` writes into the pages what their blocks print"
@@ -176,3 +177,29 @@ def test_the_readme_says_how_many_families_count() -> None:
     assert f"{counted} count as grown" in text
     others = json.loads((ROOT / "benchmarks" / "results" / "coverage_others.json").read_text())["models"]
     assert f"of {len(others)} models of other libraries {sum(result['counts'] for result in others.values())} count" in text
+
+
+def test_pages_are_refreshed_without_effect_on_each_other(tmp_path: Path) -> None:
+    """Both pages register another method under one name; the third fails, and stays as it is."""
+    method = """```python
+from dataclasses import dataclass
+import outgrow
+
+@dataclass(frozen=True, kw_only=True)
+class Other(outgrow.R2R):
+    name = "other"
+
+outgrow.register_method("other", Other)
+print(len(outgrow.methods.base.REGISTERED))
+```
+
+```text
+```
+"""
+    pages = [tmp_path / f"{name}.md" for name in ("one", "two", "three")]
+    for page in pages:
+        page.write_text(method.replace("print(", "wrong(") if page.stem == "three" else method)
+    done = subprocess.run([sys.executable, ROOT / "docs" / "tools" / "refresh.py", *pages], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "three.md: a block failed" in done.stderr
+    assert [page.read_text().count("```text\n1\n```") for page in pages] == [1, 1, 0]

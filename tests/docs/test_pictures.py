@@ -50,7 +50,7 @@ def test_pictures_are_up_to_date(drawing: ModuleType, name: str, tmp_path: Path)
     drawn, again = drawing.draw(name, tmp_path).read_bytes(), drawing.draw(name, tmp_path).read_bytes()
     assert drawn == again
     if f"Matplotlib v{matplotlib.__version__}," in committed.decode():
-        assert drawn == committed, "`python docs/tools/draw_transforms.py` draws them anew"
+        assert drawn == committed, "`python docs/tools/draw_transforms.py` draws them again"
 
 
 def test_the_timeline_is_that_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def wait(browser: Browser, condition: str) -> Any:
 def test_every_page_opens_without_errors_on_a_phone_and_on_a_desk(browser: Browser, site: Path) -> None:
     """No console message, no foreign request, all pictures, no horizontal overflow; light and dark."""
     browser.said.clear()
-    browser.asked.clear()
+    browser.requested.clear()
     for path in html(site):
         browser.dark(path.name > "m")
         browser.size(390, 844, touch=True)
@@ -190,7 +190,7 @@ def test_every_page_opens_without_errors_on_a_phone_and_on_a_desk(browser: Brows
         assert browser.js("document.documentElement.scrollWidth") <= 1280, path.name
     assert browser.said == []
     assert browser.thrown == []
-    assert {urlsplit(url).scheme for url in browser.asked} <= {"file", "data", "blob", "about"}
+    assert {urlsplit(url).scheme for url in browser.requested} <= {"file", "data", "blob", "about"}
 
 
 @pytest.mark.browser

@@ -238,7 +238,7 @@ def test_plots_have_both_accounts(compared: Comparison) -> None:
     assert arms["r2r"]["nothing"]["mean"][1] == pytest.approx(statistics.mean(ends("EQ-deepen-r2r@4")), abs=1e-3)
 
 
-def test_missing_sets_are_told(tmp_path: Path) -> None:
+def test_missing_sets_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="there are no results in"):
         read(tmp_path)
     with pytest.raises(SystemExit, match="there are no results in"):

@@ -165,7 +165,7 @@ def test_what_is_left_leaves_out_steps_that_are_made(tmp_path: Path) -> None:
     assert again.epochs_left() == 0
 
 
-def test_an_accuracy_that_was_not_measured_is_not_told(tmp_path: Path) -> None:
+def test_an_accuracy_that_was_not_measured_is_not_reported(tmp_path: Path) -> None:
     stage = replace(ARM.stages[0], epochs=3)
     for looks, wanted in ((0, ["training loss"] * 2 + ["best"]), (1, ["best"] * 3)):
         told: list[str] = []

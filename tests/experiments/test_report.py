@@ -60,7 +60,7 @@ def test_committed_results_give_the_same_figures_again(folder: Path, tmp_path: P
         assert path.read_bytes() == (folder / "figures" / path.name).read_bytes()
 
 
-def test_no_results_are_told(tmp_path: Path) -> None:
+def test_missing_results_are_reported(tmp_path: Path) -> None:
     for main in (figures.main, report.main):
         with pytest.raises(SystemExit, match=r"there are no results in .*: run `python -m experiments` first"):
             main(["--results", str(tmp_path), "--out", str(tmp_path / "out")])
@@ -78,7 +78,7 @@ def test_the_page_is_one_small_file_that_asks_for_nothing(folder: Path) -> None:
         assert (folder / link).exists()
 
 
-def test_missing_filters_are_told(folder: Path) -> None:
+def test_missing_filters_are_reported(folder: Path) -> None:
     has = (figures.RESULTS / "filters.safetensors").exists()
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert ("are not among these results" in page) == (not has)

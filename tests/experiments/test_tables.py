@@ -177,7 +177,7 @@ def test_shared_stages_are_counted_once(tmp_path: Path) -> None:
     assert found.work.seconds == pytest.approx(2 * (3 * 0.6 + 2 * 0.05))
 
 
-def test_without_the_teacher_only_reuse_can_be_told(found: Numbers) -> None:
+def test_without_the_teacher_only_reuse_can_be_reported(found: Numbers) -> None:
     fewer = {name: content for name, content in found.results.items() if name not in ("NCT-WidenTeacher", "NCT-RandomDeep")}
     assert mean_curve(fewer, "NCT-R2WiderR", "nothing") is None
     alone, whole = mean_curve(fewer, "NCT-R2WiderR", "reuse"), mean_curve(found.results, "NCT-R2WiderR", "reuse")
@@ -216,7 +216,7 @@ def test_diversity_and_symmetry_of_grown_filters(tmp_path: Path) -> None:
     assert rows["VIZ-NetMorph", "after"].symmetry < 0.6  # drawn
 
 
-def test_words_follow_the_numbers(found: Numbers) -> None:
+def test_words_follow_the_values(found: Numbers) -> None:
     """Other results, other words: the same text for other numbers would be a text that was written beforehand."""
     worse = copy.deepcopy(found.results)
     for content in worse.values():

@@ -1,6 +1,6 @@
 """Blocks as people stack them, and the containers that hold them: what a network is deepened by.
 
-Like `blocks`, image blocks map (batch, width, h, w) to the same kind, sequence blocks (batch, tokens, width), and each tells
+Like `blocks`, image blocks map (batch, width, h, w) to the same kind, sequence blocks (batch, tokens, width), and each has
 its `out` width. Builders take (width, network, options), as those of `networks` do.
 """
 

@@ -21,7 +21,7 @@ def chromium() -> str | None:
 
 
 class Browser:
-    """One page. What it logs, throws and asks the network for is kept in `said`, `thrown` and `asked`."""
+    """One page. Its log, its errors and the addresses that it loads are kept in `said`, `thrown` and `requested`."""
 
     def __init__(self, folder: Path, program: str, patience: float = 30.0) -> None:
         here, there = os.pipe(), os.pipe()
@@ -46,7 +46,7 @@ class Browser:
         self._to, self._from, self._left, self._number, self.patience = here[1], there[0], b"", 0, patience
         self.said: list[str] = []
         self.thrown: list[str] = []
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self._session: str | None = None
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -87,7 +87,7 @@ class Browser:
         elif method == "Runtime.exceptionThrown":
             self.thrown.append(json.dumps(params["exceptionDetails"])[:500])
         elif method == "Network.requestWillBeSent":
-            self.asked.append(params["request"]["url"])
+            self.requested.append(params["request"]["url"])
 
     def size(self, width: int, height: int, touch: bool = False) -> None:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=touch)

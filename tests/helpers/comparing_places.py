@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import outgrow
-from tests.helpers.random_networks import randomise
+from tests.helpers.random_weights import randomise
 
 WRITERS = "netmorph(zero='writers')"
 METHODS = {

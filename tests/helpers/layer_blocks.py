@@ -1,6 +1,6 @@
 """Small pieces of networks, each written the way people write it; `networks` puts them together at random.
 
-Image blocks map (batch, width, h, w) to the same kind, sequence blocks (batch, tokens, width). Every block tells its `out`
+Image blocks map (batch, width, h, w) to the same kind, sequence blocks (batch, tokens, width). Every block has its `out`
 width, so that the next one can be built.
 """
 

@@ -67,7 +67,7 @@ class Family:
 
 @torch.no_grad()
 def shaken(model: nn.Module, seed: int) -> nn.Module:
-    """Move every parameter by noise that goes by its name and shape, so that two models of one kind stay alike."""
+    """Move every parameter by noise that depends on its name and shape, so that two models of one kind stay alike."""
     for name, parameter in sorted(model.named_parameters()):
         generator = torch.Generator().manual_seed(seed * 1_000_003 + len(name) * 1009 + sum(map(ord, name)))
         parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))

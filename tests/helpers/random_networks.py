@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from tests.helpers import block_stacks as stacks
 from tests.helpers import computed_weights as computed
 from tests.helpers import layer_blocks as b
+from tests.helpers.random_weights import DTYPE, randomise
 
-DTYPE = torch.float64
 CHANNELS, FEATURES, VOCABULARY, CLASSES = 3, 5, 11, 4
 SIZE, TOKENS = 6, 6
 
@@ -99,24 +99,6 @@ def build(program: Program) -> nn.Module:
         model = nn.Sequential(model.stem, *model.layers, stacks.Finish(program.stream, program.head), model.head)
     randomise(model, generator)
     return model.eval()
-
-
-@torch.no_grad()
-def randomise(model: nn.Module, generator: torch.Generator) -> None:
-    """Weights of a sensible size, so that signals neither die nor explode; variances positive."""
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if not tensor.is_floating_point():
-            continue
-        drawn = torch.randn(tensor.shape, generator=generator, dtype=DTYPE)
-        if tensor.ndim > 1:
-            drawn *= max(tensor[0].numel(), 1) ** -0.5
-        elif "running_var" in name:
-            drawn = drawn.abs() + 0.5
-        elif name.endswith(("weight", "gamma")):
-            drawn = 1 + 0.3 * drawn
-        else:
-            drawn *= 0.3
-        tensor.copy_(drawn)
 
 
 def inputs(program: Program, batch: int, seed: int, size: int | None = None) -> Tensor:

@@ -89,7 +89,7 @@ class Padded(Bare):
 
 
 class Moody(Bare):
-    """Code that looks at numbers to decide what to do."""
+    """Code that branches on values."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs)
@@ -136,7 +136,7 @@ class Lucky(Bare):
 
 
 class Overwriting(Bare):
-    """`x += f(x)` changes what the caller holds, and the caller looks at it again."""
+    """`x += f(x)` changes what the caller holds, and the caller reads it again."""
 
     def forward(self, x: Tensor) -> Tensor:
         kept = x.view_as(x)

@@ -212,7 +212,7 @@ def test_parts_that_were_grown_by_themselves() -> None:
     assert set(found["2.f.0.bias"].tolist()) == {3, 4, 5}
 
 
-def test_growths_that_have_nothing_to_do_with_each_other_are_in_the_order_that_is_told() -> None:
+def test_growths_that_are_independent_of_each_other_are_in_the_order_of_the_history() -> None:
     model = stack().model
     outgrow.widen(model, torch.randn(4, 3).double(), "1.f.0", by=2)
     outgrow.widen(model[2], torch.randn(4, 4).double(), "f.0", by=2)
@@ -250,7 +250,7 @@ def test_former_names_undo_renaming() -> None:
         assert insert.former(f"{insert.path}.weight") is None
 
 
-def test_measures_are_those_of_the_masked_numbers() -> None:
+def test_measures_are_those_of_the_masked_values() -> None:
     marked = cnn()
     marked.widen("0", 2, "netmorph")
     marked.grow(lambda: outgrow.kernel(marked.model, marked.x, "3", 5))
@@ -281,7 +281,7 @@ def test_cohorts_from_before_another_growth_say_so() -> None:
         early["nothing"]
 
 
-def test_a_model_that_was_changed_by_hand_is_told_of() -> None:
+def test_a_model_that_was_changed_by_hand_is_reported() -> None:
     marked = mlp()
     marked.widen("0")
     marked.model[0] = nn.Linear(3, 9)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import outgrow
 from outgrow.errors import MethodError
 from tests.helpers.judging import assert_same_function, distance, outputs, random_states
-from tests.helpers.random_networks import DTYPE, randomise
+from tests.helpers.random_weights import DTYPE, randomise
 
 OLD, NEW = 6, 10
 

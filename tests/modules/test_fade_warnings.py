@@ -116,10 +116,10 @@ class Normed(nn.Module):
 
 def test_a_report_says_that_train_mode_was_not_compared() -> None:
     """A batch norm does not run on a single sample in train mode."""
-    told = str(outgrow.widen(Normed(), X[:1].float(), "a", by=2))
-    assert "train mode was not compared" in told
-    assert "Expected more than 1 value per channel" in told
-    assert "give one with more samples" in told
+    report = str(outgrow.widen(Normed(), X[:1].float(), "a", by=2))
+    assert "train mode was not compared" in report
+    assert "Expected more than 1 value per channel" in report
+    assert "give one with more samples" in report
     assert "train mode" not in str(outgrow.widen(Normed(), X[:2].float(), "a", by=2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

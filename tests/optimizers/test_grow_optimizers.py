@@ -121,7 +121,7 @@ def test_a_refusal_leaves_everything_as_it_was(name: str, monkeypatch: pytest.Mo
     good.step()
 
 
-def test_all_problems_are_told_before_anything_changes() -> None:
+def test_all_problems_are_reported_before_anything_changes() -> None:
     odd = Described(model := network())
     odd.step()
     plan = outgrow.widen(copy.deepcopy(model), batches("", 1)[0][0], ["5", "7"], by=2).plan

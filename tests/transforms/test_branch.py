@@ -111,7 +111,7 @@ def test_pairs_are_dense_and_netmorph_is_zero_at_the_end() -> None:
     assert int((branch_at(zero, "9")[0].weight == 0).sum()) == 0
 
 
-def test_layers_and_hidden_units_are_as_asked() -> None:
+def test_layers_and_hidden_units_are_as_requested() -> None:
     model = layers()
     outgrow.branch(model, IMAGES, "5", layers=4, hidden=10)
     assert [part.out_channels for part in branch_at(model, "5") if isinstance(part, nn.Conv2d)] == [10, 10, 10, 5]

@@ -130,7 +130,7 @@ def test_the_report_shows_every_axis(path: Path) -> None:
     assert [change.row for plan in describe(path).histories[""] for change in plan.changes] == [growth.plan.changes[0].row]
 
 
-def test_an_optimizer_that_was_left_out_is_told_the_call() -> None:
+def test_the_error_of_an_optimizer_that_was_left_out_shows_the_call() -> None:
     model, x = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU()), torch.randn(2, 1, 9, 9)
     optimizer = torch.optim.Adam(model.parameters())
     for call in ("kernel", "grow", "widen"):

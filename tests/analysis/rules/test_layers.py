@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import outgrow
 from tests.helpers import layer_blocks as b
 from tests.helpers.judging import assert_learns, assert_same_function, random_states, state_of
-from tests.helpers.random_networks import DTYPE, randomise
+from tests.helpers.random_weights import DTYPE, randomise
 
 W = 6  # the stem's width
 

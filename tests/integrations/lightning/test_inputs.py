@@ -72,7 +72,7 @@ def test_a_dry_run_comes_before_the_first_step() -> None:
     refused("does not run on the example", grow=outgrow.lightning.Grow([WIDEN], torch.randn(2, 3, 6, 6), module="model"))
 
 
-def loaded_anew() -> Any:
+def loaded_again() -> Any:
     spec = importlib.util.find_spec("outgrow.integrations.lightning.callback")
     assert spec is not None
     assert spec.loader is not None
@@ -86,7 +86,7 @@ def test_either_name_of_lightning_works(monkeypatch: pytest.MonkeyPatch) -> None
     import pytorch_lightning as other
 
     monkeypatch.delitem(sys.modules, "lightning.pytorch")
-    grow = loaded_anew().Grow([WIDEN], X[:4])
+    grow = loaded_again().Grow([WIDEN], X[:4])
     assert isinstance(grow, other.Callback)
     assert not isinstance(grow, L.Callback)
 
@@ -95,7 +95,7 @@ def test_a_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("lightning.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
     with pytest.raises(outgrow.GrowthError, match=r"pip install outgrow\[lightning\]") as caught:
-        loaded_anew()
+        loaded_again()
     assert isinstance(caught.value, ImportError)
 
 

@@ -150,7 +150,7 @@ def test_the_moments_of_a_split_layer_turn_with_it() -> None:
 
 @pytest.mark.parametrize("layers", [2, 3, 5])
 @pytest.mark.parametrize("fade", [None, 3])
-def test_a_residual_block_has_as_many_layers_as_asked(layers: int, fade: int | None) -> None:
+def test_a_residual_block_has_as_many_layers_as_requested(layers: int, fade: int | None) -> None:
     model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2)).double()
     old, x = copy.deepcopy(model), torch.randn(5, 3, dtype=torch.float64)
     growth = outgrow.deepen(model, x, "1", layers=layers, count=2, fade=fade)

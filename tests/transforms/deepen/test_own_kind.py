@@ -292,7 +292,7 @@ def test_an_average_of_another_depth_is_refused() -> None:
         outgrow.deepen(chain(Block(), Block()), X, "2.0", average=chain(Block(), Block(), Block()))
 
 
-def test_an_optimizer_that_was_left_out_is_told_once() -> None:
+def test_an_optimizer_that_was_left_out_is_reported_once() -> None:
     model = chain(Block(), Block())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     outgrow.deepen(model, X, "2.1")

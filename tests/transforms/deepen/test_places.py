@@ -92,7 +92,7 @@ class Gate(nn.Module):
         return F.glu(self.project(x), dim=-1)
 
 
-def test_operators_that_are_no_function_of_single_numbers_are_looked_at_without_harm() -> None:
+def test_operators_that_are_no_function_of_single_values_are_evaluated_without_harm() -> None:
     assert "r2r-paper" not in offered(chain(Gate(), Gate()))["1.1"]
     model = chain(*(Sum(6, nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 12), nn.GLU())) for _ in range(2)))
     old = copy.deepcopy(model)
@@ -100,7 +100,7 @@ def test_operators_that_are_no_function_of_single_numbers_are_looked_at_without_
     assert_same_function(old, model, [X])
 
 
-def test_pre_norm_and_post_norm_blocks_in_one_list_are_told_apart() -> None:
+def test_pre_norm_and_post_norm_blocks_in_one_list_are_distinguished() -> None:
     def block(before: bool) -> nn.Module:
         return Encoder(6, b.Attention(6, 2, 3, "qkv", "rest", True, True), mlp(), before)
 

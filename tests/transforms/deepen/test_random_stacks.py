@@ -164,10 +164,10 @@ def examples_for(program: Program, old: nn.Module) -> list[Tensor]:
     return [*fresh, other]
 
 
-def assert_exact(program: Program, old: nn.Module, new: nn.Module, asked: Sequence[Transform], example: Tensor) -> None:
+def assert_exact(program: Program, old: nn.Module, new: nn.Module, requested: Sequence[Transform], example: Tensor) -> None:
     """On inputs that the growth never saw; an identity layer's batch norm is the identity on the example's statistics only."""
     fresh = examples_for(program, old)
-    if any(isinstance(one, outgrow.Deepen) and one.method == "net2net" for one in asked):
+    if any(isinstance(one, outgrow.Deepen) and one.method == "net2net" for one in requested):
         assert_same_function(old, new, fresh, modes=(False,))
         fresh = [example]
     assert_same_function(old, new, fresh)
@@ -221,10 +221,10 @@ def shares_that_learn(model: nn.Module, growth: outgrow.Growth, x: Tensor) -> li
     return shares
 
 
-def assert_named(old: nn.Module, new: nn.Module, growth: outgrow.Growth, asked: Sequence[Transform]) -> None:
+def assert_named(old: nn.Module, new: nn.Module, growth: outgrow.Growth, requested: Sequence[Transform]) -> None:
     """Every old name has a new one, of the same tensor; what no edit has touched has the same numbers."""
     before, after = old.state_dict(), new.state_dict()
-    split = [one.after for one in asked if isinstance(one, outgrow.Deepen) and one.method == "netmorph"]
+    split = [one.after for one in requested if isinstance(one, outgrow.Deepen) and one.method == "netmorph"]
     edited = {edit.tensor for edit in growth.plan.edits if hasattr(edit, "at") or hasattr(edit, "factor")}
     edited |= {f"{path}.{name}" for path in split for name in ("weight", "bias")}
     storages = {before[name].data_ptr() for name in edited & set(before)}  # one for all names of a tied tensor
@@ -274,11 +274,11 @@ def overflows(model: nn.Module, x: Tensor) -> bool:
     return not all(bool(tensor.isfinite().all()) for tensor in outcomes)
 
 
-def check(program: Program, asked: Sequence[Sequence[Any]], how: Training) -> list[outgrow.Growth]:
+def check(program: Program, requested: Sequence[Sequence[Any]], how: Training) -> list[outgrow.Growth]:
     """Grow by one request after the other, a step of training before each; each is refused without a trace, or exact."""
     model, example = build(program), inputs(program, batch=3, seed=0)
     trained, done = how.of(model), []
-    for wanted in asked:
+    for wanted in requested:
         trained.step(inputs(program, batch=4, seed=3))
         if overflows(model, example):
             return done
@@ -331,13 +331,13 @@ even_kernels = pytest.mark.filterwarnings("ignore:Using padding='same' with even
 @even_kernels
 @run(ORDINARY)
 @any_case
-def test_any_growth_is_refused_without_a_trace_or_exact(program: Program, asked: list[Any], how: Training) -> None:
-    check(program, asked, how)
+def test_any_growth_is_refused_without_a_trace_or_exact(program: Program, requested: list[Any], how: Training) -> None:
+    check(program, requested, how)
 
 
 @even_kernels
 @pytest.mark.exhaustive
 @run(EXHAUSTIVE)
 @any_case
-def test_any_growth_of_many_more(program: Program, asked: list[Any], how: Training) -> None:
-    check(program, asked, how)
+def test_any_growth_of_many_more(program: Program, requested: list[Any], how: Training) -> None:
+    check(program, requested, how)

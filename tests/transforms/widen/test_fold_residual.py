@@ -17,7 +17,7 @@ import outgrow
 from outgrow import Fold
 from outgrow.errors import MethodError, SelectionError
 from tests.helpers.judging import assert_learns, assert_same_function, random_states, state_of
-from tests.helpers.random_networks import randomise
+from tests.helpers.random_weights import randomise
 from tests.helpers.residual_blocks import (
     Adder,
     Bare,
@@ -298,7 +298,7 @@ def test_a_growth_that_fails_late_takes_the_folds_back(monkeypatch: pytest.Monke
     assert state_of(model) == before
 
 
-def test_a_plan_with_folds_tells_so_and_comes_back_from_json() -> None:
+def test_a_plan_with_folds_says_so_and_is_read_back_from_json() -> None:
     model = build(lambda: Net(Bare))
     plan = outgrow.widen(model, images(3, 0), "one.0.conv2", by=2, residual="fold").plan
     assert "one.0.fold1: folds the skip of one.0" in str(plan)

@@ -69,11 +69,11 @@ def examples_for(program: Program, old: Network) -> list[Tensor]:
     return [*fresh, other]
 
 
-def check(program: Program, asked: list[Request], training: bool) -> list[outgrow.Growth]:
+def check(program: Program, requested: list[Request], training: bool) -> list[outgrow.Growth]:
     """Grow by one request after the other; each is refused without a trace, or exact."""
     model, example = build(program).train(training), inputs(program, batch=3, seed=0)
     done = []
-    for request in asked:
+    for request in requested:
         old, before, dice = copy.deepcopy(model), state_of(model), random_states()
         names, parameters = names_and_kinds(model), sum(p.numel() for p in model.parameters())
         growth, refusal = request.carry_out(model, example)
@@ -98,15 +98,15 @@ PLAIN_REQUEST = Request((None,), 1.5, None, "auto", 0)
 
 @run(ORDINARY)
 @any_case
-def test_any_growth_is_refused_without_a_trace_or_exact(program: Program, asked: list[Request], training: bool) -> None:
-    check(program, asked, training)
+def test_any_growth_is_refused_without_a_trace_or_exact(program: Program, requested: list[Request], training: bool) -> None:
+    check(program, requested, training)
 
 
 @pytest.mark.exhaustive
 @run(EXHAUSTIVE)
 @any_case
-def test_any_growth_of_many_more(program: Program, asked: list[Request], training: bool) -> None:
-    check(program, asked, training)
+def test_any_growth_of_many_more(program: Program, requested: list[Request], training: bool) -> None:
+    check(program, requested, training)
 
 
 @run(ORDINARY // 4)
