@@ -99,7 +99,7 @@ def test_carrying_out_a_plan_takes_little_longer_than_a_copy() -> None:
 
 
 def clock(action: Callable[[], Any]) -> tuple[float, Any]:
-    """The seconds of an action that gets new memory from the driver, and its result; without garbage collection, as a growth."""
+    """The seconds of an action that gets new memory from the driver, without garbage collection; and its result."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.synchronize()
