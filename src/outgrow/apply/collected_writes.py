@@ -16,6 +16,7 @@ from torch import Tensor
 from outgrow.apply.final_positions import TensorEdits
 
 EXACT = (torch.float32, torch.float64)  # dtypes in which sums of many values are accurate
+MANY = 64  # copies
 SliceCopy = tuple[Tensor, Tensor]  # a view of the new tensor, and one of the old
 
 
@@ -53,6 +54,11 @@ class Writes:
 
     def scale(self, new: Tensor, factor: float) -> None:
         self._scaled.append((new, factor))
+
+    def make_if_many(self) -> None:
+        """Make the writes so far if they are many: a GPU then works on them while the next ones are collected."""
+        if len(self._targets) >= MANY:
+            self.make()
 
     def make(self) -> None:
         """Make all writes."""

@@ -153,6 +153,7 @@ def grow_optimizers(
             new, gone = refactored(about.name, new, about.factors, axes, now)
             fresh = [key for key in state if (rule := about.rule(key)) is not None and rule.kind == "fresh"]
             _put(state, encoded(optimizer, parameter, state, new), [*fresh, *gone], journal)
+            writes.make_if_many()
     writes.make()
 
 
