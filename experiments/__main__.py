@@ -4,6 +4,8 @@
     python -m experiments --preset quick                  all arms, small, on the CPU: a few minutes
     python -m experiments --preset paper --device cuda    all arms as in the paper's table, five seeds
     python -m experiments 'NCT-*' 'FTT-R2WiderR'          some of them
+    python -m experiments --set more …                    other readings of the paper, and controls; --set all: with the table
+    python -m experiments --set appendix-b …              appendix B on its own network
     python -m experiments --set tuning --preset paper …   the honest comparison: tuning, then sweep, then protocol
 
 An interrupted run goes on where it stopped when the same command is given again. Results go to --results, a JSON an arm; arms
@@ -36,17 +38,28 @@ from typing import Any
 import torch
 
 from experiments.reading.result_files import ResultsError, facts, missing, read_all, unusable, write_arm, write_filters
-from experiments.setting.arms import CHOICES, READINGS, Arm, paper_arms
+from experiments.setting import appendix_b
+from experiments.setting.appendix_b import appendix_b_arms
+from experiments.setting.arms import CHOICES, Arm, paper_arms
 from experiments.setting.data import DataError, cifar10, download
+from experiments.setting.more_arms import more_arms
 from experiments.setting.protocol import KINDS, OWNED, chosen_by, lacks, protocol_arms, sweep_arms, tuned_at, tuning_arms
 from experiments.setting.segments import all_segments
 from experiments.training import eager
+from experiments.training.graphs import Graphs
 from experiments.training.progress import Progress
 from experiments.training.store import Store, StoreError
 from experiments.training.train_segments import Training
 
 HERE = Path(__file__).parent
-SETS = ("paper", "tuning", "sweep", "protocol")
+OF_THE_PAPER: dict[str, Callable[[], list[Arm]]] = {
+    "paper": paper_arms,
+    "more": more_arms,
+    "all": lambda: [*paper_arms(), *more_arms()],
+    "appendix-b": appendix_b_arms,
+}
+COMPARED = ("tuning", "sweep", "protocol")
+SETS = (*OF_THE_PAPER, *COMPARED)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -62,23 +75,28 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="quick: 2,560 images, one seed, and of the paper's arms a fiftieth of the epochs",
     )
     parser.add_argument(
-        "--set", choices=SETS, default="paper", help="which arms: the paper's, or those of the honest comparison"
+        "--set", choices=SETS, default="paper", help="which arms: those of the paper, or of the honest comparison"
     )
-    parser.add_argument("--reading", choices=sorted(READINGS), default="table", help="how the paper is read; see --list")
+    parser.add_argument("--reading", choices=("table",), help=argparse.SUPPRESS)  # in commands of older results
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, … (default: cpu)")
-    parser.add_argument("--engine", choices=("auto", "eager", "fused"), default="auto", help="auto: fused on CUDA, else eager")
+    parser.add_argument(
+        "--engine",
+        choices=("auto", "eager", "graphs", "fused"),
+        default="auto",
+        help="auto: fused on CUDA (graphs for appendix B), else eager",
+    )
     parser.add_argument("--precision", choices=("tf32", "ieee"), default="tf32", help="of products on CUDA (default: tf32)")
     parser.add_argument("--seeds", default=None, help="how many (5), or which (0,3,4; 3, is the one)")
     parser.add_argument("--data", type=Path, default=Path("data"), help="where CIFAR-10 is (default: data)")
     parser.add_argument("--download", action="store_true", help="fetch CIFAR-10 if it is not there")
     parser.add_argument(
-        "--work", type=Path, default=None, help="where states are kept (default: experiments/work/PRESET-READING or -SET)"
+        "--work", type=Path, default=None, help="where states are kept (default: experiments/work/PRESET-table or -SET)"
     )
     parser.add_argument(
         "--results",
         type=Path,
         default=None,
-        help="where results go (default: experiments/work/PRESET-READING-results, or PRESET-compared/SET)",
+        help="where results go (default: experiments/work/PRESET-table-results, or PRESET-compared/SET)",
     )
     parser.add_argument(
         "--tuned",
@@ -87,19 +105,22 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="results of --set tuning, for the sets after it (default: yours, or the kept ones)",
     )
     parser.add_argument(
-        "--out", type=Path, default=None, help="where the report goes (default: PRESET-READING-report beside the results)"
+        "--out", type=Path, default=None, help="where the report goes (default: PRESET-table-report beside the results)"
     )
     parser.add_argument(
-        "--limit", type=int, default=80, help="the most networks that are trained together (default: 80, or what fits)"
+        "--limit", type=int, default=160, help="the most networks of a fleet, as one program (default: 160, or what fits)"
+    )
+    parser.add_argument(
+        "--together", type=int, default=3, help="the most fleets side by side, where the engine can do so (default: 3)"
     )
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long; the same command goes on")
     options = parser.parse_args(arguments)
     if options.limit < 1:
         parser.error(f"--limit {options.limit}: write how many networks may be trained together, 1 or more")
+    if options.together < 1:
+        parser.error(f"--together {options.together}: write how many fleets may be trained side by side, 1 or more")
     if not options.minutes > 0:
         parser.error(f"--minutes {options.minutes:g}: write after how many minutes to stop")
-    if options.set != "paper" and options.reading != "table":
-        parser.error(f"--reading {options.reading} is of the paper's arms: leave it out with --set {options.set}")
     return options
 
 
@@ -122,8 +143,8 @@ def quick(arm: Arm) -> Arm:
 
 
 def arms_of(options: argparse.Namespace) -> list[Arm]:
-    if options.set == "paper":
-        return paper_arms(READINGS[options.reading])
+    if options.set in OF_THE_PAPER:
+        return OF_THE_PAPER[options.set]()
     if options.set == "tuning":
         return tuning_arms()
     folder = options.tuned or tuned_in(compared_in(options.preset) / "tuning")
@@ -155,7 +176,7 @@ def chosen_arms(options: argparse.Namespace) -> list[Arm]:
     if unknown:
         raise SystemExit(f"there is no arm {', '.join(unknown)}: {hint(unknown, names, options.set)}")
     chosen = [arm for arm in arms if any(matches([arm.name], pattern) for pattern in options.arms)]
-    return [quick(arm) for arm in chosen] if options.preset == "quick" and options.set == "paper" else chosen
+    return [quick(arm) for arm in chosen] if options.preset == "quick" and options.set in OF_THE_PAPER else chosen
 
 
 def matches(names: Sequence[str], pattern: str) -> bool:
@@ -176,13 +197,13 @@ def hint(unknown: Sequence[str], names: Sequence[str], which: str) -> str:
 def names_of(which: str) -> list[str]:
     """The arms of a set, whatever the tuning chooses."""
     tuned = {kind: dict.fromkeys(tuned_at(kind), OWNED) for kind in KINDS}
-    arms = {
-        "paper": paper_arms,
+    arms: Callable[[], list[Arm]] = {
+        **OF_THE_PAPER,
         "tuning": tuning_arms,
         "sweep": lambda: sweep_arms(tuned),
         "protocol": lambda: protocol_arms(tuned),
-    }[which]()
-    return [arm.name for arm in arms]
+    }[which]
+    return [arm.name for arm in arms()]
 
 
 def several(number: int, noun: str) -> str:
@@ -192,6 +213,7 @@ def several(number: int, noun: str) -> str:
 
 def engine_of(options: argparse.Namespace) -> tuple[str, Callable[..., Any], Callable[[Any], Any]]:
     """The name of the engine, what makes one, and what models must share to be trained together in it."""
+    own = {"loss": appendix_b.loss} if options.set == "appendix-b" else {}
     try:
         device = torch.device(options.device)
         torch.zeros(1, device=device).item()
@@ -199,16 +221,18 @@ def engine_of(options: argparse.Namespace) -> tuple[str, Callable[..., Any], Cal
         raise SystemExit(f"there is no device {options.device!r} that torch can compute on here: use --device cpu") from error
     if options.engine == "fused" and device.type != "cuda":
         raise SystemExit(f"the fused engine runs on CUDA, and --device is {options.device}: use --engine eager")
-    if options.engine == "eager" or (options.engine == "auto" and device.type != "cuda"):
-        if device.type == "cuda":
-            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = options.precision == "tf32"
-        return (
-            "eager",
-            lambda *what, **more: eager.Eager(*what, device=options.device, **more),
-            eager.shape_of,
-        )
+    plain = options.set == "appendix-b"
+    if plain and options.engine == "fused":
+        raise SystemExit("the fused engine has no kernels for appendix B's network: use --engine graphs")
+    if device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = options.precision == "tf32"
+    kind = options.engine if options.engine != "auto" else "eager" if device.type != "cuda" else "graphs" if plain else "fused"
+    if kind in ("eager", "graphs"):
+        make = Graphs if kind == "graphs" else eager.Eager
+        return kind, lambda *what, **more: make(*what, device=options.device, **own, **more), eager.shape_of
     try:
-        from experiments.training.fused.fleet import Fleet, shape_of
+        from experiments.training.fused.fleet import Fleet
+        from experiments.training.fused.rows import shape_of
     except ImportError as error:
         raise SystemExit(
             f"the fused engine needs Triton, which comes with torch for CUDA ({error}): use --engine eager"
@@ -242,7 +266,7 @@ def stoppable(training: Training) -> Iterator[None]:
 def command_of(options: argparse.Namespace) -> str:
     """The command that makes these results again, without what they do not depend on."""
     words = ["python", "-m", "experiments", *([] if options.arms == ["*"] else options.arms)]
-    for name in ("set", "preset", "reading", "device", "engine", "precision", "seeds"):
+    for name in ("set", "preset", "device", "engine", "precision", "seeds"):
         value = getattr(options, name)
         words += [] if value in (None, "auto") else [f"--{name}", str(value)]
     return shlex.join(words)
@@ -260,7 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{arm.name:32} {arm.net}, " + ", ".join(f"{stage.epochs:g} epochs" for stage in arm.stages) for arm in arms
             )
         )
-        if options.set == "paper":
+        if options.set in OF_THE_PAPER:
             print(f"\nEpochs are those of --preset {options.preset}. How the paper was read:\n")
             print("\n".join(f"- {choice}" for choice in CHOICES))
         else:
@@ -268,21 +292,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     started = time.monotonic()
     seeds = seeds_of(options.seeds, options.preset)
-    folder = f"{options.preset}-{options.reading if options.set == 'paper' else options.set}"
+    of_paper, table = options.set in OF_THE_PAPER, f"{options.preset}-table"
+    folder = table if options.set in ("paper", "more", "all") else f"{options.preset}-{options.set}"
     work = options.work or HERE / "work" / folder
-    default = HERE / "work" / f"{folder}-results" if options.set == "paper" else compared_in(options.preset) / options.set
-    results = options.results or default
+    results = options.results or (HERE / "work" / f"{table}-results" if of_paper else compared_in(options.preset) / options.set)
     name, engine, shape = engine_of(options)
     try:
         if options.download:
             download(options.data)
         data = cifar10(options.data)
-        data = data.held_out() if options.set in ("tuning", "sweep") else data
+        data = data.held_out() if options.set in ("tuning", "sweep") else data.validated() if of_paper else data
         data = data.first(2_560, 1_000) if options.preset == "quick" else data
         about = {
             "data": data.name,
             "engine": name,
             "precision": options.precision if options.device.startswith("cuda") else "ieee",
+            **({"batch": str(appendix_b.BATCH), "loss": "binary cross entropy"} if options.set == "appendix-b" else {}),
         }
         made_by = {"command": command_of(options), **about, **facts(options.device)}
         results.mkdir(parents=True, exist_ok=True)
@@ -297,7 +322,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{several(len(segments), 'piece')} of training, {len(left)} left; {name} engine"
         )
         until = started + 60 * options.minutes
-        training = Training(segments, data, engine, shape, store, limit=options.limit, until=until)
+        how: dict[str, Any] = {"limit": options.limit, "together": options.together, "until": until}
+        how |= {"batch": appendix_b.BATCH} if options.set == "appendix-b" else {}
+        training = Training(segments, data, engine, shape, store, **how)
+        if name == "fused":
+            from experiments.training.fused.precompile import precompile
+
+            precompile(left, [len(labels) for _, labels in data.examined], training.batch, options.device, options.precision)
         with Progress(training.epochs_left()) as training.tell, stoppable(training):
             done = training.run()
         if not done:
@@ -307,11 +338,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if own:
                 write_arm(results, arm, own, store, made_by)
                 write_filters(results, arm, own, store)
-        if options.set == "paper":
+        if of_paper:
             from experiments.report import write
 
-            print(f"the report: {write(results, options.out or results.parent / f'{folder}-report')}")
-        elif all(any((results.parent / name).glob("*.json")) for name in SETS[1:]):
+            print(f"the report: {write(results, options.out or results.parent / f'{table}-report')}")
+        elif all(any((results.parent / name).glob("*.json")) for name in COMPARED):
             from experiments import pays
 
             try:

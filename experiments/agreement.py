@@ -28,6 +28,7 @@ import torch
 from experiments.reading.result_files import facts
 from experiments.setting.arms import Arm, paper_arms
 from experiments.setting.data import Data, cifar10
+from experiments.setting.more_arms import more_arms
 from experiments.setting.segments import all_segments, segments_of
 from experiments.training.eager import Eager
 from experiments.training.store import Store
@@ -72,7 +73,7 @@ def losses(
 
 def compare(data: Data, device: str, engines: dict[str, tuple[Callable[..., Any], Any]], batch: int = BATCH) -> dict[str, Any]:
     """What each engine makes of the three arms; the first one is the reference."""
-    arms = [short(arm, len(data.labels) // batch) for arm in paper_arms() if arm.name in ARMS]
+    arms = [short(arm, len(data.labels) // batch) for arm in (*paper_arms(), *more_arms()) if arm.name in ARMS]
     teachers = [replace(arm, stages=arm.stages[:1]) for arm in arms]
     with tempfile.TemporaryDirectory() as folder:
         engine, shape = engines["eager"]
@@ -89,7 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--out", type=Path, default=HERE / "results" / "agreement.json")
     options = parser.parse_args(arguments)
-    from experiments.training.fused.fleet import Fleet, shape_of
+    from experiments.training.fused.fleet import Fleet
+    from experiments.training.fused.rows import shape_of
 
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     engines: dict[str, tuple[Callable[..., Any], Any]] = {

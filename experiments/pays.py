@@ -28,7 +28,8 @@ from experiments.setting.protocol import (
     cost,
     epochs,
 )
-from experiments.training.train_segments import BATCH, rate_at
+from experiments.training.train_segments import BATCH
+from experiments.training.trainee import rate_at
 
 RESULTS, PAGE = Path(__file__).parent / "results", Path("docs") / "results" / "does-it-pay.md"
 

@@ -206,6 +206,6 @@ CLAIMS: tuple[Callable[[Numbers], Claim | None], ...] = (
 
 def claims(numbers: Numbers) -> list[Claim]:
     """None for a run on a part of the images."""
-    if any(content["data"] != "CIFAR-10" for content in numbers.results.values()):
+    if any(", the first" in content["data"] for content in numbers.results.values()):
         return []
     return [claim for judge in CLAIMS if (claim := judge(numbers)) is not None]

@@ -14,7 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from experiments.setting.appendix_b import appendix_b_arms
 from experiments.setting.arms import Arm, paper_arms
+from experiments.setting.more_arms import more_arms
 from experiments.setting.segments import segments_of
 from experiments.training.store import Store
 
@@ -76,11 +78,20 @@ def check_same(path: Path, arm: Arm, made_by: Mapping[str, Any]) -> None:
     if not path.exists():
         return
     old = read_file(path)
-    if old["arm"] != json.loads(json.dumps(asdict(arm))):
+    if old["arm"] != known_by(old["arm"], json.loads(json.dumps(asdict(arm)))):
         raise ResultsError(f"{path} holds results of {arm.name} by another description: name another folder with --results")
     other = [f"{name} {old[name]}, now {made_by[name]}" for name in ALIKE if name in made_by and old.get(name) != made_by[name]]
     if other:
         raise ResultsError(f"{path} holds results that were made otherwise ({'; '.join(other)}): name another with --results")
+
+
+def known_by(old: Any, new: Any) -> Any:
+    """A description without the fields that an older one does not have, as long as they are at their defaults."""
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return [known_by(one, other) for one, other in zip(old, new, strict=True)]
+    if isinstance(old, dict) and isinstance(new, dict):
+        return {name: known_by(old.get(name), value) for name, value in new.items() if name in old or value not in (0, 0.0)}
+    return new
 
 
 def missing(folder: Path, arm: Arm, seeds: Sequence[int], made_by: Mapping[str, Any]) -> list[int]:
@@ -141,7 +152,7 @@ def read_all(folder: Path) -> dict[str, dict[str, Any]]:
 
 def read_paper(folder: Path) -> dict[str, dict[str, Any]]:
     """The results of the paper's arms in a folder; others beside them are left out."""
-    results, names = read_all(folder), {arm.name for arm in paper_arms()}
+    results, names = read_all(folder), {arm.name for arm in (*paper_arms(), *more_arms(), *appendix_b_arms())}
     found = {name: content for name, content in results.items() if name in names}
     if not found:
         raise ResultsError(f"the results in {folder} are not of the paper's arms ({next(iter(results))} is none of them)")

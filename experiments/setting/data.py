@@ -46,6 +46,16 @@ class Data:
     mean: Tensor
     deviation: Tensor
     name: str = "CIFAR-10"
+    validation_images: Tensor | None = None
+    validation_labels: Tensor | None = None
+
+    @property
+    def examined(self) -> list[tuple[Tensor, Tensor]]:
+        """Images and labels that networks are evaluated on: the test set and, where there is one, the validation set."""
+        found = [(self.test_images, self.test_labels)]
+        if self.validation_images is not None and self.validation_labels is not None:
+            found.append((self.validation_images, self.validation_labels))
+        return found
 
     def first(self, train: int, test: int) -> Data:
         """A small part, for trying things out."""
@@ -55,6 +65,8 @@ class Data:
             labels=self.labels[:train],
             test_images=self.test_images[:test],
             test_labels=self.test_labels[:test],
+            validation_images=None if self.validation_images is None else self.validation_images[:test],
+            validation_labels=None if self.validation_labels is None else self.validation_labels[:test],
             name=f"{self.name}, the first {train:,} images",
         )
 
@@ -64,6 +76,18 @@ class Data:
         name = f"{self.name}, {number:,} training images held out"
         return replace(
             self, images=self.images[:-number], labels=self.labels[:-number], test_images=images, test_labels=labels, name=name
+        )
+
+    def validated(self, number: int = 1_000) -> Data:
+        """The last images of the training set, a tenth at most, as a validation set, as in the author's code."""
+        number = min(number, len(self.labels) // 10)
+        return replace(
+            self,
+            images=self.images[:-number],
+            labels=self.labels[:-number],
+            validation_images=self.images[-number:],
+            validation_labels=self.labels[-number:],
+            name=f"{self.name}, {number:,} training images for validation",
         )
 
 

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from experiments.setting.three_blocks import ThreeBlocks
+
 
 class Block(nn.Module):
     """Two convolutions and a skip."""
@@ -103,7 +105,7 @@ class DigitsNet(nn.Module):
 
 @dataclass(frozen=True)
 class Net:
-    """Which network: `kind` is "resnet", "small" or "digits"."""
+    """Which network: `kind` is "resnet", "small", "digits" or "three" (appendix B's, r times as many filters in blocks)."""
 
     kind: str = "resnet"
     r: float = 1 / 8
@@ -115,11 +117,15 @@ class Net:
             torch.manual_seed(seed)
             if self.kind == "digits":
                 return DigitsNet(self.r, self.blocks)
+            if self.kind == "three":
+                return ThreeBlocks(int(self.r), self.blocks)
             return SmallConv() if self.kind == "small" else ResNetCifar(self.r, self.blocks, self.residual)
 
     def __str__(self) -> str:
         if self.kind == "small":
             return "SmallConv"
+        if self.kind == "three":
+            return f"{self.blocks} padded blocks, {int(16 * self.r)} filters in the first"
         if self.kind == "digits":
             return f"{int(64 * self.r)} channels, {self.blocks} blocks"
         return f"ResNetCifar-{2 + 4 * self.blocks}({self.r:.4g})" + ("" if self.residual else " without residual connections")

@@ -40,6 +40,14 @@ class Segment:
         text = json.dumps(asdict(self), sort_keys=True)
         return f"{hashlib.sha256(text.encode()).hexdigest()[:16]}-{self.seed}"
 
+    @cached_property
+    def size(self) -> tuple[str, float, float, bool]:
+        """What decides the shape of its network, growths included: segments that differ here differ in shape."""
+        r, blocks = self.net.r, float(self.net.blocks)
+        for grow in [stage.grow for stage in self.stages if stage.grow]:
+            r, blocks = (r * grow.factor, blocks) if grow.what == "widen" else (r, 2 * blocks)
+        return self.net.kind, round(r, 6), blocks, self.net.residual
+
     @property
     def begins(self) -> float:
         """The epoch at which its stage begins, counted from the first one of all."""

@@ -5,7 +5,7 @@ It has the same interface as `fused.fleet.Fleet`: networks and optimizers come i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ def shape_of(model: nn.Module) -> str:
 
 
 class Eager:
+    piece = 1_000  # images that are evaluated at once
+
     def __init__(
         self,
         models: Sequence[nn.Module],
@@ -30,9 +32,10 @@ class Eager:
         device: Any = "cpu",
         factors: Sequence[float] = (),
         fades: Sequence[tuple[int, int]] = (),  # outgrow's own gates are at work here
+        loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
     ) -> None:
         self.models, self.optimizers, self.streams = list(models), list(optimizers), list(streams)
-        self.batch, self.device = batch, device
+        self.batch, self.device, self.loss = batch, device, loss
         for model, optimizer in zip(models, optimizers, strict=True):
             model.to(device)
             move(optimizer, device)
@@ -43,8 +46,8 @@ class Eager:
         self.images, self.labels = images.to(self.device), labels.to(self.device)
         self.mean, self.deviation = (values.to(self.device)[:, None, None] for values in (mean, deviation))
 
-    def examine(self, images: Tensor, labels: Tensor) -> None:
-        self.test_images, self.test_labels = images.to(self.device), labels.to(self.device)
+    def examine(self, *sets: tuple[Tensor, Tensor]) -> None:
+        self.sets = [(images.to(self.device), labels.to(self.device)) for images, labels in sets]
 
     def begin(self, order: Tensor, rates: Tensor, decays: Tensor, flips: Tensor | None = None) -> None:
         """Get ready for some steps. `order`: (stream, step, sample); `rates`, `decays`: (network, step)."""
@@ -54,8 +57,9 @@ class Eager:
     def prepared(self, images: Tensor) -> Tensor:
         return (images.float() / 255 - self.mean) / self.deviation
 
-    def run(self) -> Tensor:
-        losses = torch.zeros(len(self.models), self.order.shape[1], device=self.device)
+    def run(self) -> tuple[Tensor, Tensor]:
+        """All prepared steps: the loss of each batch and the share of it that was classified correctly, (network, step)."""
+        losses, right = (torch.zeros(len(self.models), self.order.shape[1], device=self.device) for _ in range(2))
         for number, (model, optimizer, stream) in enumerate(zip(self.models, self.optimizers, self.streams, strict=True)):
             model.train()
             for step, chosen in enumerate(self.order[stream]):
@@ -64,25 +68,42 @@ class Eager:
                     x = torch.where(self.flips[stream, step].bool()[:, None, None, None], x.flip(3), x)
                 for group in optimizer.param_groups:
                     group["lr"], group["weight_decay"] = float(self.rates[number, step]), float(self.decays[number, step])
-                loss = cross_entropy(model(x), self.labels[chosen])
+                logits, target = model(x), self.labels[chosen]
+                loss = self.loss(logits, target)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 losses[number, step] = loss.detach()
-        return losses
+                right[number, step] = (logits.argmax(1) == target).float().mean()
+        return losses, right
+
+    def start(self, evaluate: bool) -> None:
+        """Nothing works in the background here: `finish` makes the prepared steps."""
+        self.evaluating = evaluate
+
+    def ready(self) -> bool:
+        return True
+
+    def finish(self) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+        """Losses and accuracies of the prepared steps, and what `evaluate` finds after them, if it was wanted."""
+        losses, right = self.run()
+        return losses.cpu(), right.cpu(), self.evaluate() if self.evaluating else []
 
     @torch.no_grad()
-    def evaluate(self) -> tuple[Tensor, Tensor]:
-        """Accuracy and mean loss of each network on the test images."""
+    def evaluate(self) -> list[tuple[Tensor, Tensor]]:
+        """For each set of `examine`: accuracy and mean loss of each network, with running statistics."""
+        return [self._evaluate(images, labels) for images, labels in self.sets]
+
+    def _evaluate(self, all_images: Tensor, all_labels: Tensor) -> tuple[Tensor, Tensor]:
         results = []
         for model in self.models:
             model.eval()
             right, lost = 0.0, 0.0
-            for images, labels in zip(self.test_images.split(1000), self.test_labels.split(1000), strict=True):
+            for images, labels in zip(all_images.split(self.piece), all_labels.split(self.piece), strict=True):
                 logits = model(self.prepared(images))
                 right += float((logits.argmax(1) == labels).sum())
-                lost += float(cross_entropy(logits, labels, reduction="sum"))
-            results.append((right / len(self.test_labels), lost / len(self.test_labels)))
+                lost += float(self.loss(logits, labels)) * len(labels)
+            results.append((right / len(all_labels), lost / len(all_labels)))
         accuracy, loss = torch.tensor(results).T
         return accuracy, loss
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from experiments.setting.segments import Segment
 
-FORMAT = 2
+FORMAT = 3
 
 
 class StoreError(Exception):

@@ -22,8 +22,9 @@ from tests.helpers.experiment_runs import some_data
 from tests.helpers.tuned_arms import TUNED
 
 pytest.importorskip("triton", reason="the fused engine needs Triton: pip install triton")
-from experiments.training.fused import backward, forward, network, small
-from experiments.training.fused.fleet import Fleet, shape_of
+from experiments.training.fused import backward, forward, network, pooled, small
+from experiments.training.fused.fleet import Fleet
+from experiments.training.fused.rows import shape_of
 
 
 class Nothing:
@@ -38,10 +39,12 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, names in (
         (forward, ("convolve", "statistics", "join", "pool", "classify", "gather")),
         (backward, ("part_gradient", "norm_gradient", "unpool", "convolve_back", "weigh", "adam")),
+        (pooled, ("convolve_and_pool", "weigh_chosen")),
     ):
         for name in names:
             monkeypatch.setattr(module, name, Nothing())
-    assert network.forward is small.forward is forward
+    assert network.forward is forward
+    assert small.pooled is pooled
 
 
 class Watched(Fleet):

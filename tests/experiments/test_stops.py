@@ -75,7 +75,7 @@ def steps_and_stop(*what):
         os.kill(os.getpid(), signal.SIGINT)
 
 signals = int(sys.argv.pop(1))
-steps, training.Training._some_steps = training.Training._some_steps, steps_and_stop
+steps, training.Training._collect = training.Training._collect, steps_and_stop
 data.cifar10 = lambda folder: replace(some_data(256, 10), name="CIFAR-10")
 runpy.run_module("experiments", run_name="__main__")
 """

@@ -18,22 +18,26 @@ from experiments import agreement
 from experiments.__main__ import command_of, main, parse, quick, seeds_of
 from experiments.reading.result_files import ResultsError, file_name, read_all, write_arm, write_filters
 from experiments.setting import data as data_module
-from experiments.setting.arms import READINGS, Arm, Grow, Stage, paper_arms
+from experiments.setting.appendix_b import appendix_b_arms
+from experiments.setting.arms import Arm, Grow, Stage, paper_arms
 from experiments.setting.data import DataError, batches, cifar10, digits
 from experiments.setting.flops import step_flops
 from experiments.setting.models import Net, ResNetCifar, SmallConv
+from experiments.setting.more_arms import more_arms
 from experiments.setting.segments import all_segments, segments_of
 from experiments.training.eager import Eager, shape_of
 from experiments.training.store import Store, StoreError
-from experiments.training.train_segments import Training, rate_at
+from experiments.training.train_segments import Training
+from experiments.training.trainee import rate_at
 from tests.helpers.experiment_runs import short, some_data, training
 
-PRESERVING = ("r2r", "r2r-paper", "netmorph", "net2net")
+PRESERVING = ("r2r", "r2r-paper", "netmorph", "netmorph-writers", "net2net")
+SETS = {"paper": paper_arms, "more": more_arms, "appendix B": appendix_b_arms}
 
 
-@pytest.mark.parametrize("reading", ["table", pytest.param("text", marks=pytest.mark.exhaustive)])
-def test_every_arm_runs_for_two_steps(reading: str, tmp_path: Path) -> None:
-    arms = [short(arm) for arm in paper_arms(READINGS[reading])]
+@pytest.mark.parametrize("which", ["paper", pytest.param("more", marks=pytest.mark.exhaustive), "appendix B"])
+def test_every_arm_runs_for_two_steps(which: str, tmp_path: Path) -> None:
+    arms = [short(arm) for arm in SETS[which]()]
     assert training(arms, tmp_path / "work", some_data()).run()
     store = Store(tmp_path / "work")
     for arm in arms:
@@ -45,13 +49,13 @@ def test_every_arm_runs_for_two_steps(reading: str, tmp_path: Path) -> None:
             if segment.stage.grow is None:
                 continue
             grown, before = state["curve"], store.state(segment.parent)["curve"]  # type: ignore[index, arg-type]
-            kept = segment.stage.grow.method in PRESERVING
+            kept = segment.stage.grow.method in PRESERVING and not segment.stage.grow.noise
             assert grown["growth"]["preserving"] == kept
             if kept:
-                assert grown["growth"]["error"] < 1e-4
+                assert grown["growth"]["error"] < 1e-3
                 assert math.isclose(grown["test_loss"][0], before["test_loss"][-1], rel_tol=1e-3)
             else:
-                assert grown["growth"]["error"] > 1e-2
+                assert grown["growth"]["error"] > 1e-3
             assert len(grown["steps"]) == 2
     results = read_all(tmp_path)
     assert {arm.name for arm in arms} == set(results)
@@ -64,10 +68,27 @@ def test_arms_reach_the_sizes_of_the_paper() -> None:
             continue
         grows = [stage.grow for stage in arm.stages if stage.grow]
         width = arm.net.r * math.prod(grow.factor for grow in grows if grow.what == "widen")
-        assert width in ((1 / 4,) if arm.test == "APB" else (1 / 8, 3 / 16)), arm.name
-        length = {"BI": 120, "APB": pytest.approx(6000 / 390)}.get(arm.test, 250)
-        assert sum(stage.epochs for stage in arm.stages[arm.own :]) == length, arm.name
-    assert len({arm.name for arm in paper_arms()}) == len(paper_arms())
+        assert width in (1 / 8, 3 / 16), arm.name
+        if any(grow.what == "deepen" for grow in grows):
+            assert arm.net == Net(r=3 / 16, blocks=2, residual="Net2Deeper" not in arm.name), arm.name
+        assert sum(stage.epochs for stage in arm.stages[arm.own :]) == {"BI": 120}.get(arm.test, 250), arm.name
+
+
+def test_arms_have_names_of_their_own() -> None:
+    names = [arm.name for make in SETS.values() for arm in make()]
+    assert len(set(map(file_name, names))) == len(set(names)) == len(names)
+
+
+def test_the_deepened_network_is_the_widened_one(tmp_path: Path) -> None:
+    """12/24 channels and four blocks in each stage, 52 thousand parameters, as in the author's code."""
+    for name in ("NCT-R2WiderR", "NCT-R2DeeperR"):
+        arm = short(next(arm for arm in paper_arms() if arm.name == name))
+        assert training([arm], tmp_path / name, some_data()).run()
+        state = Store(tmp_path / name).state(segments_of(arm, 0)[-1])
+        assert state is not None
+        sizes = {key: value.shape for key, value in state["model"].items()}
+        assert sizes == {key: value.shape for key, value in Net(r=3 / 16).build(0).state_dict().items()}
+        assert state["curve"]["growth"]["parameters"][1] == 52_198
 
 
 def test_experiments_use_the_public_calls_alone() -> None:
@@ -80,7 +101,7 @@ def test_experiments_use_the_public_calls_alone() -> None:
 
 
 def test_what_arms_share_is_trained_once() -> None:
-    arms = [arm for arm in paper_arms() if arm.name in ("FTT-R2WiderR", "FTT-NetMorph", "NCT-RandomDeep", "NCT-WidenTeacher")]
+    arms = [arm for arm in paper_arms() if arm.name in ("FTT-R2WiderR", "FTT-NetMorph", "NCT-RandomDeep", "NCT-RandomWide")]
     segments = all_segments(arms, [0, 1])
     assert len(segments) == 2 * (1 + 2 + 1)  # one beginning, two ways on; and two names for one network
     assert all(segment.parent is None or segment.parent in segments[:number] for number, segment in enumerate(segments))
@@ -168,7 +189,9 @@ def test_the_eager_engine_is_a_plain_loop() -> None:
     engine = Eager(models, optimizers, [0, 0], 8)
     engine.feed(data.images, data.labels, data.mean, data.deviation)
     engine.begin(order[None], torch.full((2, 4), 1e-2), torch.full((2, 4), 1e-3))
-    losses = engine.run()
+    losses, right = engine.run()
+    assert right.shape == losses.shape
+    assert bool(((right * 8).frac() == 0).all())  # shares of a batch of eight
     for number, model in enumerate(hand):
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=1e-3, amsgrad=True)
         for step in range(4):
@@ -251,16 +274,16 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert main(["OF-Rand", "--seeds", "1", *place]) == 0
     result = json.loads((tmp_path / "results" / "OF-Rand.json").read_text())
     assert (
-        result["command"]
-        == "python -m experiments OF-Rand --set paper --preset quick --reading table --device cpu --precision tf32 --seeds 1"
+        result["command"] == "python -m experiments OF-Rand --set paper --preset quick --device cpu --precision tf32 --seeds 1"
     )
     assert len(result["curves"]["0"][0]["accuracy"]) == 6  # before the first epoch, and after each of five
     before = (tmp_path / "results" / "OF-Rand.json").read_bytes()
     assert main(["OF-Rand", "--seeds", "1", *place]) == 0
     assert "0 left" in capsys.readouterr().out
     assert (tmp_path / "results" / "OF-Rand.json").read_bytes() == before
+    (tmp_path / "results" / "OF-Rand.json").write_text(json.dumps({**result, "arm": {**result["arm"], "flips": True}}))
     with pytest.raises(SystemExit, match="by another description"):
-        main(["OF-Rand", "--seeds", "1", "--reading", "text", *place])
+        main(["OF-Rand", "--seeds", "1", *place])
     (tmp_path / "results" / "OF-Rand.json").write_text(json.dumps({**result, "format": 0}))
     with pytest.raises(SystemExit, match="is of format 0"):
         main(["OF-Rand", "--seeds", "1", *place])

@@ -74,15 +74,17 @@ def agree(build: Callable[[], nn.Module], nets: int, steps: int, kind: Any, grow
     fused = Fleet(models, optimizers, streams, BATCH, DEVICE, "ieee", fades=[(0, FADE if grow else 0)] * nets)
     for engine in (fused, Eager(twins, theirs, streams, BATCH)):
         engine.feed(images, labels, torch.tensor([0.4, 0.5, 0.6]), torch.tensor([0.2, 0.25, 0.3]))
-        engine.examine(images[:12], labels[:12])
+        engine.examine((images[:12], labels[:12]), (images[12:30], labels[12:30]))
         engine.begin(order, rates, decays, flips)
-        losses = engine.run().cpu().clone()
-        found.append((losses, *engine.evaluate()))
+        losses, right = (values.cpu().clone() for values in engine.run())
+        found.append((losses, right, engine.evaluate()))
         engine.land()
-    (losses, accuracy, loss), (their_losses, their_accuracy, their_loss) = found
+    (losses, right, seen), (their_losses, their_right, theirs_seen) = found
     assert torch.allclose(losses, their_losses, rtol=1e-5)
-    assert torch.equal(accuracy, their_accuracy)
-    assert torch.allclose(loss, their_loss, rtol=1e-4)
+    assert torch.equal(right, their_right)
+    for (accuracy, loss), (their_accuracy, their_loss) in zip(seen, theirs_seen, strict=True):
+        assert torch.allclose(accuracy, their_accuracy)
+        assert torch.allclose(loss, their_loss, rtol=1e-4)
     for model, twin, mine, other, start in zip(models, twins, optimizers, theirs, started, strict=True):
         ours, expected = numbers(model, start), numbers(twin, start)
         for name, value in expected.items():

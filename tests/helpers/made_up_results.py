@@ -13,6 +13,7 @@ from experiments.reading.result_files import FILTERS, FORMAT, file_name
 from experiments.setting.arms import Arm, Grow, paper_arms
 from experiments.setting.growing import grow_model
 from experiments.setting.models import SmallConv
+from experiments.setting.more_arms import guessed_appendix_b
 
 EPOCHS = 6  # of every stage
 
@@ -37,7 +38,7 @@ def curve(arm: Arm, place: int, seed: int, epochs: int) -> dict[str, object]:
 def write(folder: Path, seeds: int = 2, only: str | tuple[str, ...] = "", filters: bool = False, epochs: int = EPOCHS) -> Path:
     """Results of all arms whose name begins with `only`."""
     folder.mkdir(parents=True, exist_ok=True)
-    for arm in paper_arms():
+    for arm in (*paper_arms(), *guessed_appendix_b()):
         if not arm.name.startswith(only):
             continue
         arm = replace(arm, stages=tuple(replace(stage, epochs=epochs) for stage in arm.stages))

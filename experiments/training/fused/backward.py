@@ -213,7 +213,7 @@ def weigh(
 @triton.jit
 def adam(
     parameters, gradients, base, stride, count, first, second, largest, pace, late, sizes, roots, decays, clock, PARAMETERS,
-    GRADIENTS, STEPS, B1, B2, EPSILON, COUNTS: tl.constexpr, BLOCK: tl.constexpr, AMSGRAD: tl.constexpr,
+    GRADIENTS, STEPS, B1, B2, EPSILON, BLOCK: tl.constexpr, AMSGRAD: tl.constexpr,
     DECOUPLED: tl.constexpr, PACED: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
     """Adam with L2 in the gradient, or AdamW, from partial sums of gradients.
@@ -231,7 +231,7 @@ def adam(
     gap = tl.load(stride + i, mask=here, other=0)
     number = tl.load(count + i, mask=here, other=0)
     gradient = tl.zeros((BLOCK,), tl.float32)
-    for part in range(COUNTS):
+    for part in range(tl.max(number, 0)):
         gradient += tl.load(gradients + net * GRADIENTS + begin + part * gap, mask=here & (part < number), other=0.0)
     value = tl.load(parameters + at, mask=here, other=0.0)
     decay = tl.load(decays + now)

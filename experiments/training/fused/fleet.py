@@ -6,7 +6,6 @@ two epochs; in between they are rows of a few large tensors.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,10 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import outgrow
-from experiments.setting.models import Block, ResNetCifar, SmallConv
+from experiments.training.background import Background, Found, captured, on_the_host
 from experiments.training.fused import backward, forward
-from experiments.training.fused.network import EPSILON, Layout, Network, Shape
+from experiments.training.fused.network import EPSILON, Layout, Network
+from experiments.training.fused.rows import (
+    biases_of,
+    drifts_of,
+    held_back,
+    layers_of,
+    paces_of,
+    parameters_of,
+    row_of,
+    shape_of,
+    write_row,
+)
 from experiments.training.fused.small import SmallLayout, SmallNetwork
 
 BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8
@@ -26,97 +35,7 @@ ROOM = 512  # steps that tables have room for, at least
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 
-def shape_of(model: nn.Module) -> Shape | int:
-    """What networks must share to be trained together."""
-    if isinstance(model, SmallConv):
-        return model.conv1.out_channels
-    assert isinstance(model, ResNetCifar), f"there are no kernels for {type(model).__name__}: train it by the eager engine"
-    residual = isinstance(model.layer1[0], Block)
-    per = 1 if residual else 2
-    blocks = len(model.layer1) // per, len(model.layer2) // per
-    return Shape(model.conv1.out_channels, model.fc.in_features, blocks, residual)
-
-
-def layers_of(model: nn.Module) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
-    """Convolutions and their norms, in the order of `Layout.layers`."""
-    if isinstance(model, SmallConv):
-        return []
-    pairs: list[Any] = [(model.conv1, model.bn1)]
-    for stage in (model.layer1, model.layer2):
-        for block in stage:
-            if isinstance(block, Block):
-                pairs += [(block.conv1, block.bn1), (block.conv2, block.bn2)]
-                pairs += [tuple(block.skip)] if len(block.skip) else []
-            else:
-                pairs.append((block[0], block[1]))
-    return pairs
-
-
-def parameters_of(model: Any) -> list[nn.Parameter]:
-    """In the order of a row. A bias that a norm takes away again is left out: see `means_of`."""
-    if isinstance(model, SmallConv):
-        return list(model.parameters())
-    pairs = layers_of(model)
-    linear = [model.fc.weight, model.fc.bias]
-    return [
-        *(conv.weight for conv, _ in pairs),
-        *linear,
-        *(norm.weight for _, norm in pairs),
-        *(norm.bias for _, norm in pairs),
-    ]
-
-
-def row_of(tensors: Sequence[Tensor]) -> Tensor:
-    """Convolutions as (out, row, column, in), everything else as it lies."""
-    return torch.cat([(tensor.permute(0, 2, 3, 1) if tensor.ndim == 4 else tensor).reshape(-1) for tensor in tensors])
-
-
-def write_row(row: Tensor, tensors: Sequence[Tensor]) -> None:
-    """The reverse of `row_of`."""
-    at = 0
-    for tensor in tensors:
-        part, at = row[at : at + tensor.numel()], at + tensor.numel()
-        if tensor.ndim == 4:
-            o, i, h, w = tensor.shape
-            tensor.copy_(part.view(o, h, w, i).permute(0, 3, 1, 2))
-        else:
-            tensor.copy_(part.view_as(tensor))
-
-
-def biases_of(model: nn.Module) -> Tensor:
-    """What convolutions add before their norms; zero where they have no bias."""
-    pairs = layers_of(model)
-    parts = [torch.zeros(norm.num_features) if conv.bias is None else conv.bias.detach() for conv, norm in pairs]
-    return torch.cat(parts) if parts else torch.zeros(0)
-
-
-def paces_of(model: nn.Module, factor: float) -> list[Tensor]:
-    """For each parameter, in the order of a row: the factor where an entry came with the last growth, else one."""
-    born, names = outgrow.cohorts(model), {id(parameter): name for name, parameter in model.named_parameters()}
-    last = born.count
-    return [1 + (factor - 1) * (born[names[id(p)]] == last).float().expand(p.shape) * (last > 0) for p in parameters_of(model)]
-
-
-def held_back(model: nn.Module) -> Tensor:
-    """One for the channels of norms that end a block of the last growth, else zero."""
-    born, names = outgrow.cohorts(model), {id(parameter): name for name, parameter in model.named_parameters()}
-    ends = {id(block.bn2) for block in model.modules() if isinstance(block, Block)}
-    rows = []
-    for _, norm in layers_of(model):
-        new = bool((born[names[id(norm.weight)]] == born.count).all()) and id(norm) in ends
-        rows.append(torch.full(norm.weight.shape, float(new)))
-    return torch.cat(rows)
-
-
-def drifts_of(model: nn.Module) -> list[Tensor]:
-    """For each parameter, in the order of a row: how far a step moves it that has no gradients, since it is fading in."""
-    twin = copy.deepcopy(model)
-    before = [parameter.detach().clone() for parameter in parameters_of(twin)]
-    torch.optim.SGD(twin.parameters()).step()
-    return [parameter.detach() - old for parameter, old in zip(parameters_of(twin), before, strict=True)]
-
-
-class Fleet:
+class Fleet(Background):
     """Training of several networks in one program.
 
     Args:
@@ -148,7 +67,6 @@ class Fleet:
         self.decoupled = isinstance(optimizers[0], torch.optim.AdamW)
         self.network.streams.copy_(torch.tensor(list(streams), dtype=torch.int32))
         self.base, self.stride, self.count = (table.to(device) for table in self.layout.tables())
-        self.parts = int(self.count.max())
         self.moments = [torch.zeros_like(self.network.parameters) for _ in MOMENTS]
         self.steps = [(0, 0)] * len(models)  # that the oldest and the youngest of its parameters have made
         self.late = torch.zeros(self.network.parameters.shape, dtype=torch.int8, device=device)
@@ -166,6 +84,7 @@ class Fleet:
             self.network.gates = torch.ones_like(self.closed)
             self.drifts = torch.stack([row_of(drifts_of(model)) for model in self.models]).to(device)
         self.made = 0  # steps, since boarding
+        self.work_on(device)
         self.tables: dict[str, Tensor] = {}
         self.graph: Callable[[], None] | None = None
         self._board()
@@ -230,6 +149,7 @@ class Fleet:
             "roots": (1 - BETAS[1] ** time).sqrt().float(),
             "decays": (decays.double() * rates.double() if self.decoupled else decays).float(),
             "losses": torch.zeros(len(self.models), steps),
+            "right": torch.zeros(len(self.models), steps),
             "flips": torch.zeros(1, dtype=torch.int8) if flips is None else flips.to(torch.int8),
             "clock": torch.zeros(1, dtype=torch.int32),
         }
@@ -261,12 +181,12 @@ class Fleet:
         self._open_gates()
         self._gather(tables["order"], clock, self.images, self.labels, tables["flips"], self.mirrored)
         network.forward(train=True)
-        network.head(True, steps, clock, losses, losses, losses)
+        network.head(True, steps, clock, losses, tables["right"], losses)
         network.backward()
         backward.adam[(-(-layout.parameters // BLOCK), network.nets)](
             network.parameters, network.gradients, self.base, self.stride, self.count, *self.moments, self.pace, self.late,
             tables["sizes"], tables["roots"], tables["decays"], clock, layout.parameters, layout.gradients, steps, *BETAS,
-            ADAM_EPSILON, self.parts, BLOCK, self.amsgrad, self.decoupled, self.paced, self.mixed,
+            ADAM_EPSILON, BLOCK, self.amsgrad, self.decoupled, self.paced, self.mixed,
         )  # fmt: skip
         if self.fading:
             network.parameters.addcmul_(self.drifts, (self.begun + clock < self.over).float()[:, None])
@@ -285,47 +205,42 @@ class Fleet:
             self.deviation, order.shape[1], size, images.shape[-1], self.batch, 64, mirrored,
         )  # fmt: skip
 
-    def run(self) -> Tensor:
-        """All steps that were prepared; the losses, (network, step)."""
+    def run(self) -> tuple[Tensor, Tensor]:
+        """All prepared steps: the loss of each batch and the share of it that was classified correctly, (network, step)."""
         assert self.graph is not None, "begin comes first"
         with products_in(self.precision):
             for _ in range(self.ahead):
                 self.graph()
-        return self.tables["losses"][:, : self.ahead]
+        return self.tables["losses"][:, : self.ahead], self.tables["right"][:, : self.ahead]
 
     def _capture(self, step: Callable[[], None], clock: Tensor) -> Callable[[], None]:
-        """A step as one graph, where there are graphs; what compiling it has changed is put back."""
-        if torch.device(self.device).type != "cuda":
-            return step
         network = self.network
         state = [network.parameters, network.running_mean, network.running_var, *self.moments, clock]
-        saved = [tensor.clone() for tensor in state]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            step()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
-        for tensor, value in zip(state, saved, strict=True):
-            tensor.copy_(value)
-        return graph.replay
+        return captured(step, self.device, lambda: state)
 
-    def examine(self, images: Tensor, labels: Tensor) -> None:
-        """The data set that `evaluate` looks at."""
-        steps = -(-len(images) // self.batch)
-        order = torch.arange(steps * self.batch)
-        self.valid = (order < len(images)).float().to(self.device)
-        self.test_order = order.clamp(max=len(images) - 1).int().view(1, steps, self.batch).to(self.device)
-        self.test_images, self.test_labels = images.to(self.device), labels.to(self.device, torch.int64)
+    def examine(self, *sets: tuple[Tensor, Tensor]) -> None:
+        """The data sets of `evaluate`, one behind the other, each filled up to whole batches with images that don't count."""
+        self.sizes = [len(labels) for _, labels in sets]
+        orders, counts, start = [], [], 0
+        for size in self.sizes:
+            places = torch.arange(-(-size // self.batch) * self.batch)
+            orders.append(start + places.clamp(max=size - 1))
+            counts.append((places < size).float())
+            start += size
+        self.valid = torch.cat(counts).to(self.device)
+        self.test_order = torch.cat(orders).int().view(1, -1, self.batch).to(self.device)
+        self.test_images = torch.cat([images for images, _ in sets]).to(self.device)
+        self.test_labels = torch.cat([labels for _, labels in sets]).to(self.device, torch.int64)
         self.same = torch.zeros_like(self.network.streams)
         self.right, self.lost = (torch.zeros(len(self.models), device=self.device) for _ in range(2))
         self.test_clock = torch.zeros(1, dtype=torch.int32, device=self.device)
         self.test_graph: Callable[[], None] | None = None
 
-    def evaluate(self) -> tuple[Tensor, Tensor]:
-        """Accuracy and mean loss of each network, with running statistics."""
+    def evaluate(self) -> Found:
+        """For each set of `examine`: accuracy and mean loss of each network, with running statistics."""
+        return on_the_host(self._evaluations())
+
+    def _evaluations(self) -> Found:
         network, layout = self.network, self.layout
         if layout.norms:
             self._open_gates()
@@ -335,11 +250,15 @@ class Fleet:
         with products_in(self.precision):
             if self.test_graph is None:
                 self.test_graph = self._capture(self._test_step, self.test_clock)
-            for tensor in (self.right, self.lost, self.test_clock):
-                tensor.zero_()
-            for _ in range(self.test_order.shape[1]):
-                self.test_graph()
-        return self.right.cpu() / len(self.test_labels), self.lost.cpu() / len(self.test_labels)
+            self.test_clock.zero_()
+            found = []
+            for size in self.sizes:
+                self.right.zero_()
+                self.lost.zero_()
+                for _ in range(-(-size // self.batch)):
+                    self.test_graph()
+                found.append((self.right / size, self.lost / size))
+        return found
 
     def _test_step(self) -> None:
         network, streams = self.network, self.network.streams

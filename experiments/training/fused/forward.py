@@ -220,6 +220,7 @@ def classify(
     step = tl.load(clock)
     if TRAIN:
         tl.store(losses + net * STEPS + step, tl.sum(loss, 0) / B)
+        tl.store(right + net * STEPS + step, tl.sum((chosen >= top).to(tl.float32), 0) / B)
         change = (powers / whole[None, :] - tl.where(mine, 1.0, 0.0)) / B
         tl.store(d_bias + net * GRADIENTS + j, tl.sum(change, 1), mask=j < CLASSES)
         product = tl.dot(change, tl.trans(features), input_precision="ieee")

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.training.fused import backward, forward
+from experiments.training.fused import pooled
 from experiments.training.fused.network import FILL, Convolution, power
 
 HIDDEN, CLASSES, SIDE, POOLED = 150, 10, 32, 16
+GROUPS, PLACES = 16, 4  # of windows, over which gradients of the first layer are left as partial sums; pixels of a window
 
 
 class SmallLayout:
@@ -20,7 +21,7 @@ class SmallLayout:
 
     def __init__(self, filters: int) -> None:
         self.filters = filters
-        self.conv = Convolution(3, filters, 7, 1, SIDE, 0, 0, 0, 16)
+        self.conv = Convolution(3, filters, 7, 1, SIDE, 0, 0, 0, GROUPS * PLACES)
         self.inputs = filters * POOLED**2
         sizes = [self.conv.size, filters, HIDDEN * self.inputs, HIDDEN, CLASSES * HIDDEN, CLASSES]
         self.starts = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
@@ -50,10 +51,9 @@ class SmallNetwork:
         self.images = torch.zeros(streams, 3, SIDE, SIDE, batch, device=device)
         self.labels = torch.zeros(streams, batch, dtype=torch.int64, device=device)
         self.streams = torch.zeros(nets, dtype=torch.int32, device=device)
-        self.output, self.before = (numbers(layout.filters, SIDE, SIDE, batch) for _ in range(2))
         self.pooled = numbers(layout.inputs, batch)
         self.chosen = torch.zeros(nets, layout.inputs, batch, dtype=torch.int8, device=device)
-        self.part = numbers(SIDE**2, 2, layout.filters)
+        self.part = numbers(GROUPS * PLACES, layout.filters)
         self.eye = torch.eye(CLASSES, device=device)
 
     def _weights(self, number: int, *shape: int) -> Tensor:
@@ -65,17 +65,15 @@ class SmallNetwork:
         gradient = gradient.flatten(1)
         self.gradients[:, start : start + gradient.shape[1]] = gradient
 
+    def _sizes(self) -> dict[str, Any]:
+        conv = self.layout.conv
+        return {"C_IN": 3, "C_OUT": conv.outputs, "H": SIDE, "W": SIDE, "KERNEL": conv.kernel, "PAD": conv.pad, "B": self.batch}
+
     def forward(self, train: bool) -> None:
-        layout, conv = self.layout, self.layout.conv
-        tile = 2 if conv.outputs <= 16 else 1
-        forward.convolve[(SIDE**2 // tile, self.nets)](
-            self.images, self.streams, self.parameters, self.parameters[:, layout.starts[1] :], self.output, self.scale,
-            self.shift, self.part, layout.parameters, 0, **conv.sizes(), B=self.batch, BM=power(tile * conv.outputs, FILL),
-            BK=32, TILE=tile, STREAMS=True, NORMED=False, STATISTICS=False, BIAS=True, PRECISION=self.precision, num_stages=1,
-        )  # fmt: skip
-        forward.pool[(POOLED**2, self.nets)](
-            self.output, self.scale, self.shift, self.pooled, self.chosen, 0, conv.outputs, SIDE, SIDE, POOLED, POOLED, 2, 2, 0,
-            self.batch, power(conv.outputs, FILL), False,
+        layout = self.layout
+        pooled.convolve_and_pool[(POOLED**2, self.nets)](
+            self.images, self.streams, self.parameters, self.parameters[:, layout.starts[1] :], self.pooled, self.chosen,
+            layout.parameters, **self._sizes(), BM=power(layout.filters, FILL), BK=32, PRECISION=self.precision,
         )  # fmt: skip
 
     def head(self, train: bool, steps: int, clock: Tensor, losses: Tensor, right: Tensor, valid: Tensor) -> None:
@@ -91,6 +89,7 @@ class SmallNetwork:
             right += ((logits.argmax(1) == target) * counts).sum(1)
             return
         losses.index_copy_(1, clock.long(), lost.mean(1, keepdim=True))
+        right.index_copy_(1, clock.long(), (logits.argmax(1) == target).float().mean(1, keepdim=True))
         change = (logits.softmax(1) - self.eye.index_select(0, target.flatten()).view(*target.shape, -1).mT) / self.batch
         self._store(5, change.sum(2))
         self._store(4, change @ hidden.mT)
@@ -101,14 +100,9 @@ class SmallNetwork:
 
     def backward(self) -> None:
         layout, conv = self.layout, self.layout.conv
-        backward.unpool[(SIDE**2, self.nets)](
-            self.behind, self.chosen, self.output, self.scale, self.shift, self.before, self.part, 0, conv.outputs, SIDE, SIDE,
-            POOLED, POOLED, 2, 2, 0, self.batch, power(conv.outputs, FILL), False,
+        taps = conv.inputs * (conv.kernel + 1) ** 2
+        pooled.weigh_chosen[(GROUPS, self.nets, -(-taps // 64))](
+            self.behind, self.chosen, self.images, self.streams, self.gradients, self.part, layout.gradients, **self._sizes(),
+            BM=power(PLACES * layout.filters, FILL), BN=64, BB=min(32, self.batch), GROUPS=GROUPS, PRECISION=self.precision,
         )  # fmt: skip
-        self._store(1, self.part[:, :, 0].sum(1))
-        backward.weigh[(conv.groups, self.nets, 3)](
-            self.before, self.output, self.scale, self.scale, self.scale, self.images, self.streams, self.scale, self.shift,
-            self.gradients, 0, layout.gradients, **conv.sizes(), B=self.batch, BM=power(conv.outputs, FILL), BN=64,
-            BB=min(64, self.batch), GROUP=SIDE**2 // conv.groups, STREAMS=True, NORMED=False, DIRECT=True,
-            PRECISION=self.precision,
-        )  # fmt: skip
+        self._store(1, self.part.sum(1))

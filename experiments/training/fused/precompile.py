@@ -1,0 +1,70 @@
+"""Kernels of all shapes compiled at once, by a process for each shape, into the cache that Triton keeps on disk.
+
+One after the other they take longer than the training of a small fleet, and the device waits meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from experiments.setting.models import ResNetCifar, SmallConv
+from experiments.setting.segments import Segment
+
+STEPS = 2
+
+
+def model_of(kind: str, r: float, blocks: int, residual: bool) -> nn.Module:
+    """A network of the shape that `Segment.size` describes."""
+    return SmallConv(round(16 * 8 * r)) if kind == "small" else ResNetCifar(r, blocks, residual)
+
+
+def precompile(segments: Iterable[Segment], images: Sequence[int], batch: int, device: str, precision: str) -> None:
+    """Compile what these segments need. `images`: how many there are in each set of the evaluation."""
+    kinds = {(*one.size, one.optimizer, one.flips) for one in segments if one.size[0] in ("resnet", "small")}
+    processes = []
+    for kind, r, blocks, residual, optimizer, flips in sorted(kinds) if len(kinds) > 1 else ():
+        words = [kind, str(r), str(int(blocks)), str(int(residual)), optimizer, str(int(flips)), str(batch), device, precision]
+        command = [sys.executable, "-m", "experiments.training.fused.precompile", *words, *map(str, images)]
+        processes.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+    for process in processes:
+        process.wait()  # one that fails leaves its kernels to be compiled where they are needed
+
+
+def compile_shape(model: nn.Module, optimizer: str, flips: bool, batch: int, images: Sequence[int], **where: Any) -> None:
+    """Two steps and an evaluation of one network, on images that are zero."""
+    from experiments.training.fused.fleet import Fleet
+
+    made = torch.optim.AdamW(model.parameters()) if optimizer == "adamw" else torch.optim.Adam(model.parameters(), amsgrad=True)
+    sets = [(torch.zeros(number, 3, 32, 32, dtype=torch.uint8), torch.zeros(number, dtype=torch.long)) for number in images]
+    fleet = Fleet([model], [made], [0], batch, **where)
+    fleet.feed(*sets[0], torch.full((3,), 0.5), torch.full((3,), 0.25))
+    fleet.examine(*sets)
+    order = torch.zeros(1, STEPS, batch, dtype=torch.long)
+    fleet.begin(order, torch.zeros(1, STEPS), torch.zeros(1, STEPS), order if flips else None)
+    fleet.run()
+    fleet.evaluate()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.training.fused.precompile", description=__doc__)
+    for name, kind in (("kind", str), ("r", float), ("blocks", int), ("residual", int), ("optimizer", str), ("flips", int)):
+        parser.add_argument(name, type=kind)
+    for name, kind in (("batch", int), ("device", str), ("precision", str)):
+        parser.add_argument(name, type=kind)
+    parser.add_argument("images", type=int, nargs="+")
+    told = parser.parse_args(arguments)
+    model = model_of(told.kind, told.r, told.blocks, bool(told.residual))
+    where = {"device": told.device, "precision": told.precision}
+    compile_shape(model, told.optimizer, bool(told.flips), told.batch, told.images, **where)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
