@@ -1,13 +1,14 @@
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all lint docs coverage optimizers bench stall cuda tables spike reproduce figures report clean
+.PHONY: demo test test-all test-oldest lint docs coverage optimizers bench stall cuda tables spike reproduce figures report clean
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[dev]"
 	touch $(READY)
 
 demo: $(READY)
@@ -23,6 +24,11 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest -n 2
+
+# the oldest versions that are allowed; PYTHON=python3.10
+test-oldest:
+	$(MAKE) .venv-oldest/.ready VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
+	.venv-oldest/bin/python -m pytest -m "not exhaustive" -n 2
 
 docs: $(READY)
 	$(BIN)/python docs/tools/build_site.py
@@ -66,4 +72,4 @@ report: $(READY)
 	$(BIN)/python -m experiments.report
 
 clean:
-	rm -rf $(VENV) build dist demo report site
+	rm -rf $(VENV) .venv-oldest build dist demo report site

@@ -9,6 +9,7 @@ import re
 import statistics
 from pathlib import Path
 
+import matplotlib
 import pytest
 
 from experiments import pays
@@ -118,12 +119,24 @@ def test_the_sweep_is_against_the_run_in_which_nothing_changes(compared: Compari
     assert not [one for one in compared.swept if one.what == "deepen" and one.setting == "scale"]
 
 
+def taken_apart(svg: str) -> tuple[str, list[float]]:
+    """A picture without its positions and the names made from them, and the positions."""
+    svg, position = re.sub(r"\b[mp][0-9a-f]{10}\b", "", svg), re.compile(r"-?\d+\.\d+")
+    return position.sub("", svg), [float(place) for place in position.findall(svg)]
+
+
 def test_the_page_is_what_the_results_say(compared: Comparison, tmp_path: Path) -> None:
     page = tmp_path / "does-it-pay.md"
     assert pays.main(["--out", str(page)]) == 0
     kept = ROOT / "docs" / "results" / "does-it-pay.md"
     assert page.read_text(encoding="utf-8") == kept.read_text(encoding="utf-8"), "`python -m experiments.pays` writes it anew"
-    assert page.with_suffix(".svg").read_bytes() == kept.with_suffix(".svg").read_bytes()
+    drawn, shown = (path.with_suffix(".svg").read_text(encoding="utf-8") for path in (page, kept))
+    if matplotlib.__version_info__ >= (3, 11):
+        assert drawn == shown
+    else:  # earlier ones leave other margins
+        (texts, places), (known, expected) = taken_apart(drawn), taken_apart(shown)
+        assert texts == known
+        assert places == pytest.approx(expected, abs=3)
     scratch, best = statistics.mean(ends("EQ-scratch@4")), statistics.mean(ends("EQ-deepen-r2r-0.5@4"))
     told = re.search(
         r"deepening, from nothing: the best − scratch \| – \| .+? \| \*\*\+(.+?)\*\* r2r, grown after 50 %",
