@@ -21,7 +21,7 @@ OUTSIDE = Path(__file__).parent / "outside"
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder where the package is installed: built from its pyproject.toml, without a network."""
-    pytest.importorskip("setuptools")
+    pytest.importorskip("setuptools", minversion="70.1")  # the first that builds wheels by itself
     folder = tmp_path_factory.mktemp("outside")
     source = shutil.copytree(OUTSIDE, folder / "source", ignore=shutil.ignore_patterns("__pycache__"))
     quiet = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--no-compile"]
