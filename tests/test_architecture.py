@@ -80,6 +80,21 @@ def test_a_folder_says_in_one_line_what_it_is_for(folder: Path) -> None:
     assert text.count("\n") == 1
 
 
+def test_tests_mirror_the_source() -> None:
+    """Each folder of the source with tests beside it; what else the tests hold is named here."""
+    tests = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
+    source = {path.relative_to(SOURCE) for path in FOLDERS if "former_names" not in path.parts}
+    assert source == tests - {Path(), Path("benchmarks"), Path("docs"), Path("experiments")}
+
+
+def test_no_test_imports_from_another_test() -> None:
+    found = {
+        path.name: re.findall(r"^\s*(?:from|import) tests\S*\.test_\w+", path.read_text(), re.M)
+        for path in (ROOT / "tests").rglob("*.py")
+    }
+    assert not {name: lines for name, lines in found.items() if lines}
+
+
 def test_files_are_short_and_say_what_they_are_for() -> None:
     folders = (ROOT / name for name in ("src", "tests", "benchmarks", "experiments", "docs/tools", "examples"))
     files = {path: path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py")}

@@ -43,7 +43,7 @@ class Segment:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class BlockRun:
     """Equal segments; `values[s][j]` is value number j of segment s, in the order of appearance."""
 
     segments: list[Segment]
@@ -77,13 +77,13 @@ class Uses:
         return cls(made, first, last)
 
 
-def find_runs(trace: Trace, uses: Uses) -> list[Run]:
+def find_runs(trace: Trace, uses: Uses) -> list[BlockRun]:
     """Runs of equal segments that do not overlap, those of outer containers first."""
-    found: list[Run] = []
+    found: list[BlockRun] = []
     for blocks in _containers(trace):
         if any(run.segments[0].start <= blocks[0].start < run.segments[-1].end for run in found):
             continue
-        best: list[Run] = []
+        best: list[BlockRun] = []
         for period in PERIODS:
             runs = list(_runs(trace, uses, blocks, period))
             if _spared(runs) > _spared(best):
@@ -94,7 +94,7 @@ def find_runs(trace: Trace, uses: Uses) -> list[Run]:
     return found
 
 
-def _spared(runs: Sequence[Run]) -> int:
+def _spared(runs: Sequence[BlockRun]) -> int:
     """How many blocks need not be analysed."""
     return sum((len(run.segments) - 2) * len(run.segments[0].paths) for run in runs)
 
@@ -117,7 +117,7 @@ def _containers(trace: Trace) -> Iterator[list[Segment]]:
             yield [Segment((one,), children[one][0], children[other][0]) for one, other in pairs]
 
 
-def _runs(trace: Trace, uses: Uses, blocks: list[Segment], period: int) -> Iterator[Run]:
+def _runs(trace: Trace, uses: Uses, blocks: list[Segment], period: int) -> Iterator[BlockRun]:
     """Runs of segments of `period` blocks each."""
     begin = 0
     while begin + SHORTEST * period <= len(blocks):
@@ -132,11 +132,11 @@ def _joined(blocks: Sequence[Segment]) -> Segment:
     return Segment(tuple(path for block in blocks for path in block.paths), blocks[0].start, blocks[-1].end)
 
 
-def _run_from(trace: Trace, uses: Uses, segments: Sequence[Segment]) -> Run | None:
+def _run_from(trace: Trace, uses: Uses, segments: Sequence[Segment]) -> BlockRun | None:
     """The run that the first segments form; None if it is too short."""
-    run: Run | None = None
+    run: BlockRun | None = None
     for before, here in pairwise(segments):
-        pairs = Comparison(trace, before, here).values()
+        pairs = SegmentComparison(trace, before, here).values()
         if pairs is None:
             break
         if run is None:
@@ -159,7 +159,7 @@ def _run_from(trace: Trace, uses: Uses, segments: Sequence[Segment]) -> Run | No
     return None
 
 
-def _begun(trace: Trace, uses: Uses, before: Segment, here: Segment, pairs: dict[int, int]) -> Run | None:
+def _begun(trace: Trace, uses: Uses, before: Segment, here: Segment, pairs: dict[int, int]) -> BlockRun | None:
     """A run of two equal segments, with the kinds of their values; None if a value is of no known kind."""
     shared, carried, kept, given = [], [], [], []
     places = {value: place for place, value in enumerate(pairs)}
@@ -174,7 +174,7 @@ def _begun(trace: Trace, uses: Uses, before: Segment, here: Segment, pairs: dict
             given.append(place)
         else:
             return None
-    run = Run([before, here], [list(pairs), list(pairs.values())], shared, carried, kept, given)
+    run = BlockRun([before, here], [list(pairs), list(pairs.values())], shared, carried, kept, given)
     return run if _closed(uses, run, here) else None
 
 
@@ -189,7 +189,7 @@ def _own(trace: Trace, uses: Uses, value: int, segment: Segment) -> bool:
     return item.kind in ("parameter", "buffer", "constant") and inside and uses.made[value] < 0
 
 
-def _linked(run: Run, known: dict[int, int], pairs: dict[int, int]) -> bool:
+def _linked(run: BlockRun, known: dict[int, int], pairs: dict[int, int]) -> bool:
     """Whether a further segment takes from the previous one what that one took from its own predecessor."""
     values = run.values[-1]
     return all(pairs[values[place]] == known[values[place]] for place, _ in run.carried) and all(
@@ -197,7 +197,7 @@ def _linked(run: Run, known: dict[int, int], pairs: dict[int, int]) -> bool:
     )
 
 
-def _closed(uses: Uses, run: Run, end: Segment) -> bool:
+def _closed(uses: Uses, run: BlockRun, end: Segment) -> bool:
     """Whether values of the last complete segment are used only there and in the next one."""
     at = len(run.segments) - (2 if run.segments[-1] is end else 1)
     segment, values = run.segments[at], run.values[at]
@@ -211,7 +211,7 @@ def _closed(uses: Uses, run: Run, end: Segment) -> bool:
     return True
 
 
-def _left_only_as_carried(uses: Uses, run: Run) -> bool:
+def _left_only_as_carried(uses: Uses, run: BlockRun) -> bool:
     """Whether values of the last segment are used after it only where the next segment would use them."""
     segment, values = run.segments[-1], run.values[-1]
     passed_on = {place for _, place in run.carried}
@@ -224,7 +224,7 @@ def _left_only_as_carried(uses: Uses, run: Run) -> bool:
     return True
 
 
-class Comparison:
+class SegmentComparison:
     """Compares two segments, and records which values correspond."""
 
     def __init__(self, trace: Trace, first: Segment, second: Segment) -> None:

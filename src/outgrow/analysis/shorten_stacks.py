@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outgrow.analysis.block_stacks import Run, Segment, Uses, find_runs
+from outgrow.analysis.block_stacks import BlockRun, Segment, Uses, find_runs
 from outgrow.trace.operators import Op, Ref, Trace
 
 
@@ -50,7 +50,7 @@ def shortened(trace: Trace) -> ShortTrace | None:
 
 
 class _Shortener:
-    def __init__(self, trace: Trace, runs: list[Run]) -> None:
+    def __init__(self, trace: Trace, runs: list[BlockRun]) -> None:
         self.trace, self.runs = trace, runs
         gone = {values[place] for run in runs for values in run.values[2:] for place in run.kept}
         self.kept = [value for value in trace.values if value.index not in gone]
@@ -95,7 +95,7 @@ class _Shortener:
         }
         return rebuilt[type(item)]() if type(item) in rebuilt else item
 
-    def _stack(self, run: Run, moved: dict[int, int]) -> Stack:
+    def _stack(self, run: BlockRun, moved: dict[int, int]) -> Stack:
         first, model = (
             Segment(segment.paths, moved[segment.start], moved[segment.start] + segment.end - segment.start)
             for segment in run.segments[:2]

@@ -18,7 +18,7 @@ from outgrow.errors import OptimizerError, Problem
 from outgrow.model.other_optimizers import WeakNotes, held_parameters
 from outgrow.optimizers.wrappers import held_by
 
-WAY_OUT = (
+IF_REPLACED = (
     "if it replaces the run's optimizer, make a new run: position = run.position(); run = outgrow.Run(model, example, "
     "optimizer, schedule, …, position=position); run.go_to(position). If both train the model, pass both: "
     "outgrow.Run(model, example, [one, other], …)"
@@ -76,5 +76,5 @@ class Steps:
                 reason = (
                     f"it trains {taken[0]} and {len(taken) - 1} more parameters of the run's own {kind}, which makes no steps"
                 )
-                problem = Problem(type(other).__name__, reason, WAY_OUT)
+                problem = Problem(type(other).__name__, reason, IF_REPLACED)
                 raise OptimizerError("an optimizer that is not part of the run has made a step", [problem])

@@ -26,7 +26,7 @@ from outgrow.saving.replay_growths import refuse
 
 TABLE, SEAL = "checksums", "checksum"
 REST = "other values"  # the entry for everything that is not a tensor
-WAY_OUT = (
+IF_DAMAGED = (
     "use an earlier copy of the file, or pass checksums=False (command line: --no-checksums) if its contents were changed on "
     "purpose"
 )
@@ -110,7 +110,7 @@ def check_seal(state: Mapping[str, Any], path: Any) -> None:
         return
     table = state.get(TABLE)
     if not isinstance(table, Mapping) or state.get(SEAL) != of_bytes(_text(table)):
-        raise CheckpointError(f"{path} is damaged: its table of checksums is incomplete or was changed: {WAY_OUT}")
+        raise CheckpointError(f"{path} is damaged: its table of checksums is incomplete or was changed: {IF_DAMAGED}")
     compare(_table({name: value for name, value in state.items() if name not in (SEAL, TABLE)}), table, path)
 
 
@@ -121,7 +121,7 @@ def compare(found: Mapping[str, str], table: Mapping[str, str], path: Any) -> No
         for name in {**table, **found}
         if found.get(name) != table.get(name)
     ]
-    refuse(f"{path} is damaged: its contents differ from what was written", problems, WAY_OUT)
+    refuse(f"{path} is damaged: its contents differ from what was written", problems, IF_DAMAGED)
 
 
 def seal_text(text: str) -> str:

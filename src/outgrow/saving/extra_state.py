@@ -21,7 +21,7 @@ from outgrow.errors import CheckpointError
 from outgrow.model.journal import Journal
 
 STORED = "outgrow.extra/"  # prefix in files of the names of tensors in extra state
-WAY_OUT = (
+STORABLE_INSTEAD = (
     "return plain values, lists, tuples, dicts and tensors from get_extra_state; or save the run (outgrow.Run.save), or use "
     "torch.save(model.state_dict(), path)"
 )
@@ -67,7 +67,9 @@ def _packed(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         return [type(value).__name__, [_packed(item, name, tensors) for item in value]]
     if isinstance(value, dict):
         return ["dict", [[_packed(key, name, tensors), _packed(item, name, tensors)] for key, item in value.items()]]
-    raise CheckpointError(f"{name} of the state dict holds a {type(value).__name__}, which can't be stored safely: {WAY_OUT}")
+    raise CheckpointError(
+        f"{name} of the state dict holds a {type(value).__name__}, which can't be stored safely: {STORABLE_INSTEAD}"
+    )
 
 
 def unpack_extras(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def description_in(path: Path, file: Any, checksums: bool = True) -> Description
     if checksums and (SEAL in metadata or found.checksums is not None):
         shapes = {name: shape for name, (_, shape) in found.tensors.items()}
         if metadata.get(SEAL) != header_checksum(metadata, shapes):
-            raise CheckpointError(f"{path} is damaged: its header differs from what was written: {checksum.WAY_OUT}")
+            raise CheckpointError(f"{path} is damaged: its header differs from what was written: {checksum.IF_DAMAGED}")
     return found
 
 
