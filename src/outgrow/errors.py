@@ -48,6 +48,10 @@ class TraceError(GrowthError):
     """The model does not run on the example, so its operators can't be recorded."""
 
 
+class ExampleError(TraceError):
+    """The model's code raises an error on the example, for instance because of its type, its shape or missing arguments."""
+
+
 class RuleError(TraceError):
     """A rule for an operator (`outgrow.rule`) that can't be registered, or that fails when it runs."""
 

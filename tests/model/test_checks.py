@@ -48,6 +48,46 @@ def test_an_example_that_the_model_does_not_run_on(example: Any, words: str) -> 
     assert random_states() == dice
 
 
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.fc = nn.Embedding(7, 4), nn.Linear(4, 2)
+
+    def forward(self, words: torch.Tensor, scale: torch.Tensor, flag: bool = False) -> torch.Tensor:
+        return self.fc(self.words(words) * scale)
+
+
+WORDS = torch.zeros(3, 5, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "place", "way_out"),
+    [
+        (mlp(), torch.zeros(3, 5), r"0: Linear\(.*\) failed on \(3, 5\) float32", "a batch of the training data"),
+        (mlp(), X.double(), "0: Linear", r"pass example.to\(torch.float32\), or model.to\(torch.float64\)"),
+        (mlp(), torch.zeros(3, 4, dtype=torch.long), "0: Linear", r"pass example.to\(torch.float32\)"),
+        (mlp(), X.to("meta"), "0: Linear", "the model is on cpu, the example on meta"),
+        (mlp(), X.numpy(), "0: Linear.*the example is of type ndarray", "torch.as_tensor"),
+        (mlp(), (), "the model: .*the example is an empty tuple", "a tuple of positional arguments"),
+        (mlp(), (X, X), "the model: ", r"forward takes \(input.*pass example=\(input,\)"),
+        (Two(), WORDS, "the model: ", r"forward takes \(words: .*, scale: .*pass example=\(words, scale\)"),
+        (Two(), {"words": WORDS, "size": X}, "the model: .*words=.*, size=", r"pass example=\(words, scale\), or a dict"),
+        (Two(), (X, X), "words: Embedding", "pass integers"),
+        (Two(), (WORDS + 7, torch.ones(())), "words: Embedding", "pass indices below 7"),
+    ],
+)
+def test_a_wrong_example_is_reported_with_the_module_and_the_way_out(
+    model: nn.Module, example: Any, place: str, way_out: str
+) -> None:
+    where = "0" if isinstance(model, nn.Sequential) else "words"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = [outgrow.At(step=5, grow=[outgrow.Widen(where, to=12)])]
+    with pytest.raises(TraceError, match=f"(?s)does not run on the example.*- {place}.*instead: .*{way_out}"):
+        outgrow.widen(model, example, where, to=12)
+    with pytest.raises(TraceError, match=f"(?s)does not run on the example.*- {place}.*instead: .*{way_out}"):
+        outgrow.Run(model, example, optimizer, schedule, quiet=True)
+
+
 @pytest.mark.parametrize(
     "sizes",
     [

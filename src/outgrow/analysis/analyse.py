@@ -11,6 +11,7 @@ from outgrow.analysis.unused_parameters import pin_doubtful
 from outgrow.analysis.volumes import Anatomy
 from outgrow.errors import Problem, TraceError
 from outgrow.model.example import Example
+from outgrow.model.example_errors import does_not_run
 from outgrow.model.idle_modules import IdlePeers, idle_peers
 from outgrow.model.sandbox import tensors_of
 from outgrow.process.garbage_collection import without_garbage_collection
@@ -38,10 +39,7 @@ def watch(model: nn.Module, example: Example, both_modes: bool = False) -> Trace
     except Exception as error:
         if any(tensor.is_meta for tensor in tensors_of(model).values()):
             raise without_values(error) from error
-        raise TraceError(
-            f"the model does not run on the example: {type(error).__name__}: {error}. "
-            "Pass example= a tensor, a tuple of positional arguments, or a dict of keyword arguments"
-        ) from error
+        raise does_not_run(model, example, error) from error
     peers = idle_peers(model, trace.unused) if trace.unused else {}
     if peers:
         try:

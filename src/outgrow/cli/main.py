@@ -162,9 +162,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _message(error: Exception) -> str:
     """The text of an error; for errors that are not outgrow's own, with the name of the class."""
-    from outgrow.errors import GrowthError
+    from outgrow.errors import ExampleError, GrowthError
 
     text = str(error).strip()
+    if isinstance(error, ExampleError):  # the example comes from options
+        place = "; ".join(f"{problem.where}: {problem.reason}" for problem in error.problems)
+        return f"{text.splitlines()[0]} ({place}): change --input, --batch or --dtype"
     return text if isinstance(error, (CommandError, GrowthError)) else f"{type(error).__name__}: {text}".rstrip(": ")
 
 
@@ -230,6 +233,7 @@ def _is_file(target: str) -> bool:
 
 def _inspect_model(args: argparse.Namespace) -> str:
     import outgrow
+    from outgrow.model.example import describe_example
 
     model, example = _model_of(args)
     volumes, places = outgrow.volumes(model, example), outgrow.places(model, example)
@@ -240,24 +244,11 @@ def _inspect_model(args: argparse.Namespace) -> str:
         about = {"target": args.target, "model": type(model).__qualname__, "parameters": parameters, "volumes": facts,
                  "places": [{"name": p.name, "methods": list(p.methods), "reason": p.reason} for p in places]}  # fmt: skip
         return json.dumps(about, indent=2, ensure_ascii=False)
-    title = f"{args.target}: {type(model).__qualname__}, example {_describe_example(example)}"
+    title = f"{args.target}: {type(model).__qualname__}, example {describe_example(example)}"
     growable = sum(volume.growable for volume in volumes)
     noun = "volume" if len(volumes) == 1 else "volumes"
     closing = f"{len(volumes)} {noun}, {growable} can grow; {parameters:,} parameters"
     return "\n\n".join([title, *_volume_tables(volumes, full=args.all), *_place_tables(places, full=args.all), closing])
-
-
-def _describe_example(example: Any) -> str:
-    """Shapes and types of an example."""
-    import torch
-
-    if isinstance(example, torch.Tensor):
-        return f"{tuple(example.shape)} {str(example.dtype).removeprefix('torch.')}"
-    if isinstance(example, dict):
-        return ", ".join(f"{key}={_describe_example(value)}" for key, value in example.items())
-    if isinstance(example, (tuple, list)):
-        return ", ".join(map(_describe_example, example))
-    return repr(example)
 
 
 def _modules(volume: Volume, role: str) -> list[str]:

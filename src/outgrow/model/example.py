@@ -49,6 +49,22 @@ def tensors_in(tree: Any) -> list[Tensor]:
     return []
 
 
+def describe_example(example: Any) -> str:
+    """Shapes and types of an example.
+
+    Example:
+        >>> describe_example({"x": torch.zeros(2, 3), "flag": True})
+        'x=(2, 3) float32, flag=True'
+    """
+    if isinstance(example, Tensor):
+        return f"{tuple(example.shape)} {str(example.dtype).removeprefix('torch.')}"
+    if isinstance(example, Mapping):
+        return ", ".join(f"{key}={describe_example(value)}" for key, value in example.items()) or "an empty dict"
+    if isinstance(example, (tuple, list)):
+        return ", ".join(map(describe_example, example)) or f"an empty {type(example).__name__}"
+    return repr(example) if isinstance(example, (bool, int, float, str, type(None))) else f"of type {type(example).__name__}"
+
+
 def outputs_in(tree: Any) -> list[Tensor]:
     """The tensors in a model's output, in objects of any kind except for caches."""
     return tensors_anywhere(tree, set(), caches=False)

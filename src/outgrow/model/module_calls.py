@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from outgrow.errors import TraceError
 from outgrow.model.example import Example, call, is_cache
+from outgrow.model.example_errors import does_not_run
 from outgrow.model.sandbox import untouched
 
 
@@ -49,7 +49,7 @@ def calls_of(model: nn.Module, example: Example, paths: Sequence[str], training:
                 handles += listen(path, model.get_submodule(path))
             call(model, example)
     except Exception as error:
-        raise TraceError(f"the model does not run on the example: {type(error).__name__}: {error}") from error
+        raise does_not_run(model, example, error) from error
     finally:
         for handle in handles:
             handle.remove()

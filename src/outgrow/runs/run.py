@@ -30,7 +30,7 @@ from outgrow.engine.report import Growth
 from outgrow.errors import CheckpointError, GrowthError, OptimizerError, ScheduleError
 from outgrow.growth_plan.plan import Plan
 from outgrow.history.cohorts import Cohorts, cohorts
-from outgrow.model.checks import check_averages, check_model, check_seed
+from outgrow.model.checks import check_averages, check_seed
 from outgrow.model.example import Example
 from outgrow.model.journal import Journal
 from outgrow.model.unwrap import as_list, bare
@@ -40,6 +40,7 @@ from outgrow.optimizers.restart import discard_state, start_fresh
 from outgrow.optimizers.wrappers import unwrapped as bare_optimizers
 from outgrow.process.signals import DeferredSignals
 from outgrow.runs.cohort_rates import Pace
+from outgrow.runs.example_check import check_runs
 from outgrow.runs.growth_log import Record, check_sinks, write
 from outgrow.runs.input_checks import as_loss, as_number, check_check, check_measured, check_parts, measured, warn_lost
 from outgrow.runs.learning_rates import scale_decay, scale_rates
@@ -145,7 +146,7 @@ class Run:
     def _check_and_plan(self, position: Mapping[str, Any] | None, sharded: bool) -> None:
         """Check all arguments, and plan the growths in a dry run."""
         model, example, check = self.model, self.example, self.check
-        check_model(bare(model))
+        check_runs(bare(model), example if check is not False and self.schedule else None)
         check_optimizers(self.optimizers, bare(model), NOTHING)
         check_averages(self.averages, bare(model))
         check_parts(self.optimizers, self.schedulers, self.also, self.schedule, sharded)

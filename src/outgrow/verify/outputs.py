@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from outgrow.errors import ApplyError, Problem, TraceError, VerifyError
+from outgrow.errors import ApplyError, Problem, VerifyError
 from outgrow.model.example import Example, call, outputs_in
+from outgrow.model.example_errors import does_not_run
 from outgrow.model.reference_operators import REFERENCES
 from outgrow.model.sandbox import precise, substituted, tensors_of, untouched
 
@@ -298,7 +299,7 @@ def before(model: nn.Module, example: Example, brief: bool = False) -> Outputs:
     except VerifyError:
         raise
     except Exception as error:
-        raise TraceError(f"the model does not run on the example: {type(error).__name__}: {error}") from error
+        raise does_not_run(model, example, error) from error
 
 
 def _rules(outputs: Outputs) -> str:

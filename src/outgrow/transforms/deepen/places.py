@@ -17,7 +17,7 @@ from outgrow.analysis.analyse import dissect, without_values
 from outgrow.analysis.volumes import Anatomy
 from outgrow.apply.apply_plan import apply_setting
 from outgrow.apply.carry_out_insert import put_in
-from outgrow.errors import TraceError
+from outgrow.errors import ExampleError, TraceError
 from outgrow.exactness.zero_output import NotZero
 from outgrow.growth_plan.plan import Plan, joined
 from outgrow.model.checks import check_module
@@ -161,7 +161,8 @@ def _surveyed(model: nn.Module, example: Example, candidates: _Candidates) -> Su
         survey = _survey_on_meta(model, example, candidates)
     except Exception as error:
         if not has_values(model):
-            raise error if isinstance(error, TraceError) and error.problems else without_values(error) from error
+            known = isinstance(error, TraceError) and error.problems and not isinstance(error, ExampleError)
+            raise error if known else without_values(error) from error
         survey = _survey(model, example, candidates, shadowed=False)
     if not has_values(model):
         survey.idle = {container: NO_VALUES if why is None else why for container, why in survey.idle.items()}
