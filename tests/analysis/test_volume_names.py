@@ -49,6 +49,24 @@ def test_a_module_that_no_volume_is_called_after_is_led_to_its_volume(pattern: s
     outgrow.widen(Tokens(False), IDS, "gate_proj", by=2)
 
 
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(4, 8), nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.gate(x)) * self.up(x))
+
+
+@pytest.mark.parametrize("pattern", ["*.up", "0.up"])
+def test_a_module_whose_own_volume_can_not_grow_is_led_to_the_one_that_it_writes(pattern: str) -> None:
+    """The volume that is called 0.up is the model's input."""
+    model, x = nn.Sequential(Gated(), Gated()), torch.randn(5, 4)
+    with pytest.raises(outgrow.GrowthError, match=r"0\.up: its size is set by the model's input(.|\n)*other volumes: 0\.gate"):
+        outgrow.widen(model, x, pattern, by=2)
+    assert outgrow.widen(model, x, "0.gate", by=2).plan.changes[0].volume == "0.gate"
+
+
 def test_names_that_are_no_module_get_those_that_come_near() -> None:
     with pytest.raises(outgrow.GrowthError, match="similar names: gate_proj"):
         outgrow.widen(Tokens(False), IDS, "gate_prj", by=2)

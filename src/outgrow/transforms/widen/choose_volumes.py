@@ -126,18 +126,29 @@ def choose(
     if problems:
         raise MethodError(f"{len(problems)} of the named volumes can't grow", problems)
     if not choices:
-        reasons = [Problem(skip.volume, skip.reason) for skip in skipped]
+        named = {volume.name: volume for volume in anatomy.volumes}
+        reasons = [Problem(skip.volume, skip.reason, _other_volumes(named[skip.volume], anatomy.volumes)) for skip in skipped]
         raise MethodError(f"nothing that {request.where!r} selects can grow by method {_name(request.method)}", reasons[:20])
     return choices, skipped
 
 
 def _instead(volume: Volume, volumes: Sequence[Volume]) -> str:
     """What to select instead of a volume that can't grow."""
+    return _other_volumes(volume, volumes) or "select others by a glob, which skips volumes that can't grow"
+
+
+def _other_volumes(volume: Volume, volumes: Sequence[Volume]) -> str:
+    """The other volumes that are named after a volume's module, or that it writes; empty if there are none."""
     module = volume.name.partition("#")[0]
-    others = [v.name for v in volumes if v is not volume and v.name.partition("#")[0] == module and not v.pinned]
-    if others:
-        return f"{module} has other volumes: {', '.join(others)}"
-    return "select others by a glob, which skips volumes that can't grow"
+    weights = {slot.tensor for one in volumes for slot in one.slots if slot.tensor.rpartition(".")[0] == module}
+    others = [
+        one.name
+        for one in volumes
+        if one is not volume
+        and not one.pinned
+        and (one.name.partition("#")[0] == module or any(s.role == WRITES and s.tensor in weights for s in one.slots))
+    ]
+    return f"{module} has other volumes: {', '.join(others)}" if others else ""
 
 
 def _name(method: str | Method) -> str:
