@@ -8,9 +8,10 @@
     python -m experiments --set appendix-b …              appendix B on its own network
     python -m experiments --set tuning --preset paper …   the honest comparison: tuning, then sweep, then protocol
 
-An interrupted run goes on where it stopped when the same command is given again. Results go to --results, a JSON an arm; arms
-and seeds that are there are not trained again, and more seeds join them. From those of the paper's arms a report is made,
-report.html with its figures beside it; from those of the three sets, in folders of these names side by side, does-it-pay.md.
+An interrupted run goes on where it stopped when the same command is given again. Results go to --results, a JSON file per arm,
+for the seeds that are complete; arms and seeds that are there are not trained again, and more seeds join them.
+From those of the paper's arms a report is made, report.html with its figures beside it; from those of the three sets, in
+folders of these names side by side, does-it-pay.md.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from experiments.setting.arms import CHOICES, Arm, paper_arms
 from experiments.setting.data import DataError, cifar10, download
 from experiments.setting.more_arms import more_arms
 from experiments.setting.protocol import KINDS, OWNED, chosen_by, lacks, protocol_arms, sweep_arms, tuned_at, tuning_arms
-from experiments.setting.segments import all_segments
+from experiments.setting.segments import all_segments, segments_of
 from experiments.training import eager
 from experiments.training.graphs import Graphs
 from experiments.training.progress import Progress
@@ -331,13 +332,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             precompile(left, [len(labels) for _, labels in data.examined], training.batch, options.device, options.precision)
         with Progress(training.epochs_left()) as training.tell, stoppable(training):
             done = training.run()
-        if not done:
-            print(f"stopped after {(time.monotonic() - started) / 60:.1f} minutes; the same command goes on")
-            return 3
-        for arm, own in wanted.items():
+        whole = {arm: [seed for seed in own if all(map(store.is_done, segments_of(arm, seed)))] for arm, own in wanted.items()}
+        for arm, own in whole.items():
             if own:
                 write_arm(results, arm, own, store, made_by)
                 write_filters(results, arm, own, store)
+        if not done:
+            spent, written = (time.monotonic() - started) / 60, sum(map(bool, whole.values()))
+            print(
+                f"stopped after {spent:.1f} minutes; {several(written, 'arm')} written to {results}; the same command goes on"
+            )
+            return 3
         if of_paper:
             from experiments.report import write
 

@@ -70,12 +70,15 @@ def controls() -> list[Arm]:
 
 
 def other_methods() -> list[Arm]:
-    """Other ways to widen, and other values for new weights."""
+    """Other ways to widen, and other values for new weights.
+
+    Filters of zero writers for 20 epochs only: torch's ReLU has no slope at zero, so that they never move.
+    """
     writers, noisy = widen("netmorph-writers"), widen("r2r", noise=NOISE)
     return [
         learnt("NCT-NetMorph(writers)", "NCT-WidenTeacher", writers, 69.8),
         faster("NetMorph(writers)", SMALL, writers),
-        filters_arm("NetMorph(writers)", replace(writers, factor=2)),
+        filters_arm("NetMorph(writers)", replace(writers, factor=2), 20),
         drawn("He(NoDrop)", 1e-3, init="he"),
         drawn("Std(NoDrop)", 1e-3),
         drawn("Code(NoDrop)", 1e-3, scale=1e-3),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from experiments.setting.data import cifar10, download
 from experiments.setting.protocol import tuning_arms
 from experiments.setting.segments import segments_of
 from experiments.training.store import Store, StoreError
+from experiments.training.train_segments import Training
 from tests.helpers import made_up_results as made_up
 from tests.helpers.experiment_arms import ARM
 from tests.helpers.experiment_runs import short, some_data, training
@@ -140,6 +142,26 @@ def test_what_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert capsys.readouterr().out.startswith("2 arms, 2 seeds: ")
     assert main(["BI-Std", "OF-Rand", *folders]) == 0
     assert capsys.readouterr().out.startswith(f"2 arms, 1 seed, 1 arm of them in {tmp_path / 'results'} already: 1 piece of")
+
+
+def test_an_interrupted_run_writes_what_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("experiments.__main__.cifar10", lambda folder: replace(some_data(256, 10), name="CIFAR-10"))
+    folders = ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
+    land = Training._land
+
+    def land_and_stop(self: Training, flight: Any) -> None:
+        land(self, flight)
+        self.until = float("-inf")
+
+    monkeypatch.setattr(Training, "_land", land_and_stop)
+    assert main(["OF-Teacher", "OF-Student", "--seeds", "1", *folders]) == 3
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["OF-Teacher.json"]
+    assert "1 arm written to" in capsys.readouterr().out
+    monkeypatch.setattr(Training, "_land", land)
+    assert main(["OF-Teacher", "OF-Student", "--seeds", "1", *folders]) == 0
+    assert sorted(read_all(tmp_path / "results")) == ["OF-Student", "OF-Teacher"]
 
 
 def test_what_is_left_leaves_out_steps_that_are_made(tmp_path: Path) -> None:
