@@ -29,12 +29,12 @@ from experiments.reading.demo_lines import (
     losses,
     mark,
     sentences,
-    signed,
     spread,
     start,
     text_table,
 )
 from experiments.reading.result_files import facts, read_all, write_arm
+from experiments.reading.words import signed
 from experiments.report import framed
 from experiments.setting.arms import Arm
 from experiments.setting.data import digits

@@ -19,8 +19,9 @@ import numpy as np
 from experiments.pages.looks import COLOURS, look
 from experiments.reading.curves import Mean, mean_curve, roads
 from experiments.reading.diversity import WHEN, read_filters
+from experiments.reading.groups import GROUPS, Group
 from experiments.reading.result_files import ResultsError, read_paper, unusable
-from experiments.reading.tables import GROUPS, Group, Numbers, last, numbers
+from experiments.reading.tables import Numbers, last, numbers
 
 RESULTS, OUT = Path(__file__).parent / "results" / "table", Path("report")
 COLUMN = 3.4  # inches: a column of the paper

@@ -12,8 +12,11 @@ from pathlib import Path
 
 from experiments.reading.answers import answers
 from experiments.reading.comparison import EPOCH, Comparison, at_the_edge, read
+from experiments.reading.curves import Estimate
+from experiments.reading.findings import Strip
 from experiments.reading.result_files import ResultsError, unusable
 from experiments.reading.ways import VERBS, Table, tables
+from experiments.reading.words import signed
 from experiments.setting.protocol import (
     BIG,
     DECAYS,
@@ -85,10 +88,24 @@ def markdown(table: Table) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in table.rows), ""])
 
 
+def by_budget(strips: Sequence[Strip]) -> Table:
+    """The differences behind the findings: ▲ clearly above zero, ▼ clearly below."""
+    budgets = sorted({budget for one in strips for budget in one.cells}, key=float)
+
+    def cell(one: Estimate | None) -> str:
+        sign = "" if one is None or not one.clear else "▲ " if one.value > 0 else "▼ "
+        return "" if one is None else f"{sign}{signed(one.value)}"
+
+    rows = tuple((one.name, *(cell(one.cells.get(budget)) for budget in budgets)) for one in strips)
+    return Table("Points of accuracy by budget", ("difference", *budgets), rows)
+
+
 def page(compared: Comparison) -> str:
     made = next(iter(compared.results.values()))
     versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
-    said = "\n".join(f"- **{one.title}.** {one.text}" for one in answers(compared))
+    found = answers(compared)
+    said = "\n".join(f"- **{one.title}.** {one.text.replace(chr(10), ' ')}".rstrip() for one in found)
+    strips = [strip for one in found for strip in (*one.strips, *one.more)]
     held = "\n".join(f"- {one}" for one in caveats(compared))
     return f"""# Does growing pay? All tables
 
@@ -103,6 +120,7 @@ network's training; under *reuse* a trained small network is there already.
 
 {said}
 
+{markdown(by_budget(strips))}
 What to hold against it:
 
 {held}

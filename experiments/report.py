@@ -17,18 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from experiments.figures import OUT, RESULTS, draw_all
-from experiments.pages import budgets, parts, parts_pays
+from experiments.pages import budgets, cards, parts, parts_pays
+from experiments.pages.basics import fold, prose
 from experiments.pages.looks import look
-from experiments.reading.answers import in_short
+from experiments.reading.answers import opening
 from experiments.reading.comparison import Comparison, read
 from experiments.reading.curves import Mean, mean_curve
 from experiments.reading.diversity import read_filters
-from experiments.reading.findings import findings, lede, summary
+from experiments.reading.findings import findings, lede
+from experiments.reading.groups import GROUPS, Group
 from experiments.reading.result_files import ResultsError, read_paper, unusable
-from experiments.reading.tables import GROUPS, Group, Numbers, numbers
+from experiments.reading.tables import Numbers, numbers
 
 TEMPLATE = Path(__file__).parent / "pages" / "templates"
-REUSED = ("nct-widen", "nct-deepen", "of")  # groups whose plots open on the students' own epochs
+REUSED = ("nct-widen", "nct-deepen", "nct-narrow", "of")  # groups whose plots open on the students' own epochs
 NOTES = {
     "nct-widen": "A teacher is trained for {first:g} epochs, widened by half, and for {rest:g} more at a fifth of the rate.",
     "nct-deepen": "A teacher of ten layers is trained, deepened to eighteen, and trained on at a fifth of the rate.",
@@ -38,6 +40,12 @@ NOTES = {
     "to a fifth at update 4,500.",
     "apb-deepen": "Half the depth at first, all of it for the last quarter of 6,000 updates, or from earlier on. The rate "
     "drops to a fifth at update 4,500.",
+    "nct-narrow": "8/16 channels: a teacher of ten layers, deepened to eighteen and trained on at a fifth of the rate.",
+    "ftt-narrow": "8/16 channels, deepened at epoch {first:g} of {total:g}, where the rate of all arms drops to a fifth.",
+    "apb3-widen": "Appendix B on its own network: half the filters until the growth; the rate then falls with the share of old "
+    "parameters.",
+    "apb3-deepen": "Appendix B on its own network: two layers until the growth; the rate then falls with the share of old "
+    "parameters.",
     "of": "The teacher is trained without weight decay until it overfits; its widened student goes on from there.",
     "bi": "Widened at epoch {first:g}, with new weights of the deviation of those they join, or drawn as He and others do.",
     "viz": "A network of one convolution, whose filters are doubled at epoch {first:g} of {total:g}.",
@@ -85,66 +93,77 @@ def data(found: Numbers) -> dict[str, Any]:
     return {
         group.key: {
             "title": group.title,
+            "first": [*group.present(found.results), *group.teachers[:1]],
             "account": "reuse" if group.key in REUSED else "nothing",
-            "arms": [arm_data(found, name) for name in shown(found, group)],
+            "arms": [arm_data(found, name) for name in group.shown(found.results)],
         }
         for group in GROUPS
         if group.present(found.results)
     }
 
 
-def shown(found: Numbers, group: Group) -> tuple[str, ...]:
-    """The arms of a plot: a group's own, and its teacher where that is an arm of its own."""
-    return tuple(name for name in (*group.arms, *group.teachers[:1]) if name in found.results)
+FIGURE_OF = {
+    "apb-widen": "appendix-b",
+    "apb-deepen": "appendix-b",
+    "of": "overfitting",
+    "bi": "initialisation",
+    "viz": "filters",
+}
+
+
+def plot(found: Numbers, group: Group, beside: set[str]) -> str:
+    """The plot of a group, behind a fold that says where its arms end."""
+    names = [name for name in sorted(beside) if name.startswith(group.key) or name == FIGURE_OF.get(group.key)]
+    links = "".join(f' <a href="figures/{name}.png">{name}.png</a> <a href="figures/{name}.pdf">pdf</a>' for name in names)
+    figure = (
+        f'<figure class="plot" data-group="{group.key}" id="{group.key}">'
+        f'<p class="quiet">{escape(note(found, group))}</p><div class="view"></div>'
+        f"<noscript>{parts.fallback(found, group)}</noscript>"
+        + (f'<figcaption class="quiet">For print:{links}</figcaption>' if links else "")
+        + "</figure>"
+    )
+    ends = [(look(name).label, found.end(name)) for name in group.present(found.results)]
+    short = ", ".join(f"{label} {row.late:.1f}" for label, row in ends if row)
+    return fold(f"{escape(group.title)} <small>{prose(short)} %</small>", figure)
 
 
 def plots(found: Numbers, beside: set[str]) -> str:
-    pieces = []
-    for group in GROUPS:
-        if not group.present(found.results):
-            continue
-        links = "".join(
-            f' <a href="figures/{name}.png">{name}.png</a> <a href="figures/{name}.pdf">pdf</a>'
-            for name in sorted(beside)
-            if name.startswith(group.key)
-            or name
-            == {
-                "apb-widen": "appendix-b",
-                "apb-deepen": "appendix-b",
-                "of": "overfitting",
-                "bi": "initialisation",
-                "viz": "filters",
-            }.get(group.key)
-        )
-        pieces.append(
-            f'<figure class="plot" data-group="{group.key}" id="{group.key}"><h3>{escape(group.title)}</h3>'
-            f'<p class="quiet">{escape(note(found, group))}</p><div class="view"></div>'
-            f"<noscript>{parts.fallback(found, group)}</noscript>"
-            f'<figcaption class="quiet">For print:{links}</figcaption></figure>'
-        )
-    return "".join(pieces)
+    return "".join(plot(found, group, beside) for group in GROUPS if group.present(found.results))
+
+
+OPENING = (
+    '<figure class="plot first" data-group="opening" id="opening"><div class="view"></div><figcaption '
+    'class="quiet">ResNetCifar-18 '
+    "widened by two on CIFAR-10: accuracy at the end of whole runs, by compute spent after the small network was there. "
+    "Means over "
+    "seeds, with a band of one standard deviation.</figcaption><noscript><p>The tables below have all "
+    "values.</p></noscript></figure>"
+)
 
 
 def page(found: Numbers, beside: set[str], compared: Comparison | None, engines: str) -> str:
     """The whole page; `beside` names the figures that lie next to it."""
-    curves = data(found) | ({} if compared is None else budgets.data(compared))
+    curves = data(found) | ({} if compared is None else budgets.data(compared) | budgets.opening(compared))
+    costs = [fold(f"Compute to reach an accuracy: {escape(title)}", made) for title, made in parts.cost_tables(found)]
     fill = {
-        "lede": parts.prose(lede(found)),
-        "summary": parts.prose(f"{summary(found)} {in_short(compared) if compared else ''}".strip()),
-        "cards": parts.cards(findings(found)),
-        "plots": plots(found, beside),
-        "chart": parts.final_chart(found),
-        "final": parts.final_table(found),
-        "pairs": parts.paired_table(found),
-        "growths": parts.growth_table(found),
-        "costs": parts.cost_tables(found),
+        "headline": prose(opening(compared) if compared else "Networks that grow in the middle of training"),
+        "opening": OPENING if "opening" in curves else "",
+        "lede": prose(lede(found)),
+        "claims": cards.claim_table(found),
+        "scores": fold("Table 2, number by number", cards.scores(found)),
+        "choices": fold("Choices made in reading the paper", parts.choices()),
         "pays": parts_pays.pays(compared),
-        "engines": engines,
-        "filters": parts.filter_part(found),
-        "claims": parts.claim_table(found),
-        "choices": parts.choices(),
-        "arms": parts.arm_table(found),
-        "made": parts.made_by(found.results),
+        "cards": cards.cards(findings(found)),
+        "plots": plots(found, beside),
+        "filter_table": parts.filter_table(found),
+        "filters": fold("The filters of the first seed", parts.filter_part(found)),
+        "final": fold("Final accuracy of every arm", parts.final_chart(found) + parts.final_table(found)),
+        "pairs": fold("Arm against arm", parts.paired_table(found)),
+        "growths": fold("At the growth", parts.growth_table(found)),
+        "costs": "".join(costs),
+        "made": fold("Commands, engine, device, versions", parts.made_by(found.results)),
+        "engines": fold("The fused engine and the plain loop", engines),
+        "arms": fold("Every arm as it was run", parts.arm_table(found)),
     }
     return framed("page.html", "outgrow: the paper's experiments, run again", curves, fill)
 

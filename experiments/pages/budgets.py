@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from experiments.figures import COLUMN, drawing, save
+from experiments.pages.chart_svg import Panel, Series, picture
 from experiments.pages.looks import COLOURS
 from experiments.reading.comparison import Comparison, Line, flops
 from experiments.reading.tables import spread
@@ -99,15 +100,35 @@ def draw(compared: Comparison, folder: Path) -> list[Path]:
         return save(figure, folder, "does-it-pay")
 
 
-def draw_page(compared: Comparison, path: Path) -> None:
-    """The sheet as SVG, for the documentation."""
-    import matplotlib
+NAMED = {"scratch": "from scratch", "r2r": "grown (r2r)", "random": "random padding"}
+HUES = {"scratch": "black", "r2r": "blue", "random": "orange"}
 
-    with drawing() as Figure, matplotlib.rc_context({"svg.hashsalt": "outgrow", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(2 * COLUMN, 2 * COLUMN))
-        sheet(compared, figure)
-        figure.savefig(path, metadata={"Date": None, "Creator": None})
-    path.write_text("\n".join(line.rstrip() for line in path.read_text(encoding="utf-8").splitlines()) + "\n", encoding="utf-8")
+
+def card_panel(compared: Comparison, account: str, what: str) -> Panel:
+    """Four lines of an account: grown, not grown, from scratch, random padding."""
+    small, lines = compared.small(account, what), []
+    grown = compared.lines[f"{account}-{what}-r2r"]
+    budgets = list(grown.ends)
+    for line in (compared.scratch, grown, small, compared.lines.get(f"{account}-{what}-random")):
+        if line is None:
+            continue
+        x = [budget for budget in line.ends if budgets[0] <= budget <= budgets[-1]]
+        alone = "trained on" if account == "RE" else "small, alone"
+        y, sd = [line.mean(budget) for budget in x], [spread(line.values(budget)) for budget in x]
+        dash, width = ("7 2.5 2 2.5" if line.way == "random" else ""), (2.4 if line.way == "r2r" else 1.7)
+        lines.append(Series(NAMED.get(line.way, alone), HUES.get(line.way, "grey"), x, y, sd, dash, width))
+    title = f"{VERBS[what]}, {ACCOUNTS[account]}"
+    return Panel(
+        title, "budget in epochs of the big network", "final accuracy, %", lines, budgets, range(64, 81, 4), 62, 80.5, "x"
+    )
+
+
+def draw_page(compared: Comparison, path: Path) -> None:
+    """The picture of the documentation: reuse on the left, from nothing on the right."""
+    pairs = [(account, what) for what in ("widen", "deepen") for account in ("RE", "EQ")]
+    panels = [card_panel(compared, *pair) for pair in pairs if f"{pair[0]}-{pair[1]}-r2r" in compared.lines]
+    title = "Final accuracy by budget: grown, not grown, from scratch, random padding; under reuse and from nothing"
+    path.write_text(picture(title, panels), encoding="utf-8")
 
 
 def series(line: Line) -> dict[str, Any]:
@@ -150,6 +171,17 @@ def data(compared: Comparison) -> dict[str, Any]:
             "arms": [arm(name, **values) for name, values in ways.items()],
         }
     return groups
+
+
+def opening(compared: Comparison) -> dict[str, Any]:
+    """The report's first figure: reuse by widening, three lines."""
+    names = {"r2r": "grown", "alone": "trained on", "scratch": "from scratch"}
+    arms = [one for one in data(compared).get("pays-widen", {"arms": []})["arms"] if one["name"] in names]
+    if len(arms) < len(names) or not all(one["reuse"] or one["both"] for one in arms):
+        return {}
+    shown = [{**one, "short": names[one["name"]], "width": 1.5} for one in arms]
+    plot = {"title": "Reuse by widening", "kind": "budgets", "account": "reuse", "ends": True, "plain": True, "below": 12}
+    return {"opening": {**plot, "arms": shown}}
 
 
 def arm(name: str, way: str, labels: dict[str, str], nothing: Any, reuse: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Colour tells the method; the line style tells it once more, for print in grey an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Okabe & Ito, Color Universal Design (2008). Yellow is left out: it is lost on white.
 COLOURS = {
@@ -60,18 +60,37 @@ LOOKS = {
     "Rand": Look("from scratch", "black"),
     "He": Look("He initialisation", "red", (5, 1.6)),
     "Std": Look("matched deviation", "blue", width=1.3),
-    # the demo's
-    "small": Look("not grown", "grey"),
-    "r2r": Look("r2r", "blue", width=1.3),
-    "net2net": Look("net2net", "purple", (1.2, 1.2)),
-    "netmorph": Look("netmorph", "green", (5, 1.6)),
-    "copy": Look("copies (does not preserve)", "sky", (6, 1.5, 1, 1.5)),
-    "random": Look("random (does not preserve)", "orange", (4, 1.3, 1.2, 1.3)),
-    "scratch": Look("from scratch", "black"),
-    "scratch, same FLOPs": Look("from scratch, same FLOPs", "red", (2.5, 1.2)),
+    "Code": Look("nearly zero", "green", (5, 1.6)),
+    "R2WiderR@4500": Look("R2WiderR at 4,500", "blue", width=1.3),
+    "R2DeeperR@4500": Look("R2DeeperR at 4,500", "blue", width=1.3),
+    "R2WiderR@0": Look("R2WiderR at 0", "purple", (1.2, 1.2)),
+    "R2DeeperR@0": Look("R2DeeperR at 0", "purple", (1.2, 1.2)),
 }
+SUFFIXES = {
+    "(author)": "author’s settings",
+    "(dropped)": "rate dropped",
+    "(writers)": "zero writers",
+    "(NoDrop)": "rate not dropped",
+    "(printed)": "a third of the scale",
+    "(code)": "nearly zero",
+    "(Residual)": "with skips",
+    "(noise)": "with noise",
+    "(scale3)": "scale × 3",
+    "(scale10)": "scale × 10",
+    "(carried)": "state carried",
+    "(narrow)": "8/16 channels",
+}
+ACCOUNT_NAMES = {"nothing": "from nothing", "reuse": "reuse"}
 
 
 def look(arm: str) -> Look:
-    """An arm that is not known here is grey, under its own name."""
-    return LOOKS.get(arm.split("-", 1)[-1], Look(arm, "grey"))
+    """An arm that is not known here is grey, under its own name; one with a suffix looks like the one without, but dotted."""
+    name = arm.split("-", 1)[-1]
+    if name in LOOKS:
+        return LOOKS[name]
+    for suffix, words in SUFFIXES.items():
+        if name.endswith(suffix):
+            plain = look(name.removesuffix(suffix))
+            base = plain.label.replace(" (no skips)", "") if suffix == "(Residual)" else plain.label
+            return replace(plain, label=f"{base}, {words}", dash=plain.dash if suffix == "(narrow)" else (1, 2.2), width=1.0)
+    return Look(arm, "grey")

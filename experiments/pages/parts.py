@@ -1,86 +1,27 @@
-"""Pieces of the report as HTML: tables, cards, and a chart of final accuracies that needs no script."""
+"""Parts of the report as HTML: tables, filters, and a chart of final accuracies that needs no script."""
 
 from __future__ import annotations
 
 import base64
 import io
 import math
-import re
-from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
 import numpy as np
 
 from experiments.figures import picture
-from experiments.pages.looks import look
-from experiments.reading.against_paper import Claim, claims
-from experiments.reading.curves import ACCOUNTS, Estimate, Results, mean_curve
+from experiments.pages.basics import around, breakable, difference, prose, swatch, table, tight, with_code
+from experiments.pages.looks import ACCOUNT_NAMES, look
+from experiments.reading.curves import ACCOUNTS, Results, mean_curve
 from experiments.reading.diversity import WHEN
-from experiments.reading.findings import Finding, amount, interval, share, signed
-from experiments.reading.tables import GROUPS, Cost, Group, Numbers
+from experiments.reading.filter_changes import changes
+from experiments.reading.groups import GROUPS, Group
+from experiments.reading.tables import Cost, Numbers
+from experiments.reading.words import amount, plain, share, tiny
 from experiments.setting.arms import CHOICES
 
-ACCOUNT_NAMES = {"nothing": "from nothing", "reuse": "reuse"}
 MOMENTS = {"before": "before the growth", "after": "just after", "end": "at the end"}
-
-
-def prose(text: str) -> str:
-    """Escaped, with numbers kept on one line with their signs and units."""
-    return re.sub(r"(?<=[\d×±−]) (?=%|points|±|\d|seeds)", "\u00a0", escape(text)).replace("± ", "±\u00a0")
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str, numeric_from: int = 1) -> str:
-    """A table in a box that scrolls by itself, under its caption; cells are HTML already."""
-    top = "".join(f'<th scope="col"{" class=n" if i >= numeric_from else ""}>{cell}</th>' for i, cell in enumerate(head))
-    body = "".join(
-        "<tr>"
-        + f'<th scope="row">{row[0]}</th>'
-        + "".join(f"<td{' class=n' if i >= numeric_from else ''}>{cell}</td>" for i, cell in enumerate(row[1:], start=1))
-        + "</tr>"
-        for row in rows
-    )
-    name = escape(caption)
-    return (
-        f'<div class="sheet"><p class="caption" aria-hidden="true">{name}</p><div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{name}"><table aria-label="{name}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div></div>'
-    )
-
-
-def swatch(arm: str) -> str:
-    style = look(arm)
-    return f'<span class="arm"><i class="swatch" style="--c:var(--{style.colour})"></i>{escape(style.label)}</span>'
-
-
-def minus(text: str) -> str:
-    return text.replace("-", "−")
-
-
-def difference(one: Estimate | None) -> str:
-    """A signed number with its interval, in bold where the interval leaves zero out."""
-    if one is None:
-        return '<span class="quiet">–</span>'
-    value = signed(one.value)
-    strong = f"<b>{value}</b>" if one.clear else value
-    return f'{strong} <span class="quiet">{interval(one)}</span>'
-
-
-def cards(found: Sequence[Finding]) -> str:
-    return "".join(
-        f'<article class="card {one.tone}"><p class="figure" aria-hidden="true">{large(one.figure)}</p>'
-        f"<h3>{prose(one.title)}</h3><p>{prose(one.text)}</p></article>"
-        for one in found
-    )
-
-
-def around(mean: float, sd: float, n: int, digits: int) -> str:
-    """A mean with its spread; of one seed there is none."""
-    return f"{mean:.{digits}f}" + (f" ± {sd:.{digits}f}" if n > 1 else "")
-
-
-def large(figure: str) -> str:
-    number, unit = figure.split("|")
-    return f"{prose(number)} <small>{prose(unit)}</small>"
 
 
 def final_table(numbers: Numbers) -> str:
@@ -90,7 +31,7 @@ def final_table(numbers: Numbers) -> str:
         kind = "" if net["residual"] or net["kind"] == "small" else ' <span class="quiet">no skips</span>'
         rows.append(
             (
-                f"{escape(row.arm)}{kind}",
+                f"{breakable(row.arm)}{kind}",
                 around(row.mean, row.sd, row.n, 2),
                 around(row.late, row.late_sd, row.n, 2),
                 str(row.n),
@@ -104,30 +45,39 @@ def final_table(numbers: Numbers) -> str:
 
 def paired_table(numbers: Numbers) -> str:
     rows = [
-        (escape(pair.arm), escape(pair.against), difference(pair.end), difference(pair.late), str(pair.end.n))
+        (breakable(pair.arm), breakable(pair.against), difference(pair.end), difference(pair.late), str(pair.end.n))
         for pair in numbers.pairs
     ]
     head = ("arm", "less", "last epoch", "last ten epochs", "seeds")
-    return table(head, rows, "Differences in points, seed by seed, with 95 % bootstrap intervals", 2)
+    return table(head, rows, "Differences in points, seed by seed, with 95 % intervals (Student’s t)", 2)
 
 
 def growth_table(numbers: Numbers) -> str:
     rows = [
         (
-            escape(row.arm),
+            breakable(row.arm),
             "–" if row.before is None else f"{row.before:.2f}",
             f"{row.after:.2f}",
             f"{row.one_epoch:.2f}",
-            f"{row.first_loss:.2f} → {row.worst_loss:.2f}",
-            minus(f"{row.error:.0e}") + ("" if row.preserving else ' <span class="quiet">not preserving</span>'),
+            tight(f"{row.first_loss:.2f} → {row.worst_loss:.2f}"),
+            "–" if row.soon is None else f"{row.soon:.2f}",
+            tiny(row.error) if row.preserving else tight("not preserving"),
             f"{row.parameters[0]:,} → {row.parameters[1]:,}",
         )
         for row in numbers.growths
     ]
-    head = ("arm", "before", "just after", "an epoch later", "loss, ten steps", "error of outputs", "parameters")
-    return table(
-        head, rows, "At the growth: accuracy in per cent; training loss of the first step and the highest of the next ten"
+    head = (
+        "arm",
+        "before",
+        "just after",
+        "an epoch later",
+        "loss, ten steps",
+        "next 20 / last 30 steps",
+        "error of outputs",
+        "parameters",
     )
+    caption = "At the growth: accuracy in per cent; training loss of the first step and the highest of the next ten"
+    return table(head, rows, caption)
 
 
 def cost_cell(flops: Cost | None, seconds: Cost | None) -> str:
@@ -148,28 +98,28 @@ def cost_cell(flops: Cost | None, seconds: Cost | None) -> str:
     return f'{text}<br><span class="quiet">{", ".join(part for part in small if part)}</span>'
 
 
-def cost_tables(numbers: Numbers) -> str:
-    """One table a group: arms and accounts by targets."""
+def cost_tables(numbers: Numbers) -> list[tuple[str, str]]:
+    """For each group its title and a table: arms and accounts by targets that are its own."""
     tables = []
     for group in GROUPS:
-        mine = [row for row in numbers.costs if row.against == group.scratch or row.arm in group.arms]
-        mine = [row for row in mine if row.arm in group.arms] if group.scratch else []
+        mine = [row for row in numbers.costs if row.group == group.key]
         if not mine:
             continue
-        whats = list(dict.fromkeys((row.what, row.target) for row in mine))
-        rows = []
-        for name in group.present(numbers.results):
+        whats, rows = list(dict.fromkeys((row.what, row.target) for row in mine)), []
+        names = dict.fromkeys((*group.present(numbers.results), *(row.arm for row in mine)))
+        for name in names:
             never = not any(stage["grow"] for stage in numbers.results[name]["arm"]["stages"])
             for account in ACCOUNTS[:1] if never else ACCOUNTS:
-                cells = [
-                    cost_cell(numbers.cost(name, what, account, "flops"), numbers.cost(name, what, account, "seconds"))
+                both = [
+                    tuple(numbers.cost(name, what, account, axis, group.key) for axis in ("flops", "seconds"))
                     for what, _ in whats
                 ]
                 told = "both accounts" if never else ACCOUNT_NAMES[account]
-                rows.append((f'{swatch(name)}<br><span class="quiet">{told}</span>', *cells))
+                rows.append((f'{swatch(name)}<br><span class="quiet">{told}</span>', *(cost_cell(*cells) for cells in both)))
         head = ["arm", *(what if "%" in what else f"{what}<br>({target:.1f} %)" for what, target in whats)]
-        tables.append(table(head, rows, f"{group.title}: compute to reach an accuracy, median over seeds"))
-    return "".join(tables)
+        caption = f"{group.title}: compute to reach an accuracy, median over seeds"
+        tables.append((group.title, table(head, rows, caption)))
+    return tables
 
 
 def final_chart(numbers: Numbers) -> str:
@@ -245,7 +195,7 @@ def filter_part(numbers: Numbers) -> str:
             "<code>filters.safetensors</code>. <code>python -m experiments 'VIZ-*'</code> makes it.</p>"
         )
     arms = {row.arm for row in numbers.diversity}
-    order = [arm for group in GROUPS for arm in group.arms if arm in arms]
+    order = [arm for group in GROUPS for arm in (*group.arms, *group.more) if arm in arms]
     figures = []
     for arm in order:
         seed = min((name.split("/")[1] for name in numbers.filters if name.startswith(arm + "/")), key=int)
@@ -255,46 +205,38 @@ def filter_part(numbers: Numbers) -> str:
                 alt = f"{len(weights)} filters of {look(arm).label} {MOMENTS[when]}"
                 note = f"<figcaption><b>{escape(look(arm).label)}</b> {MOMENTS[when]}</figcaption>"
                 figures.append(f'<figure><img src="{inline(weights)}" alt="{escape(alt)}">{note}</figure>')
+    return f'<div class="filters">{"".join(figures)}</div>'
+
+
+def filter_table(numbers: Numbers) -> str:
+    """What becomes of filters, arm by arm."""
+    found = changes(numbers.filters)
+    if not found:
+        return ""
+    ends = {row.arm: row for row in numbers.diversity if row.when == "end"}
     rows = [
         (
-            swatch(row.arm),
-            MOMENTS[row.when],
-            str(row.filters),
-            f"{row.diversity:.3f} ± {row.diversity_sd:.3f}",
-            "–" if row.symmetry is None else f"{row.symmetry:.3f} ± {row.symmetry_sd:.3f}",
-            str(row.n),
+            swatch(arm),
+            *(prose(plain(one)) for one in (row.kept, row.pattern, row.colour, row.size, row.twins, row.rough_new)),
+            f"{ends[arm].diversity:.2f}" if arm in ends else "–",
         )
-        for arm in order
-        for row in numbers.diversity
-        if row.arm == arm
+        for arm, row in found.items()
     ]
-    head = ("arm", "when", "filters", "diversity", "symmetry", "seeds")
-    return f'<div class="filters">{"".join(figures)}</div>' + table(head, rows, "How alike filters are, over seeds", 2)
-
-
-def claim_table(numbers: Numbers) -> str:
-    rows = []
-    for one in claims(numbers):
-        badge = f'<span class="badge {one.verdict.split()[0]}">{one.verdict}</span>'
-        rows.append(claim_row(one, badge))
-    if not rows:
-        return "<p>A quick run says nothing about the paper's numbers: fewer images, fewer epochs.</p>"
-    return f'<div class="claims">{"".join(rows)}</div>'
-
-
-def claim_row(one: Claim, badge: str) -> str:
-    why = f'<p class="quiet">{prose(one.why)}</p>' if one.why else ""
-    return f"<article>{badge}<div><h3>{prose(one.paper)}</h3><p>{prose(one.ours)}</p>{why}</div></article>"
+    head = (
+        "arm",
+        "first filters kept",
+        "pattern kept",
+        "colour kept",
+        "size, new / first",
+        "twins",
+        "high frequencies",
+        "1 − |cos|",
+    )
+    return table(head, rows, "Filters at the end of training: means over seeds with 95 % intervals")
 
 
 def choices() -> str:
     return "<ul>" + "".join(f"<li>{with_code(choice)}</li>" for choice in CHOICES) + "</ul>"
-
-
-def with_code(text: str) -> str:
-    """Text in which `…` is code."""
-    pieces = escape(text).split("`")
-    return "".join(f"<code>{piece}</code>" if number % 2 else piece for number, piece in enumerate(pieces))
 
 
 def arm_table(numbers: Numbers) -> str:
@@ -309,7 +251,7 @@ def arm_table(numbers: Numbers) -> str:
             for stage in arm["stages"]
         ]
         rows.append(
-            (escape(row.arm), kind + ("" if net["residual"] else ", no skips"), "<br>then ".join(stages), arm["optimizer"])
+            (breakable(row.arm), kind + ("" if net["residual"] else ", no skips"), "<br>then ".join(stages), arm["optimizer"])
         )
     return table(("arm", "network", "training", "optimizer"), rows, "Every arm as it was run", 9)
 
@@ -325,7 +267,7 @@ def made_by(results: Results) -> str:
         "seeds": {", ".join(map(str, content["seeds"])) for content in contents},
     }
     items = (
-        f"<dt>{name}</dt><dd>{'<br>'.join(f'<code>{escape(value)}</code>' for value in sorted(values))}</dd>"
+        f"<dt>{name}</dt><dd>{'<br>'.join(f'<code>{breakable(value)}</code>' for value in sorted(values))}</dd>"
         for name, values in facts.items()
     )
     return f'<dl class="facts">{"".join(items)}</dl>'

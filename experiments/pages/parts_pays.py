@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from experiments.agreement import apart
-from experiments.pages import parts
+from experiments.pages.basics import around, breakable, fold, minus, prose, table
+from experiments.pages.cards import cards
 from experiments.pays import caveats
 from experiments.reading.answers import answers
 from experiments.reading.comparison import Comparison
@@ -27,11 +28,11 @@ NOTES = {
 
 
 def cell(text: str) -> str:
-    return re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", escape(text))
+    return re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", prose(text))
 
 
-def sheet(table: Table) -> str:
-    return parts.table(table.head, [tuple(map(cell, row)) for row in table.rows], table.caption)
+def sheet(made: Table) -> str:
+    return table(made.head, [tuple(map(cell, row)) for row in made.rows], made.caption)
 
 
 def pays(compared: Comparison | None) -> str:
@@ -40,20 +41,24 @@ def pays(compared: Comparison | None) -> str:
             '<p class="missing">The results of the honest comparison are not beside these: <code>'
             "python -m experiments --set tuning</code>, then <code>sweep</code>, then <code>protocol</code> make them.</p>"
         )
-    plots = "".join(
-        f'<figure class="plot" data-group="pays-{what}" id="pays-{what}"><h3>{VERBS[what]}</h3><p class="quiet">{NOTES[what]} '
-        'Every point is the end of a whole run, its rate decayed.</p><div class="view"></div>'
-        "<noscript><p>The tables below have all numbers.</p></noscript></figure>"
-        for what in VERBS
-        if compared.of("EQ", what)
-    )
-    held = "".join(f"<li>{parts.prose(one)}</li>" for one in caveats(compared))
+    plots = [(what, plot(what)) for what in VERBS if compared.of("EQ", what)]
+    held = "".join(f"<li>{prose(one)}</li>" for one in caveats(compared))
     made = tables(compared)
-    shown, rest = [made[0], made[-2]], [*made[1:-2], made[-1]]  # rivals and sweep; all others
     return (
-        f'<div class="cards">{parts.cards(answers(compared))}</div>{plots}'
-        f"{''.join(map(sheet, shown))}<h3>What to hold against it</h3><ul>{held}</ul>"
-        f"<details><summary>All numbers</summary>{''.join(map(sheet, rest))}</details>"
+        f'<div class="cards">{cards(answers(compared))}</div>{"".join(drawn for what, drawn in plots if what != "both")}'
+        + "".join(fold("Plot of both, one after the other", drawn) for what, drawn in plots if what == "both")
+        + fold("r2r, and the best way at each budget, against their rivals", sheet(made[0]))
+        + fold("Changes at the growth (sweep)", sheet(made[-2]))
+        + fold("All tables of this comparison", "".join(map(sheet, [*made[1:-2], made[-1]])))
+        + fold("What to hold against it", f"<ul>{held}</ul>")
+    )
+
+
+def plot(what: str) -> str:
+    return (
+        f'<figure class="plot" data-group="pays-{what}" id="pays-{what}"><h3>{VERBS[what]}</h3><p class="quiet">{NOTES[what]} '
+        'Every point is the end of a whole run, its rate decayed; names below add lines.</p><div class="view"></div>'
+        "<noscript><p>The tables below have all values.</p></noscript></figure>"
     )
 
 
@@ -65,11 +70,11 @@ def engines(folder: Path, results: dict[str, Any]) -> str:
     content = json.loads(path.read_text(encoding="utf-8"))
     names = [name for name in content["losses"] if name != "eager"]
     rows = [
-        (f"{escape(arm)}, {escape(name)}", *(parts.minus(f"{apart(content, name, arm, steps):.0e}") for steps in (1, 10, 100)))
+        (f"{breakable(arm)}, {escape(name)}", *(minus(f"{apart(content, name, arm, steps):.0e}") for steps in (1, 10, 100)))
         for arm in content["arms"]
         for name in names
     ]
-    first = parts.table(
+    first = table(
         ("largest difference of losses", "1 step", "10 steps", "100 steps"),
         rows,
         "Against the plain loop, from the same networks",
@@ -84,11 +89,11 @@ def engines(folder: Path, results: dict[str, Any]) -> str:
             cells.append(
                 "–"
                 if not found
-                else parts.around(float(np.mean(found)), sd, len(found), 1) + f", {len(found)} seed{'s' * (len(found) > 1)}"
+                else around(float(np.mean(found)), sd, len(found), 1) + f", {len(found)} seed{'s' * (len(found) > 1)}"
             )
-        ends.append((escape(arm), *cells, escape(one["device"])))
+        ends.append((breakable(arm), *cells, escape(one["device"])))
     second = (
-        parts.table(("arm", "plain loop", "fused engine", "plain loop on"), ends, "Whole runs: final accuracy in per cent")
+        table(("arm", "plain loop", "fused engine", "plain loop on"), ends, "Whole runs: final accuracy in per cent")
         if ends
         else ""
     )

@@ -1,133 +1,205 @@
-"""What the honest comparison answers, in words: every number and every verdict is computed from the results.
+"""The findings of the honest comparison, as cards: every value and every verdict is computed from the results.
 
-A way is called better or worse than a rival where its 95 % interval over seeds leaves zero out; the best of several ways is
-called better only where p times their number is below 5 %.
+A way is called better or worse than a rival where its 95 % interval over seeds (Student's t) excludes zero. The best of several
+ways is chosen for each seed on the other seeds and judged on that one, so that the choice does not flatter it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
-from experiments.pages.parts import ACCOUNT_NAMES
-from experiments.reading.comparison import Best, Comparison, Swept, against, need, wins
-from experiments.reading.curves import Estimate
-from experiments.reading.findings import Finding, share, signed
+from experiments.pages.looks import ACCOUNT_NAMES
+from experiments.reading.comparison import Comparison, Line, Swept, gap, need, needed
+from experiments.reading.curves import Estimate, bootstrap, student
+from experiments.reading.findings import Finding, Strip
+from experiments.reading.tables import saved
 from experiments.reading.ways import SETTINGS, VERBS, name_of, start_of
+from experiments.reading.words import share, signed
+
+REUSE, NOTHING = "RE", "EQ"
 
 
-def verdict(found: Mapping[float, Best]) -> str:
-    """better at 2, worse at 8, 16, no clear difference at 4"""
-    kinds: dict[str, list[str]] = {"better": [], "worse": [], "no clear difference": []}
-    for budget, one in found.items():
-        kinds["no clear difference" if not one.clear else "better" if one.gap.value > 0 else "worse"].append(f"{budget:g}")
-    return ", ".join(f"{kind} at {', '.join(there)}" for kind, there in kinds.items() if there)
+def by_budget(one: Line | None, other: Line | None) -> dict[str, Estimate]:
+    if one is None or other is None:
+        return {}
+    return {f"{budget:g}": found for budget in one.ends if (found := gap(one, other, budget))}
 
 
-def both(compared: Comparison, account: str, what: str, rival: str) -> str:
-    """What r2r does against a rival, and the best way."""
-    ours, best = (against(compared, account, what, way)[rival] for way in ("r2r", ""))
-    most = max((one.tried for one in best.values()), default=0)
-    return "; ".join([*([f"r2r {verdict(ours)}"] if ours else []), f"the best of {most} ways {verdict(best)}"])
+def strip(name: str, one: Line | None, other: Line | None, short: str = "") -> list[Strip]:
+    found = by_budget(one, other)
+    return [Strip(name, found, short)] if found else []
+
+
+def ahead(cells: Mapping[str, Estimate], sign: int = 1) -> list[str]:
+    return [budget for budget, one in cells.items() if one.clear and sign * one.value > 0]
+
+
+def reused(what: str) -> Callable[[Comparison], Finding | None]:
+    """What reuse buys: against scratch, and against training the small network on."""
+
+    def find(compared: Comparison) -> Finding | None:
+        ours, small = compared.lines.get(f"RE-{what}-r2r"), compared.small(REUSE, what)
+        scratch, alone = by_budget(ours, compared.scratch), by_budget(ours, small)
+        if not scratch or not alone or ours is None:
+            return None
+        verb = f"{VERBS[what].lower()}, reuse"
+        strips = [
+            Strip(f"{verb}: r2r − scratch", scratch, "r2r − scratch"),
+            Strip(f"{verb}: r2r − trained on", alone, "r2r − trained on"),
+        ]
+        best = {f"{budget:g}": one for budget in ours.ends if (one := best_elsewhere(compared, REUSE, what, "alone", budget))}
+        top = max(alone.values(), key=lambda one: one.value)
+        tone = "good" if ahead(scratch) and ahead(alone) else "plain"
+        title = f"{VERBS[what]} what is there beats scratch at {', '.join(ahead(scratch)) or 'no'} epochs, "
+        title += f"training on at {', '.join(ahead(alone)) or 'none'}"
+        figure = f"{signed(top.value)}|points above training on, at best"
+        more = (Strip(f"{verb}: best way, chosen on other seeds, − trained on", best),) if best else ()
+        return Finding(figure, title, "", tone, tuple(strips), more)
+
+    return find
+
+
+def best_elsewhere(compared: Comparison, account: str, what: str, rival: str, budget: float) -> Estimate | None:
+    """The lead of the best way over a rival: for each seed the way that is best on the other seeds."""
+    other = compared.scratch if rival == "scratch" else compared.small(account, what)
+    ways = [line for line in compared.of(account, what) if budget in line.ends]
+    if other is None or budget not in other.ends or not ways:
+        return None
+    seeds = sorted(set.intersection(set(other.ends[budget]), *(set(line.ends[budget]) for line in ways)))
+    if len(seeds) < 2:
+        return None
+    leads = []
+    for seed in seeds:
+        rest = [one for one in seeds if one != seed]
+        best = max(ways, key=lambda line, rest=rest: sum(line.ends[budget][one] for one in rest))  # type: ignore[misc]
+        leads.append(best.ends[budget][seed] - other.ends[budget][seed])
+    return student(leads)
+
+
+def saving_elsewhere(compared: Comparison, lines: Sequence[Line], target: float) -> tuple[Estimate, str] | None:
+    """FLOPs to an accuracy that the best way saves, chosen for each seed on the others; None where seeds do not reach it."""
+    base = needed(compared.scratch, target)
+    costs = {line.name: needed(line, target) for line in lines}
+    costs = {name: own for name, own in costs.items() if set(own) == set(base) and all(map(math.isfinite, own.values()))}
+    if len(base) < 2 or not costs or not all(map(math.isfinite, base.values())):
+        return None
+    mine, names = [], []
+    for seed in base:
+        best = min(costs, key=lambda name, seed=seed: sum(cost for one, cost in costs[name].items() if one != seed))  # type: ignore[misc]
+        mine.append(costs[best][seed])
+        names.append(name_of(compared.lines[best]))
+    ways = ", ".join(name for name, _ in Counter(names).most_common())
+    return bootstrap(mine, list(base.values()), statistic=saved), ways
+
+
+def preserving(compared: Comparison) -> Finding | None:
+    """What preserving the function is worth: r2r against random padding."""
+    strips = []
+    for account, title in ((REUSE, "reuse"), (NOTHING, "from nothing")):
+        for what in ("deepen", "widen"):
+            lines = (compared.lines.get(f"{account}-{what}-{way}") for way in ("r2r", "random"))
+            place = f"{VERBS[what].lower()}, {title}"
+            strips += strip(f"{place}: r2r − random padding", *lines, short=place)
+    if not strips:
+        return None
+    first = strips[0].cells
+    top = max(first.items(), key=lambda item: item[1].value)
+    where = ahead(first)
+    title = f"Preserving the function: r2r leads random padding under reuse, by {signed(top[1].value)} points at {top[0]} epoch"
+    title = title if where else "Preserving the function: no clear lead over random padding"
+    text = "Random padding destroys the function at the growth, and what was learned is learned again."
+    return Finding(
+        f"{signed(top[1].value)}|points above random padding", title, text, "good" if where else "plain", tuple(strips)
+    )
 
 
 def at_equal_flops(compared: Comparison) -> Finding | None:
-    """Does growth ever beat scratch, from nothing?"""
-    told, won = [], list[tuple[float, float, Best | None]]()
-    for what in ("widen", "deepen", "both"):
-        best = against(compared, "EQ", what)
-        if not best["scratch"]:
-            continue
-        won += [(best["scratch"][budget].gap.value, budget, best["alone"].get(budget)) for budget in wins(best["scratch"])]
-        told.append(f"{VERBS[what]} against scratch: {both(compared, 'EQ', what, 'scratch')}.")
-        if best["alone"]:
-            told.append(f"Against the small network alone, the best way {verdict(best['alone'])}.")
-    if not told:
-        return None
-    if not won:
-        return Finding("0|clear wins", "From nothing, growth never beats scratch", " ".join(told), "bad")
-    value, _, alone = max(won, key=lambda one: one[0])
-    beside = f", {signed(alone.gap.value)} against the small network" if alone else ""
-    where = ", ".join(f"{budget:g}" for budget in sorted({budget for _, budget, _ in won}))
-    title = f"From nothing, growth beats scratch at budgets {where}"
-    return Finding(f"{signed(value)}|points against scratch at best{beside}", title, " ".join(told), "plain")
-
-
-def reused(compared: Comparison) -> Finding | None:
-    """What reuse buys: against scratch, and against training the small network on."""
-    told, most, pays = [], -math.inf, []
+    """Does growth beat scratch, from nothing?"""
+    strips, more = [], []
     for what in ("widen", "deepen"):
-        best = against(compared, "RE", what)
-        if not best["alone"]:
-            continue
-        most = max(most, *(one.gap.value for one in best["alone"].values()))
-        if won := wins(best["alone"]):
-            pays.append(f"{VERBS[what].lower()} at {', '.join(f'{budget:g}' for budget in won)}")
-        told.append(f"{VERBS[what]} against scratch: {both(compared, 'RE', what, 'scratch')}.")
-        told.append(f"Against the small network, trained on for as many FLOPs: {both(compared, 'RE', what, 'alone')}.")
-    if not told:
+        ours = compared.lines.get(f"EQ-{what}-r2r")
+        verb = VERBS[what].lower()
+        strips += strip(f"{verb}, from nothing: r2r − scratch", ours, compared.scratch, f"{verb}: r2r − scratch")
+        small = compared.small(NOTHING, what)
+        strips += strip(f"{verb}, from nothing: r2r − small alone", ours, small, f"{verb}: r2r − small alone")
+        budgets = ours.ends if ours else ()
+        best = {f"{one:g}": found for one in budgets if (found := best_elsewhere(compared, NOTHING, what, "scratch", one))}
+        more += [Strip(f"{verb}, from nothing: best way, chosen on other seeds, − scratch", best)] if best else []
+    if not strips:
         return None
-    title = f"growth beats training the small network on: {'; '.join(pays)}" if pays else "no better than to train on"
-    return Finding(f"{signed(most)}|points above the small network trained on, at best", f"Reuse: {title}", " ".join(told))
-
-
-def to_seventy(compared: Comparison) -> Finding | None:
-    told, figure, rival = [], 0.0, 0.0
-    for what in ("widen", "deepen"):
-        found = [one for line in compared.of("EQ", what) if (one := need(line, compared.scratch, 70.0)).saving is not None]
-        if not found:
-            continue
-        best = max(found, key=lambda one: one.saving.value if one.saving else -math.inf)
-        assert best.saving is not None
-        figure = max(figure, best.saving.value)
-        told.append(f"{VERBS[what]} from nothing, {name_of(compared.lines[best.line])}: {share(best.saving)}.")
-        small = compared.small("EQ", what)
-        alone = need(small, compared.scratch, 70.0) if small else None
-        if alone is not None and alone.saving is not None:
-            rival = max(rival, alone.saving.value)
-            told.append(f"The small network alone: {share(alone.saving)}.")
-        reuse = compared.lines.get(f"RE-{what}-r2r")
-        if reuse is not None and reuse.start and min(reuse.start.values()) >= 70:
-            told.append(f"Under reuse it is there at once: the small network has {start_of(reuse):.1f} %.")
-    if not told:
-        return None
-    beside = f"; small alone {100 * rival:.0f} %" if rival else ""
-    return Finding(f"{100 * figure:.0f} %|fewer FLOPs to 70 %, from nothing{beside}", "Compute to 70 %", " ".join(told))
+    judged = {one.name.split(",")[0]: one.cells for one in strips if "scratch" in one.name}
+    last = min(one.value for cells in judged.values() for one in cells.values())
+    parts = [
+        f"{verb} beats scratch at {', '.join(ahead(cells)) or 'no budget'}, loses at {', '.join(ahead(cells, -1)) or 'none'}"
+        for verb, cells in judged.items()
+    ]
+    title = f"From nothing, {'; '.join(parts)}"
+    return Finding(f"{signed(last)}|points against scratch at worst", title, "", "bad", tuple(strips), tuple(more))
 
 
 def to_the_end(compared: Comparison) -> Finding | None:
-    """Compute to what the big network reaches, under reuse: by the best way, and by r2r."""
-    told, figure = [], ("none", "of it is reached by growth in all seeds")
+    """Compute to what the big network reaches, under reuse: by r2r, and by the best way chosen on other seeds."""
+    parts, figure = [], None
     for what in ("widen", "deepen"):
+        ours = compared.lines.get(f"RE-{what}-r2r")
         for title, target in list(compared.targets().items())[1:]:
-            found = {line.way: need(line, compared.scratch, target) for line in compared.of("RE", what)}
-            goal, own = f"{VERBS[what]}, {target:.1f} % ({title})", need(compared.scratch, compared.scratch, target)
-            if not found:
+            if ours is None:
                 continue
-            there = max(one.at_once for one in found.values())
-            whole = [one for one in found.values() if one.saving is not None]
-            if there:
-                told.append(f"{goal}: the small network itself has it in {there} of {own.n} seeds.")
-            elif not whole:
-                most = max(one.reached for one in found.values())
-                told.append(f"{goal}: in {most} of {own.n} seeds at most; from scratch in {own.reached}.")
-            else:
-                best = max(whole, key=lambda one: one.saving.value if one.saving else -math.inf)
-                assert best.saving is not None
-                ours = found.get("r2r")
-                r2r = "" if ours is None or ours is best else f"; r2r {told_of(ours.saving, ours.reached, ours.n)}"
-                told.append(f"{goal}: {share(best.saving)} ({name_of(compared.lines[best.line])}{r2r}).")
-                figure = (
-                    f"{100 * best.saving.value:.0f} %",
-                    f"fewer FLOPs to {target:.1f} %, {VERBS[what].lower()}, under reuse",
-                )
-    if not told:
+            own, theirs = need(ours, compared.scratch, target), need(compared.scratch, compared.scratch, target)
+            goal = f"{VERBS[what]}, {target:.1f} % ({title})"
+            if own.at_once:
+                parts.append(f"{goal}: the small network itself has it in {own.at_once} of {own.n} seeds.")
+                continue
+            best = saving_elsewhere(compared, compared.of(REUSE, what), target)
+            r2r = share(own.saving) if own.saving else f"in {own.reached} of {own.n} seeds, scratch in {theirs.reached}"
+            parts.append(
+                f"{goal}: r2r {r2r}"
+                + (f"; the best way, chosen on other seeds ({best[1]}), {share(best[0])}." if best else ".")
+            )
+            if own.saving is not None and figure is None:
+                figure = own.saving, target, what
+    if not parts:
         return None
-    return Finding("|".join(figure), "Compute to what the big network reaches, under reuse", " ".join(told))
+    if figure is None:
+        return Finding(
+            "none|of it is reached in all seeds", "Compute to what the big network reaches, under reuse", "\n".join(parts)
+        )
+    one, target, what = figure
+    amount = f"{abs(100 * one.value):.0f} % {'fewer' if one.value > 0 else 'more'} FLOPs"
+    title = f"Under reuse, {VERBS[what].lower()} by r2r takes {amount} to "
+    title += f"{target:.1f} %" + ("" if one.clear else ", no clear difference")
+    return Finding(
+        f"{signed(-100 * one.value, 0)} %|FLOPs to {target:.1f} %, reuse",
+        title,
+        "\n".join(parts),
+        "good" if one.clear else "plain",
+    )
 
 
-def told_of(saving: Estimate | None, reached: int, n: int) -> str:
-    return share(saving) if saving is not None else f"in {reached} of {n} seeds"
+def to_seventy(compared: Comparison) -> Finding | None:
+    """Compute to 70 % from nothing: by growth, and by the small network alone."""
+    parts, figure, rival = [], -math.inf, -math.inf
+    for what in ("widen", "deepen"):
+        best = saving_elsewhere(compared, compared.of(NOTHING, what), 70.0)
+        if best is None:
+            continue
+        figure = max(figure, best[0].value)
+        parts.append(f"{VERBS[what]} from nothing, the best way chosen on other seeds ({best[1]}): {share(best[0])}.")
+        small = compared.small(NOTHING, what)
+        alone = need(small, compared.scratch, 70.0) if small else None
+        if alone is not None and alone.saving is not None:
+            rival = max(rival, alone.saving.value)
+            parts.append(f"The small network alone: {share(alone.saving)}.")
+        reuse = compared.lines.get(f"RE-{what}-r2r")
+        if reuse is not None and reuse.start and min(reuse.start.values()) >= 70:
+            parts.append(f"Under reuse it is there at once: the small network has {start_of(reuse):.1f} %.")
+    if not parts:
+        return None
+    title = f"Compute to 70 % from nothing: growth {signed(-100 * figure, 0)} % FLOPs, "
+    title += f"the small network alone {signed(-100 * rival, 0)} %"
+    return Finding(f"{signed(-100 * figure, 0)} %|FLOPs to 70 %, from nothing", title, "\n".join(parts))
 
 
 def holm(rows: list[Swept]) -> int:
@@ -164,19 +236,33 @@ def recommended(compared: Comparison) -> Finding | None:
     return Finding(f"{worse} of {len(tried)}|changes do harm", title, text)
 
 
-def in_short(compared: Comparison) -> str:
-    """A sentence on each account."""
-    ends, said = to_the_end(compared), []
-    if ends is not None and "%" in ends.figure:
-        number, what = ends.figure.split("|")
-        said.append(f"With rates that are tuned and decayed, at best {number} {what}.")
-    for what in ("widen", "deepen"):
-        if found := against(compared, "EQ", what)["scratch"]:
-            said.append(f"{VERBS[what]} from nothing, the best way against scratch, by budget in epochs: {verdict(found)}.")
-    return " ".join(said)
+def opening(compared: Comparison) -> str:
+    """The report's first sentence: what reuse by widening is worth, and when."""
+    ours, small = compared.lines.get("RE-widen-r2r"), compared.small(REUSE, "widen")
+    scratch, alone = by_budget(ours, compared.scratch), by_budget(ours, small)
+    if not scratch or not alone:
+        return "The results of the comparison at equal compute are incomplete."
+    beats, gains = ahead(scratch), ahead(alone)
+    first = f"ahead of starting over for up to {beats[-1]} epochs of compute" if beats else "not ahead of starting over"
+    second = f"ahead of training it on as it is from {gains[0]} on" if gains else "no better than training it on as it is"
+    worst = min(
+        by_budget(compared.lines.get("EQ-widen-r2r"), compared.scratch).values(), key=lambda one: one.value, default=None
+    )
+    third = ""
+    if worst is not None and worst.clear and worst.value < 0:
+        third = f"; if its training has to be paid for, starting over ends up to {abs(worst.value):.1f} points higher"
+    return f"A trained small network that is widened is {first}, and {second}{third}."
 
 
-ANSWERS = (to_seventy, to_the_end, reused, at_equal_flops, recommended)
+ANSWERS: tuple[Callable[[Comparison], Finding | None], ...] = (
+    reused("widen"),
+    reused("deepen"),
+    preserving,
+    to_the_end,
+    at_equal_flops,
+    to_seventy,
+    recommended,
+)
 
 
 def answers(compared: Comparison) -> list[Finding]:

@@ -5,11 +5,11 @@ A difference is called one where its 95 % interval over paired seeds (Student's 
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 
 from experiments.reading.curves import Estimate, Results, student
+from experiments.reading.words import signed, tiny
 
 LABELS = {
     "grown": "grown, trained on",
@@ -50,20 +50,6 @@ def spread(values: Sequence[float], digits: int = 1) -> str:
 def mark(one: Estimate) -> str:
     """▲ where the grown network is ahead, ▼ where it is behind, · where the seeds do not settle it."""
     return "·" if not one.clear else "▲" if one.value > 0 else "▼"
-
-
-def signed(value: float) -> str:
-    return f"{round(value, 1) + 0.0:+.1f}".replace("-", "−")
-
-
-def tiny(value: float) -> str:
-    """3·10⁻⁷, or "no difference" for zero."""
-    if value == 0:
-        return "no difference"
-    power = math.floor(math.log10(value))
-    power += round(value / 10**power) == 10
-    digits = str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return f"{round(value / 10**power):d}·10{digits}"
 
 
 def loss_at_growth(results: Results, way: str) -> tuple[float, float, float]:

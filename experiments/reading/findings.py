@@ -1,23 +1,37 @@
-"""What came out, in words. Every number and every verdict is computed from the results; only explanations are fixed text.
+"""The findings of the paper's own experiments, as cards. Values and verdicts are computed; only explanations are fixed text.
 
-A difference is called one when its 95 % interval over seeds leaves zero out; otherwise the words are "no clear difference".
+A difference is called one when its 95 % interval over seeds excludes zero; otherwise the words are "no clear difference".
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from experiments.pages.looks import look
-from experiments.reading.curves import Estimate
-from experiments.reading.diversity import ahead
-from experiments.reading.tables import TARGETS, Cost, Numbers, paired
+from experiments.reading.curves import Estimate, Results, student
+from experiments.reading.filter_changes import changes
+from experiments.reading.rivals import against_fairest
+from experiments.reading.tables import TARGETS, Cost, Numbers, last
+from experiments.reading.words import amount, duration, plain, points, share, signed, tiny, verdict
+
+
+@dataclass(frozen=True)
+class Strip:
+    """A difference by budget: ▲ where it is clearly above zero, ▼ below, · where it is not settled."""
+
+    name: str
+    cells: Mapping[str, Estimate]
+    short: str = ""  # beside the title of its finding
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`figure` is its number in large, with what it counts behind a bar.
+    """`figure` is its value in large, with what it counts behind a bar; `text` is what is folded away.
+
+    Lines of `text` are items of a list. `strips` stand beside the title, and in a table with `more`.
 
     `tone` is "good" where growth paid, "bad" where it did not, "plain" otherwise.
     """
@@ -26,49 +40,20 @@ class Finding:
     title: str
     text: str
     tone: str = "plain"
-
-
-def signed(number: float, digits: int = 1) -> str:
-    """With its sign, and no minus before nothing."""
-    return f"{round(number, digits) + 0.0:+.{digits}f}".replace("-", "−")
-
-
-def interval(one: Estimate) -> str:
-    if one.n < 2:
-        return "[one seed]"
-    return f"[{signed(one.low)}, {signed(one.high)}]"
-
-
-def points(one: Estimate) -> str:
-    """+3.5 points [+2.0, +4.7]"""
-    return f"{signed(one.value)} points {interval(one)}"
-
-
-def verdict(one: Estimate, more: str, less: str) -> str:
-    """`more` or `less` with the size of the difference, where there is one."""
-    if not one.clear:
-        return f"no clear difference ({points(one)})"
-    return f"{abs(one.value):.1f} points {more if one.value > 0 else less} {interval(one)}"
-
-
-def share(one: Estimate, what: str = "FLOPs") -> str:
-    """27 % fewer FLOPs [3, 45]"""
-    low, high = (one.low, one.high) if one.value >= 0 else (-one.high, -one.low)
-    ends = ", ".join(f"{round(100 * end) + 0.0:.0f}" for end in (low, high))
-    text = f"{abs(100 * one.value):.0f} % {'fewer' if one.value >= 0 else 'more'} {what} [{ends}]"
-    return text.replace("-", "−") + ("" if one.clear else ", no clear difference")
+    strips: tuple[Strip, ...] = ()
+    more: tuple[Strip, ...] = ()
 
 
 def exactness(numbers: Numbers) -> Finding | None:
-    exact = [row for row in numbers.growths if row.preserving and row.drop is not None]
+    rows = [row for row in numbers.growths if row.preserving and row.drop is not None]
     padded = [row for row in numbers.growths if not row.preserving and row.before is not None]
-    if not exact:
+    if not rows:
         return None
-    moved = max(abs(row.drop.value) for row in exact if row.drop)
-    count, error = sum(row.n for row in exact), max(row.error for row in exact)
-    title = "A growth loses nothing" if moved < 0.1 else f"Growths moved accuracy by up to {moved:.1f} points"
+    moved = max(abs(row.drop.value) for row in rows if row.drop)
+    count, error = sum(row.n for row in rows), max(row.error for row in rows)
+    title = "The growth itself changes nothing" if moved < 0.1 else f"Growths moved accuracy by up to {moved:.1f} points"
     text = (
-        f"{count} function-preserving growths: outputs moved by {error:.0e} of the largest one at most, the mean accuracy of "
+        f"{count} function-preserving growths: outputs moved by {tiny(error)} of the largest one at most, the mean accuracy of "
         f"an arm by {moved:.2f} points at most."
     )
     if padded:
@@ -77,38 +62,59 @@ def exactness(numbers: Numbers) -> Finding | None:
     return Finding(f"± {moved:.2f}|points at the growth", title, text, "good" if moved < 0.1 else "bad")
 
 
-def endings(numbers: Numbers) -> Finding | None:
-    """Where students end, against scratch, against a scratch whose rate drops too, and against random padding."""
-    grown, scratch, fair, padding = "NCT-R2WiderR", "NCT-RandomWide", "FTT-RandomWide", "NCT-RandPadWiden"
-    pair, end = numbers.pair(grown, scratch), numbers.end(grown)
-    base = numbers.end(scratch)
-    if pair is None or end is None or base is None:
+def steps_after(numbers: Numbers) -> Finding | None:
+    """What happens after an exact growth, with an optimizer that is made again: falls of accuracy and jumps of the loss."""
+    rows = [row for row in numbers.growths if row.preserving and row.before is not None]
+    fell = [row for row in rows if row.before is not None and row.one_epoch < row.before - 1]
+    jumped = [row for row in rows if row.soon is not None and row.soon > 1.1]
+    if not rows:
         return None
-    text = (
-        f"In the paper's convergence test R2WiderR ends at {end.mean:.1f} ± {end.sd:.1f} %, the same network from scratch at "
-        f"{base.mean:.1f} ± {base.sd:.1f} %: {points(pair.end)}."
-    )
-    title = "A student ends above scratch" if pair.end.clear and pair.end.value > 0 else "A student does not end above scratch"
-    honest, other = paired(numbers.results, grown, fair, "fair"), numbers.end(fair)
-    if honest is not None and other is not None:
-        text += (
-            " But the student's rate is a fifth of that, and scratch keeps the high one to its end, as the table has it. "
-            f"With the rate dropped early (and the weight decay of the grown arms) scratch ends at {other.mean:.1f} %, and "
-            f"against that it is {points(honest.end)}"
+    if not fell and not jumped:
+        return Finding(
+            "0|arms fall after it", "The epoch after the growth loses nothing", "No arm falls by a point or more.", "good"
         )
-        text += ". Most of the lead is the learning rate's." if abs(honest.end.value) < abs(pair.end.value) / 2 else "."
-        if pair.end.value > 0 and abs(honest.end.value) < abs(pair.end.value) / 2:
-            title += ", mostly by its lower rate"
-    padded = numbers.pair(grown, padding)
+    worst = max(jumped or rows, key=lambda row: row.soon or 0.0)
+    told = [f"{row.arm} {row.before:.1f} → {row.one_epoch:.1f} %" for row in fell]
+    loud = [f"{row.arm} × {row.soon:.1f}" for row in jumped]
+    text = "Arms whose accuracy is a point or more lower at the next evaluation: " + (", ".join(told) or "none") + "."
+    text += " Training loss over the next 20 steps, relative to the 30 before, above 1.1: " + (", ".join(loud) or "none") + "."
+    text += " The paper’s runs make a fresh Adam at the growth."
+    carried = {row.arm: row for row in rows if row.arm.endswith("(carried)") and row.soon is not None}
+    pairs = [(numbers.growth(arm.removesuffix("(carried)")), row) for arm, row in carried.items()]
+    said = [
+        f"{row.arm.removesuffix('(carried)')} × {row.soon:.1f} instead of {own.soon:.1f}"
+        for own, row in pairs
+        if own and own.soon
+    ]
+    text += f" With its state carried: {', '.join(said)}." if said else " A carried state is the library’s default."
+    figure = f"× {worst.soon:.0f}|loss, {worst.arm}" if worst.soon else f"{len(fell)}|arms fall"
+    return Finding(
+        figure, f"Exact is not enough: {len({*fell, *jumped})} of {len(rows)} arms lose something after it", text, "bad"
+    )
+
+
+def endings(numbers: Numbers) -> Finding | None:
+    """Where students end, against the fairest scratch and against random padding."""
+    pair = against_fairest(numbers.results, "NCT-R2WiderR")
+    end = numbers.end("NCT-R2WiderR")
+    if pair is None or end is None:
+        return None
+    rival = numbers.end(pair.against)
+    title = {
+        (True, True): "A widened student ends above the fairest scratch",
+        (True, False): "A widened student ends below the fairest scratch",
+    }.get((pair.late.clear, pair.late.value > 0), "A widened student ends where the fairest scratch ends")
+    theirs = f"{pair.against} {rival.late:.1f} %" if rival else pair.against
+    text = f"R2WiderR {end.late:.1f} %, {theirs}: {points(pair.late)} over the last ten epochs."
+    own = numbers.pair("NCT-R2WiderR", "NCT-RandomWide")
+    if own is not None and pair.against != "NCT-RandomWide":
+        text += (
+            f" Against the scratch that keeps its high rate to the end: {points(own.late)}; that lead is the learning rate’s."
+        )
+    padded = numbers.pair("NCT-R2WiderR", "NCT-RandPadWiden")
     if padded is not None:
-        text += f" Against random padding: {verdict(padded.end, 'better', 'worse')} at the end."
-    shown = honest.end if honest is not None else pair.end
-    return Finding(f"{signed(shown.value)}|points at the end", title, text)
-
-
-def grown_at(numbers: Numbers, arm: str) -> float:
-    """The epoch at which an arm of two stages grows."""
-    return float(numbers.results[arm]["arm"]["stages"][0]["epochs"])
+        text += f" Against random padding: {verdict(padded.late, 'better', 'worse')}."
+    return Finding(f"{signed(pair.late.value)}|points at the end", title, text)
 
 
 def best_target(numbers: Numbers, grown: str, scratch: str) -> tuple[Cost, Cost] | None:
@@ -127,34 +133,25 @@ def best_target(numbers: Numbers, grown: str, scratch: str) -> tuple[Cost, Cost]
 
 
 def speed(what: str, grown: str, scratch: str) -> Callable[[Numbers], Finding | None]:
-    """Growing in mid-training: compute to an accuracy, and where it ends."""
+    """Growth in mid-training: compute to an accuracy, and where it ends."""
 
     def find(numbers: Numbers) -> Finding | None:
         rows, pair = best_target(numbers, grown, scratch), numbers.pair(grown, scratch)
         if rows is None or pair is None or rows[0].saving is None or rows[1].saving is None:
             return None
         nothing, reuse = rows[0].saving, rows[1].saving
-        ends = verdict(pair.late, "higher", "lower")
-        pays = nothing.clear and nothing.value > 0
-        title = (
-            f"{what} in mid-training: {abs(100 * nothing.value):.0f} % {'fewer' if nothing.value > 0 else 'more'} FLOPs to "
-            f"{rows[0].what}"
-            + (f", but an end {abs(pair.late.value):.1f} points lower" if pair.late.clear and pair.late.value < 0 else "")
-        )
+        pays, lower = nothing.clear and nothing.value > 0, pair.late.clear and pair.late.value < 0
+        more = "fewer" if nothing.value > 0 else "more"
+        title = f"{what} in mid-training: {abs(100 * nothing.value):.0f} % {more} FLOPs to {rows[0].what}"
+        title += f", an end {abs(pair.late.value):.1f} points lower" if lower else ""
         text = (
-            f"Grown at epoch {grown_at(numbers, grown):g}, {look(grown).label} reaches {rows[0].what} with {share(nothing)} "
-            f"than from scratch when the small network's training counts (from nothing), {share(reuse)} when it does not "
-            f"(reuse). Over its last ten epochs: {ends}."
+            f"From nothing {share(nothing)}, under reuse {share(reuse)}. End against scratch: "
+            f"{verdict(pair.late, 'higher', 'lower')}."
         )
         final = numbers.cost(grown, "scratch's final", "nothing")
         if final is not None and final.saving is not None:
             text += f" To where scratch ends ({final.target:.1f} %): {share(final.saving)}, from nothing."
-        if what == "Widening":
-            text += (
-                " Every arm's rate drops at that epoch, and accuracy leaps there: part of the saving is that the small "
-                "network gets to that epoch for less."
-            )
-        lower = pair.late.clear and pair.late.value < 0
+        text += " All arms drop their rate at that epoch; part of the saving is that the small network gets there for less."
         figure = f"{signed(-100 * nothing.value, 0)} %|FLOPs to {rows[0].what}, from nothing"
         return Finding(figure, title, text, "bad" if not pays else "plain" if lower else "good")
 
@@ -162,53 +159,73 @@ def speed(what: str, grown: str, scratch: str) -> Callable[[Numbers], Finding | 
 
 
 def reuse(numbers: Numbers) -> Finding | None:
-    """A trained small network is there: what does the way to the large one's accuracy cost?"""
-    parts, saved, counted, padded = [], [], [], []
-    for grown, padding, word in (
-        ("NCT-R2WiderR", "NCT-RandPadWiden", "Widened"),
-        ("NCT-R2DeeperR", "NCT-RandPadDeeper", "Deepened"),
-    ):
-        there, nothing = (numbers.cost(grown, "scratch's final, rate dropped", account) for account in ("reuse", "nothing"))
-        if there is None or nothing is None or there.saving is None or nothing.saving is None:
-            continue
-        saved.append(there.saving)
-        counted.append(nothing.saving)
-        parts.append(
-            f"{word}, {there.target:.1f} % takes {share(there.saving)} under reuse; with the teacher's own training counted, "
-            f"{share(nothing.saving)}."
-        )
-        random = numbers.cost(padding, "scratch's final, rate dropped", "reuse")
-        padded += [f"{100 * random.saving.value:.0f} %"] if random and random.saving else []
-    if not parts:
+    """The paper's schedule with a trained small network: compute to where scratch ends, and the part of the rate drop."""
+    goal = "scratch's final, rate dropped"
+    found = {arm: numbers.cost(arm, goal, "reuse") for arm in ("NCT-R2WiderR", "NCT-R2DeeperR")}
+    saved = {arm: row for arm, row in found.items() if row is not None and row.saving is not None}
+    if not saved:
         return None
-    pays = all(one.clear and one.value > 0 for one in saved)
-    loses = all(one.clear and one.value < 0 for one in counted)
-    text = "To where the network from scratch ends when its rate drops like the students': " + " ".join(parts)
-    text += f" Random padding saves {' and '.join(padded)} under reuse." if padded else ""
-    if pays and loses:
-        text += " So growth pays when a small network is there already, not when one is trained this long for the purpose."
-    text += (
-        " The students' rate drops to a fifth at the growth, and no arm drops it without one: the drop has its part in this."
-    )
-    title = f"On the paper's schedule, with a trained small network: {100 * min(one.value for one in saved):.0f} % fewer FLOPs"
-    title = title if pays else "A trained small network did not clearly help"
+    parts, least = [], min(row.saving.value for row in saved.values() if row.saving)
+    for arm, row in saved.items():
+        assert row.saving is not None
+        whole = numbers.cost(arm, goal, "nothing")
+        counted = f"; with the teacher’s training counted {share(whole.saving)}" if whole and whole.saving else ""
+        parts.append(f"{look(arm).label} to {row.target:.1f} %: {share(row.saving)}{counted}.")
+    for padding in ("NCT-RandPadWiden", "NCT-RandPadDeeper"):
+        other = numbers.cost(padding, goal, "reuse")
+        parts += [f"Random padding ({padding}): {share(other.saving)}."] if other and other.saving else []
+    control, student_ = numbers.end("NCT-WidenTeacher(dropped)"), numbers.end("NCT-R2WiderR")
+    if control is not None and student_ is not None:
+        parts.append(
+            f"A teacher that is not grown and drops its rate at the same epoch ends at {control.late:.1f} %, the grown one at "
+            f"{student_.late:.1f} %."
+        )
+    else:
+        parts.append(
+            "The rate drops to a fifth at the growth, and no arm here drops it without one: the drop has its part in this."
+        )
+    pays = all(row.saving.clear and row.saving.value > 0 for row in saved.values() if row.saving)
+    title = f"On the paper’s schedule, with a trained small network: {100 * least:.0f} % fewer FLOPs, the rate drop included"
     return Finding(
-        f"{signed(-100 * min(one.value for one in saved), 0)} %|FLOPs, reuse", title, text, "good" if pays else "bad"
+        f"{signed(-100 * least, 0)} %|FLOPs, reuse",
+        title if pays else "A trained small network did not clearly help",
+        " ".join(parts),
+        "plain" if pays else "bad",
     )
+
+
+def over_last(results: Results, one: str, other: str, epochs: int) -> Estimate | None:
+    """The mean difference of two arms over their last epochs, seed by seed."""
+    if one not in results or other not in results or results[one]["seeds"] != results[other]["seeds"]:
+        return None
+    return student(list(np.subtract(last(results, one, epochs), last(results, other, epochs))))
 
 
 def pairs_explode(numbers: Numbers) -> Finding | None:
+    """γ = 0 against pairs: the first steps, and the whole run."""
     ours, theirs = numbers.growth("NCT-R2DeeperR"), numbers.growth("NCT-R2DeeperR(paper)")
-    if ours is None or theirs is None:
+    long = over_last(numbers.results, "NCT-R2DeeperR(paper)", "NCT-R2DeeperR", 200)
+    if ours is None or theirs is None or long is None:
         return None
-    jump, calm = theirs.worst_loss - theirs.first_loss, ours.worst_loss - ours.first_loss
+    jump = theirs.worst_loss > ours.worst_loss * 1.2
+    later = (
+        "and then lead"
+        if long.clear and long.value > 0
+        else "and then trail"
+        if long.clear
+        else "with no clear difference later"
+    )
     return Finding(
-        f"{theirs.first_loss:.1f} → {theirs.worst_loss:.1f}|loss, paired",
-        "Exact is not enough: the step after counts" if jump > 2 * abs(calm) else "Both ways to close a block are calm",
-        "A new block that ends in a batch norm can be closed by paired weights, as the paper writes, or by γ = 0, as outgrow "
-        f"does. Both are exact. Within ten steps the loss goes from {theirs.first_loss:.2f} to {theirs.worst_loss:.2f} with "
-        f"pairs, from {ours.first_loss:.2f} to {ours.worst_loss:.2f} with γ = 0; an epoch later they have "
-        f"{theirs.one_epoch:.1f} % and {ours.one_epoch:.1f} %. The library's default is γ = 0.",
+        f"{signed(long.value, 2)}|points, pairs over the last 200 epochs",
+        f"New blocks closed by pairs: the loss {'jumps' if jump else 'stays calm'} in the first steps, {later}",
+        "A new block that ends in a batch norm can be closed by paired weights, as the paper writes, or by γ = 0, the "
+        "library’s "
+        f"default. Both are exact. Within ten steps the loss goes from {theirs.first_loss:.2f} to {theirs.worst_loss:.2f} "
+        f"with pairs, "
+        f"from {ours.first_loss:.2f} to {ours.worst_loss:.2f} with γ = 0; an epoch later they have {theirs.one_epoch:.1f} % "
+        f"and "
+        f"{ours.one_epoch:.1f} %. Over the last 200 epochs pairs less γ = 0: {signed(long.value, 2)} [{signed(long.low, 2)}, "
+        f"{signed(long.high, 2)}] points.",
     )
 
 
@@ -220,9 +237,9 @@ def overfitted(numbers: Numbers) -> Finding | None:
     return Finding(
         f"{signed(scratch.late.value)}|points against scratch",
         "An overfitted network is not worth growing" if stuck else "A student of an overfitted teacher gains",
-        "The student of a teacher without weight decay, over the last ten epochs: against its teacher "
-        f"{verdict(teacher.late, 'higher', 'lower')}; against the same network from scratch "
-        f"{verdict(scratch.late, 'higher', 'lower')}.",
+        f"Over the last ten epochs, against its teacher {verdict(teacher.late, 'higher', 'lower')}; against the same "
+        f"network from "
+        f"scratch {verdict(scratch.late, 'higher', 'lower')}.",
         "bad" if stuck else "good",
     )
 
@@ -231,38 +248,41 @@ def initialised(numbers: Numbers) -> Finding | None:
     he, std, pair = numbers.growth("BI-He"), numbers.growth("BI-Std"), numbers.pair("BI-Std", "BI-He")
     if he is None or std is None or pair is None:
         return None
-    gap = std.one_epoch - he.one_epoch
-    return Finding(
-        f"{signed(pair.late.value)}|points, matched against He",
-        "He initialisation did no harm here" if abs(gap) < 1 else "The scale of new weights matters",
+    text = (
         f"One epoch after the growth: {std.one_epoch:.1f} % with the deviation of the weights that new ones join, "
-        f"{he.one_epoch:.1f} % with He's. Matched against He over the last ten epochs: "
-        f"{verdict(pair.late, 'better', 'worse')}.",
+        f"{he.one_epoch:.1f} % "
+        f"with He’s. Matched against He over the last ten epochs: {verdict(pair.late, 'better', 'worse')}."
     )
+    free = numbers.growth("BI-He(NoDrop)"), numbers.growth("BI-Std(NoDrop)")
+    if free[0] and free[1]:
+        text += f" Without the rate drop: {free[1].one_epoch:.1f} % and {free[0].one_epoch:.1f} %."
+    harmless = abs(std.one_epoch - he.one_epoch) < 1
+    title = "He initialisation did no harm here" if harmless else "The scale of new weights matters"
+    return Finding(f"{signed(pair.late.value)}|points, matched against He", title, text)
 
 
 def filters(numbers: Numbers) -> Finding | None:
-    ends = {row.arm: row for row in numbers.diversity if row.when == "end"}
-    if not ends:
+    found = changes(numbers.filters)
+    if not {"VIZ-R2R", "VIZ-Net2Net"} <= set(found):
         return None
-    best = max(ends.values(), key=lambda row: row.diversity)
-    clear = all(ahead(best, row) for row in ends.values() if row is not best)
-    told = "; ".join(
-        f"{look(row.arm).label}: diversity {row.diversity:.2f} ± {row.diversity_sd:.2f}, symmetry "
-        f"{row.symmetry or math.nan:.2f}"
-        for row in ends.values()
-    )
+    r2r, copied = found["VIZ-R2R"], found["VIZ-Net2Net"]
+    parted = r2r.twins.high < 0.9
     return Finding(
-        f"{best.diversity:.2f}|diversity",
-        f"{look(best.arm).label} ends with the most diverse filters"
-        if clear
-        else "No method ends with clearly more diverse filters",
-        f"At the end of training, over seeds: {told}.",
+        f"{r2r.twins.value:.2f}|cosine of former twins",
+        "Twins part without noise, and stay a little alike"
+        if parted and r2r.twins.low > 0
+        else "Former twins at the end of training",
+        f"R2R’s twins, equal at the growth: {plain(r2r.twins)} at the end; filters of different pairs {plain(r2r.others)}. "
+        f"First filters "
+        f"keep {plain(r2r.kept)} (Net2Net {plain(copied.kept)}). Net2Net’s new filters keep their pattern, "
+        f"{plain(copied.pattern)}; "
+        f"R2R’s do not, {plain(r2r.pattern)}.",
     )
 
 
 FINDINGS: tuple[Callable[[Numbers], Finding | None], ...] = (
     exactness,
+    steps_after,
     reuse,
     speed("Widening", "FTT-R2WiderR", "FTT-RandomWide"),
     speed("Deepening", "FTT-R2DeeperR", "FTT-RandomDeep"),
@@ -279,53 +299,14 @@ def findings(numbers: Numbers) -> list[Finding]:
     return [found for find in FINDINGS if (found := find(numbers)) is not None]
 
 
-def amount(number: float, unit: str = "") -> str:
-    """1.2e16 → 12 P"""
-    for size, letter in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if number >= size:
-            return f"{number / size:.3g} {letter}{unit}"
-    return f"{number:.3g} {unit}".strip()
-
-
-def duration(seconds: float) -> str:
-    return f"{seconds / 60:,.0f} minutes" if seconds >= 90 else f"{seconds:.0f} seconds"
-
-
 def lede(numbers: Numbers) -> str:
-    """What was done, in two sentences."""
+    """What was run, in one sentence."""
     done, any_result = numbers.work, next(iter(numbers.results.values()))
     seeds = sorted({len(content["seeds"]) for content in numbers.results.values()})
     each = f"{' or '.join(map(str, seeds))} seeds each" if seeds != [1] else "one seed each"
     return (
-        "The experiments of “Towards a More Complete Theory of Function Preserving Transforms”, run again on "
+        f"The experiments of “Towards a More Complete Theory of Function Preserving Transforms”, run again on "
         f"{any_result['data']}: "
-        f"{done.arms} arms, {each}, {done.epochs:,.0f} epochs of training and {done.growths} growths, "
-        f"{amount(done.flops, 'FLOP')} in {duration(done.seconds)} of training on one {any_result['device']}. Every growth is "
-        "a call of outgrow’s public functions."
+        f"{done.arms} arms, {each}, {done.growths} growths by outgrow’s public functions, {amount(done.flops, 'FLOP')} in "
+        f"{duration(done.seconds)} of training on one {any_result['device']}."
     )
-
-
-def summary(numbers: Numbers) -> str:
-    """The outcome in a few lines, good and bad."""
-    said = []
-    exact = exactness(numbers)
-    if exact is not None and exact.tone == "good":
-        said.append("At the moment it happens, growth changes nothing.")
-    there = numbers.cost("NCT-R2WiderR", "scratch's final, rate dropped", "reuse")
-    if there is not None and there.saving is not None:
-        said.append(
-            "On the paper's schedules: where a trained small network is there already, a widened one, its rate dropped, "
-            f"reaches scratch's accuracy with {share(there.saving)}"
-        )
-        padding = numbers.cost("NCT-RandPadWiden", "scratch's final, rate dropped", "reuse")
-        said[-1] += f" (by random padding: {share(padding.saving)})." if padding is not None and padding.saving else "."
-    rows, ends = best_target(numbers, "FTT-R2WiderR", "FTT-RandomWide"), numbers.pair("FTT-R2WiderR", "FTT-RandomWide")
-    if rows is not None and rows[0].saving is not None and ends is not None:
-        said.append(
-            f"Where the small one must be trained first, widening it early takes {share(rows[0].saving)} to {rows[0].what}; "
-            f"its end, against scratch: {verdict(ends.late, 'higher', 'lower')}."
-        )
-    padded = numbers.pair("NCT-R2WiderR", "NCT-RandPadWiden")
-    if padded is not None:
-        said.append(f"Against random padding, at the end: {verdict(padded.late, 'higher', 'lower')}.")
-    return " ".join(said)

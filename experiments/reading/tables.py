@@ -1,4 +1,4 @@
-"""The numbers of the report: final accuracies, differences between arms, what a growth does at once, and the compute it saves.
+"""The tables of the report: final accuracies, differences between arms, what a growth does at once, and the compute it saves.
 
 No drawing and no words here. Accuracies are in per cent, differences in points. An arm that is not among the results is left
 out of every table, so that a few arms make a report as well as all of them.
@@ -7,90 +7,17 @@ out of every table, so that a few arms make a report as well as all of them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from experiments.reading.curves import ACCOUNTS, Estimate, Results, bootstrap, by_account, reached, roads
+from experiments.reading.curves import ACCOUNTS, Estimate, Results, bootstrap, by_account, reached, roads, student, teacher_of
 from experiments.reading.diversity import Filters, measure_all
+from experiments.reading.groups import GROUPS, PLAIN_SCRATCH
 
 TARGETS = (60.0, 65.0, 68.0, 70.0)
 LAST = 10  # epochs of the mean over the end of a curve
-
-
-@dataclass(frozen=True)
-class Group:
-    """Arms of one figure. `scratch` is the grown network trained from its beginning, `padding` growth by random values."""
-
-    key: str
-    title: str
-    arms: tuple[str, ...]
-    scratch: str | None = None
-    padding: str | None = None
-    teachers: tuple[str, ...] = ()
-    costs: bool = False  # whether it is asked what an accuracy costs
-
-    def present(self, results: Results) -> tuple[str, ...]:
-        return tuple(name for name in self.arms if name in results)
-
-
-GROUPS = (
-    Group(
-        "nct-widen",
-        "Convergence, widened",
-        ("NCT-R2WiderR", "NCT-NetMorph", "NCT-Net2WiderNet", "NCT-RandPadWiden", "NCT-RandomWide"),
-        "NCT-RandomWide",
-        "NCT-RandPadWiden",
-        ("NCT-WidenTeacher", "NCT-WidenTeacher(NoResidual)", "NCT-RandomWide(NoResidual)"),
-        costs=True,
-    ),
-    Group(
-        "nct-deepen",
-        "Convergence, deepened",
-        ("NCT-R2DeeperR", "NCT-R2DeeperR(paper)", "NCT-Net2DeeperNet", "NCT-RandPadDeeper", "NCT-RandomDeep"),
-        "NCT-RandomDeep",
-        "NCT-RandPadDeeper",
-        ("NCT-DeepenTeacher", "NCT-DeepenTeacher(NoResidual)"),
-        costs=True,
-    ),
-    Group(
-        "ftt-widen",
-        "Faster training, widened",
-        ("FTT-R2WiderR", "FTT-NetMorph", "FTT-Net2WiderNet", "FTT-RandPadWiden", "FTT-RandomWide"),
-        "FTT-RandomWide",
-        "FTT-RandPadWiden",
-        costs=True,
-    ),
-    Group(
-        "ftt-deepen",
-        "Faster training, deepened",
-        ("FTT-R2DeeperR", "FTT-R2DeeperR(paper)", "FTT-Net2DeeperNet", "FTT-RandPadDeeper", "FTT-RandomDeep"),
-        "FTT-RandomDeep",
-        "FTT-RandPadDeeper",
-        costs=True,
-    ),
-    Group(
-        "apb-widen",
-        "Appendix B, widened",
-        ("APB-R2WiderR", "APB-R2WiderR@3000", "APB-R2WiderR@1500", "APB-Scratch"),
-        "APB-Scratch",
-        costs=True,
-    ),
-    Group(
-        "apb-deepen",
-        "Appendix B, deepened",
-        ("APB-R2DeeperR", "APB-R2DeeperR@3000", "APB-R2DeeperR@1500", "APB-Scratch"),
-        "APB-Scratch",
-        costs=True,
-    ),
-    Group("of", "An overfitted teacher", ("OF-Student", "OF-Teacher", "OF-Rand"), "OF-Rand"),
-    Group("bi", "Bad initialisation", ("BI-Std", "BI-He")),
-    Group("viz", "Filters", ("VIZ-R2R", "VIZ-Net2Net", "VIZ-NetMorph")),
-)
-
-# Net2Net's networks have no residual connections; these are their own kind, trained from scratch.
-PLAIN_SCRATCH = {"NCT-Net2WiderNet": "NCT-RandomWide(NoResidual)", "NCT-Net2DeeperNet": "NCT-WidenTeacher(NoResidual)"}
 
 
 def last(results: Results, name: str, epochs: int = 1) -> list[float]:
@@ -113,7 +40,8 @@ class Final:
     late: float  # mean of the last ten epochs
     late_sd: float
     paper: float | None
-    difference: Estimate | None  # ours less the paper's
+    difference: Estimate | None  # ours less the paper's, with the errors of both
+    validation: float | None = None  # mean of the last epoch on the validation set, where one was held out
 
 
 def final_table(results: Results) -> list[Final]:
@@ -121,16 +49,38 @@ def final_table(results: Results) -> list[Final]:
     rows = []
     for name in in_order(results):
         end, late, paper = last(results, name), last(results, name, LAST), results[name]["arm"]["paper"]
-        difference = None if paper is None else bootstrap([value - paper for value in end])
-        rows.append(
-            Final(name, len(end), float(np.mean(end)), spread(end), float(np.mean(late)), spread(late), paper, difference)
-        )
+        difference = None if paper is None else beside_paper(end, paper)
+        held = [stages[-1].get("validation_accuracy") or [] for stages in results[name]["curves"].values()]
+        validation = 100 * float(np.mean([one[-1] for one in held])) if all(held) else None
+        means = float(np.mean(end)), spread(end), float(np.mean(late)), spread(late)
+        rows.append(Final(name, len(end), *means, paper, difference, validation))
     return rows
+
+
+PAPER_IMAGES, TEST_IMAGES = 1_000, 10_000
+
+
+def image_error(accuracy: float, images: int) -> float:
+    """The standard error of an accuracy (both in per cent) that so many images give."""
+    share = accuracy / 100
+    return 100 * math.sqrt(share * (1 - share) / images)
+
+
+def beside_paper(values: list[float], paper: float) -> Estimate:
+    """Our mean less the paper's accuracy, with a 95 % interval.
+
+    Three errors are in it: the paper's, one run on 1,000 images; ours over seeds (Student's t); that of our 10,000 images.
+    """
+    ours = student(values)
+    images = 1.96 * math.hypot(image_error(paper, PAPER_IMAGES), image_error(ours.value, TEST_IMAGES))
+    half = math.hypot(ours.high - ours.value, images)
+    value = ours.value - paper
+    return Estimate(value, value - half, value + half, max(2, ours.n))
 
 
 def in_order(results: Results) -> list[str]:
     """Names in the groups' order, then the rest."""
-    known = [name for group in GROUPS for name in (*group.arms, *group.teachers)]
+    known = [name for group in GROUPS for name in (*group.arms, *group.more, *group.teachers)]
     return [name for name in dict.fromkeys(known) if name in results] + sorted(set(results) - set(known))
 
 
@@ -154,7 +104,7 @@ def paired(results: Results, arm: str, against: str, role: str) -> Pair | None:
     for epochs in (1, LAST):
         one, other = last(results, arm, epochs), last(results, against, epochs)
         of = dict(zip(results[arm]["seeds"], one, strict=True)), dict(zip(results[against]["seeds"], other, strict=True))
-        estimates.append(bootstrap([of[0][seed] - of[1][seed] for seed in shared]))
+        estimates.append(student([of[0][seed] - of[1][seed] for seed in shared]))
     return Pair(arm, against, role, *estimates)
 
 
@@ -186,6 +136,7 @@ class AtGrowth:
     error: float  # the largest of the outputs' over the seeds, as the growth measured it
     preserving: bool
     parameters: tuple[int, int]
+    soon: float | None = None  # training loss over the next twenty steps, relative to the thirty before, where those are kept
 
 
 def growth_table(results: Results) -> list[AtGrowth]:
@@ -214,9 +165,23 @@ def growth_table(results: Results) -> list[AtGrowth]:
                 error=max(piece["growth"]["error"] for piece in pieces),
                 preserving=all(piece["growth"]["preserving"] for piece in pieces),
                 parameters=tuple(pieces[0]["growth"]["parameters"]),
+                soon=soon(results, name, place),
             )
         )
     return rows
+
+
+def soon(results: Results, name: str, place: int, steps: int = 20) -> float | None:
+    """Training loss over the steps after a growth, relative to the last ones before it; None where those are not kept."""
+    content, ratios = results[name], []
+    teacher = teacher_of(results, name) if content["arm"]["own"] else None
+    for seed, stages in content["curves"].items():
+        before = results[teacher]["curves"].get(seed, []) if teacher else []
+        whole = [*before, *stages]
+        last_steps = whole[place - 1].get("last") if len(whole) >= 1 - place else None
+        if last_steps and whole[place].get("steps"):
+            ratios.append(float(np.mean(whole[place]["steps"][:steps]) / np.mean(last_steps)))
+    return float(np.mean(ratios)) if ratios else None
 
 
 @dataclass(frozen=True)
@@ -234,6 +199,7 @@ class Cost:
     n: int
     median: float  # over all seeds; infinity where less than half reach it
     saving: Estimate | None
+    group: str = ""  # the key of the group whose question it is
 
 
 def saved(arm: Any, scratch: Any, axis: int = -1) -> Any:
@@ -272,7 +238,7 @@ def cost_table(results: Results) -> list[Cost]:
     that one keeps a high rate to its end, which is no fair measure: there, the scratch of the faster-training tests, whose rate
     drops as the grown arms' does, is set beside them too.
     """
-    rows = []
+    rows: list[Cost] = []
     for group in GROUPS:
         if group.scratch not in results or not group.costs:
             continue
@@ -284,8 +250,9 @@ def cost_table(results: Results) -> list[Cost]:
         for target, what, against in goals:
             for name in (*group.present(results), *([fair] if against == fair else [])):
                 for account in ACCOUNTS:
-                    rows += [cost(results, name, against, target, what, account, axis) for axis in ("flops", "seconds")]
-    return [row for row in rows if row is not None]
+                    found = (cost(results, name, against, target, what, account, axis) for axis in ("flops", "seconds"))
+                    rows += [replace(row, group=group.key) for row in found if row is not None]
+    return rows
 
 
 @dataclass(frozen=True)
@@ -336,9 +303,11 @@ class Numbers:
     def growth(self, arm: str) -> AtGrowth | None:
         return next((row for row in self.growths if row.arm == arm), None)
 
-    def cost(self, arm: str, what: str, account: str, axis: str = "flops") -> Cost | None:
+    def cost(self, arm: str, what: str, account: str, axis: str = "flops", group: str = "") -> Cost | None:
+        """`group`: only what is asked in that group."""
         wanted = (arm, what, account, axis)
-        return next((row for row in self.costs if (row.arm, row.what, row.account, row.axis) == wanted), None)
+        rows = (row for row in self.costs if row.group == (group or row.group))
+        return next((row for row in rows if (row.arm, row.what, row.account, row.axis) == wanted), None)
 
 
 def numbers(results: Results, filters: Filters) -> Numbers:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.pages.parts import ACCOUNT_NAMES
+from experiments.pages.looks import ACCOUNT_NAMES
 from experiments.reading.comparison import ACCOUNTS, SCRATCH, Best, Comparison, Line, Need, against, gain, gap, need
 from experiments.reading.curves import Estimate
-from experiments.reading.findings import interval, share, signed
 from experiments.reading.tables import spread
+from experiments.reading.words import interval, share, signed
 
 VERBS = {"widen": "Widening", "deepen": "Deepening", "both": "Both"}
 WAYS = {

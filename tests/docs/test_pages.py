@@ -20,8 +20,9 @@ import torch
 import outgrow.analysis.rules.all_rules
 import outgrow.methods.all_methods
 from experiments import demo
-from experiments.reading.demo_lines import lead, loss_at_growth, text_table, tiny
+from experiments.reading.demo_lines import lead, loss_at_growth, text_table
 from experiments.reading.result_files import read_all
+from experiments.reading.words import tiny
 
 ROOT = Path(__file__).parents[2]
 

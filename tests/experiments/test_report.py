@@ -73,7 +73,7 @@ def test_the_page_is_one_small_file_that_asks_for_nothing(folder: Path) -> None:
     assert "{{" not in page
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", page)
     assert "default-src 'none'" in page
-    assert page.count("<noscript>") == page.count('<figure class="plot"') > 0
+    assert page.count("<noscript>") == page.count('<figure class="plot') > 0
     for link in re.findall(r'href="(figures/[^"]+)"', page):
         assert (folder / link).exists()
 
@@ -96,11 +96,18 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser, folder: Path) -> Browser:
-    """The committed report on a desktop, freshly loaded."""
-    browser.size(1200, 900)
+    """The committed report on a desktop, freshly loaded, with all folds open."""
+    browser.size(1280, 900)
     browser.dark(False)
     browser.open(folder / "report.html")
+    unfold(browser)
     return browser
+
+
+def unfold(browser: Browser) -> None:
+    browser.js("document.querySelectorAll('details').forEach(fold => { fold.open = true; })")
+    browser.settle()
+    browser.settle()
 
 
 def tip(page: Browser, group: str) -> dict[str, dict[str, str]]:
@@ -227,12 +234,64 @@ def test_a_name_in_the_legend_hides_its_curve(page: Browser) -> None:
     assert page.js(count) == 1
 
 
+TOO_WIDE = """[...document.querySelectorAll('.scroll, table.claims, .stage')].filter(box => box.checkVisibility())
+    .filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.getAttribute('aria-label') || box.className)"""
+BROKEN = """(() => {
+    const found = [], range = document.createRange(), walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (walk.nextNode()) {
+        const node = walk.currentNode, parent = node.parentElement;
+        if (!parent.checkVisibility() || parent.closest('script, style, svg, pre')) continue;
+        for (const word of node.data.matchAll(/[\\p{L}\\p{N}]{2,}/gu)) {
+            range.setStart(node, word.index);
+            range.setEnd(node, word.index + word[0].length);
+            if (new Set([...range.getClientRects()].map(box => Math.round(box.top))).size > 1) found.push(word[0]);
+        }
+    }
+    return found;
+})()"""
+
+
+@pytest.mark.browser
+def test_it_is_short_and_no_table_is_wider_than_its_box(browser: Browser, folder: Path) -> None:
+    browser.size(1280, 900)
+    browser.open(folder / "report.html")
+    assert browser.js("document.documentElement.scrollHeight") < 14_500
+    unfold(browser)
+    assert browser.js("document.querySelectorAll('.scroll').length") > 25
+    assert browser.js(TOO_WIDE) == []
+    assert browser.js("document.documentElement.scrollWidth") == 1280
+
+
+@pytest.mark.browser
+def test_no_word_is_broken_on_a_phone(browser: Browser, folder: Path) -> None:
+    browser.size(390, 844, touch=True)
+    browser.open(folder / "report.html")
+    assert browser.js("document.documentElement.scrollHeight") < 14_500
+    unfold(browser)
+    assert browser.js(BROKEN) == []
+    assert browser.js("document.documentElement.scrollWidth") == 390
+
+
+@pytest.mark.browser
+def test_it_opens_with_one_sentence_and_one_figure(page: Browser) -> None:
+    assert page.js("document.querySelectorAll('h1').length") == 1
+    names = page.js("[...document.querySelectorAll('#opening text.end')].map(name => [name.textContent, name.dataset.arm])")
+    assert sorted(map(tuple, names)) == [("from scratch", "scratch"), ("grown", "r2r"), ("trained on", "alone")]
+    first = page.js("[...document.querySelectorAll('#pays-widen path[data-arm]')].map(path => path.dataset.arm)")
+    assert sorted(first) == ["alone", "r2r", "random", "scratch"]
+    assert page.js("document.querySelector('#pays-widen input[value=reuse]').checked")
+    ends = "[...document.querySelectorAll('#pays-widen text.end')].map(name => name.getBoundingClientRect().right)"
+    edge = page.js("document.querySelector('#pays-widen .stage').getBoundingClientRect().right")
+    assert all(end <= edge for end in page.js(ends))
+
+
 @pytest.mark.browser
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_phone_needs_no_sideways_scrolling(browser: Browser, folder: Path, dark: bool) -> None:
     browser.size(360, 740, touch=True)
     browser.dark(dark)
     browser.open(folder / "report.html")
+    unfold(browser)
     assert browser.js("[document.documentElement.scrollWidth, innerWidth]") == [360, 360]
     assert browser.js("document.querySelector('#of .stage svg').getBoundingClientRect().right") <= 360
     back, ink = browser.js("(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))")
@@ -244,5 +303,6 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Browser, folder: Path, dar
 def test_made_up_results_with_filters_make_a_page_too(browser: Browser, small: Path) -> None:
     browser.thrown.clear()
     browser.open(small / "one" / "report.html")
+    unfold(browser)
     assert browser.thrown == []
     assert browser.js("[...document.querySelectorAll('.filters img')].map(i => i.naturalWidth)") == [63] * 9

@@ -16,7 +16,7 @@ from experiments.figures import RESULTS
 from experiments.reading.against_paper import claims
 from experiments.reading.curves import bootstrap, by_account, mean_curve, reached, road
 from experiments.reading.diversity import Look, ahead, read_filters
-from experiments.reading.findings import findings, lede, summary
+from experiments.reading.findings import findings, lede
 from experiments.reading.result_files import file_name, read_all
 from experiments.reading.tables import Numbers, numbers
 from experiments.report import page
@@ -77,7 +77,8 @@ def test_differences_are_taken_seed_by_seed(found: Numbers) -> None:
     pair = found.pair("NCT-Net2WiderNet", "NCT-RandomWide(NoResidual)")
     assert pair is not None
     assert pair.end.value == pytest.approx(statistics.mean(gaps))
-    assert min(gaps) <= pair.end.low <= pair.end.value <= pair.end.high <= max(gaps)
+    reach = 2.776 * statistics.stdev(gaps) / 5**0.5  # Student's t with four degrees of freedom
+    assert (pair.end.low, pair.end.high) == pytest.approx((statistics.mean(gaps) - reach, statistics.mean(gaps) + reach))
 
 
 def test_from_nothing_counts_the_teacher_and_reuse_does_not(found: Numbers) -> None:
@@ -225,25 +226,21 @@ def test_words_follow_the_values(found: Numbers) -> None:
                 pieces[-1]["accuracy"] = [max(0.0, value - 0.2) for value in pieces[-1]["accuracy"]]
     other = numbers(worse, {})
     before, after = ({one.title: one for one in findings(each)} for each in (found, other))
-    assert "A growth loses nothing" in before
+    assert "The growth itself changes nothing" in before
     assert "Growths moved accuracy by up to 20.0 points" in after
     assert not [one for one in findings(other)[1:] if one.tone == "good"]
     verdicts = [{claim.paper: claim.verdict for claim in claims(each)} for each in (found, other)]
     assert verdicts[0] != verdicts[1]
-    assert summary(found) != summary(other)
     assert lede(found) == lede(other)
 
 
-def test_two_seeds_settle_nothing_about_filters(tmp_path: Path) -> None:
+def test_two_seeds_settle_nothing_about_filters() -> None:
     look = Look("VIZ-R2R", "end", 5, 32, 0.9, 0.01, 0.5, 0.1)
     other = replace(look, arm="VIZ-NetMorph", diversity=0.8)
     assert ahead(look, other)
     assert not ahead(other, look)
     assert not ahead(replace(look, n=2), other)
     assert not ahead(look, replace(other, diversity_sd=0.05))
-    results = read_all(made_up.write(tmp_path, only="VIZ", filters=True))
-    told = next(one for one in findings(numbers(results, read_filters(tmp_path))) if "diversity" in one.figure)
-    assert told.title == "No method ends with clearly more diverse filters"
 
 
 @pytest.mark.parametrize(
@@ -252,6 +249,6 @@ def test_two_seeds_settle_nothing_about_filters(tmp_path: Path) -> None:
 def test_a_few_arms_and_one_seed_are_enough(tmp_path: Path, only: str, seeds: int) -> None:
     found = numbers(read_all(made_up.write(tmp_path, seeds=seeds, only=only)), {})
     assert lede(found)
-    words = " ".join([summary(found), *(one.text for one in findings(found)), *(claim.ours for claim in claims(found))])
+    words = " ".join([*(one.title + one.text for one in findings(found)), *(claim.ours for claim in claims(found))])
     assert "nan" not in words
     assert "{{" not in page(found, set(), None, "")

@@ -88,9 +88,16 @@
     const legend = make("div", { class: "legend", role: "group", "aria-label": `Curves of ${group.title}` });
     let scale = null;
 
-    const curve = (arm) => arm[arm.both ? "nothing" : state.account] ?? null; // `both`: never grown, the same in both accounts
+    const curve = (arm) => (arm.both ? within(arm.nothing) : arm[state.account]) ?? null; // `both`: never grown, the same in both accounts
     const label = (arm) => arm.labels?.[state.account] ?? arm.label;
     const short = (arm) => arm.short ?? label(arm);
+    // Of a line that both accounts share, the budgets that the account of the plot has.
+    function within(line) {
+      const others = budgets ? group.arms.flatMap((arm) => (arm.both ? [] : arm[state.account]?.epochs ?? [])) : [];
+      if (!line || !others.length) return line;
+      const keep = line.epochs.map((budget) => Math.min(...others) <= budget && budget <= Math.max(...others));
+      return Object.fromEntries(Object.entries(line).map(([key, values]) => [key, Array.isArray(values) && values.length === keep.length ? values.filter((_, i) => keep[i]) : values]));
+    }
     const visible = () => group.arms.filter((arm) => !state.hidden.has(arm.name) && curve(arm));
 
     const controls = make("div", { class: "controls" });

@@ -1,0 +1,184 @@
+"""The paper's claims and the findings, against the raw files by plain loops."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import statistics
+
+import numpy as np
+import pytest
+
+from experiments.figures import RESULTS
+from experiments.pages.parts import cost_tables
+from experiments.reading.against_paper import claims
+from experiments.reading.answers import answers, best_elsewhere, opening, saving_elsewhere
+from experiments.reading.comparison import Comparison, needed, read
+from experiments.reading.diversity import read_filters
+from experiments.reading.filter_changes import changes
+from experiments.reading.findings import findings
+from experiments.reading.result_files import file_name, read_paper
+from experiments.reading.rivals import fairest, scratches
+from experiments.reading.tables import Numbers, beside_paper, image_error, numbers
+
+
+@pytest.fixture(scope="module")
+def found() -> Numbers:
+    return numbers(read_paper(RESULTS), read_filters(RESULTS))
+
+
+@pytest.fixture(scope="module")
+def compared() -> Comparison:
+    return read(RESULTS.parent)
+
+
+def curves(arm: str, folder: str = "table") -> list[list[float]]:
+    content = json.loads((RESULTS.parent / folder / file_name(arm)).read_text())
+    return [[100 * value for value in stages[-1]["accuracy"][1:]] for stages in content["curves"].values()]
+
+
+def test_the_papers_accuracies_have_the_error_of_a_thousand_images() -> None:
+    assert image_error(70.0, 1_000) == pytest.approx(1.449, abs=1e-3)
+    one = beside_paper([71.0, 71.0, 71.0], 70.0)  # seeds that agree: images alone
+    assert one.value == pytest.approx(1.0)
+    images = 1.96 * math.sqrt(70 * 30 / 1_000 + 71 * 29 / 10_000)
+    assert (one.low, one.high) == pytest.approx((1 - images, 1 + images))
+    assert not one.clear
+    assert beside_paper([64.0, 64.5, 63.8], 70.0).clear
+
+
+def test_the_fairest_scratch_ends_highest_among_its_kind(found: Numbers) -> None:
+    for student in ("NCT-R2WiderR", "NCT-Net2WiderNet"):
+        rivals = scratches(found.results, student)
+        assert rivals
+        skips = found.results[student]["arm"]["net"]["residual"]
+        for name in rivals:
+            arm = found.results[name]["arm"]
+            assert arm["net"]["residual"] == skips
+            assert not [stage for stage in arm["stages"] if stage["grow"]]
+            assert (arm["net"]["r"], arm["net"]["blocks"]) == (3 / 16, 4)  # 1/8, widened by half
+        best = max(rivals, key=lambda name: statistics.mean(value for run in curves(name) for value in run[-10:]))
+        assert fairest(found.results, student) == best
+    assert "FTT-RandomWide" in scratches(found.results, "NCT-R2WiderR")
+
+
+def test_pairs_are_compared_over_the_whole_run(found: Numbers) -> None:
+    text = " ".join(one.text for one in findings(found))
+    pairs, zero = curves("NCT-R2DeeperR(paper)"), curves("NCT-R2DeeperR")
+    leads = [statistics.mean(a[-200:]) - statistics.mean(b[-200:]) for a, b in zip(pairs, zero, strict=True)]
+    reach = 2.776 * statistics.stdev(leads) / 5**0.5
+    mean = statistics.mean(leads)
+    said = f"{mean:+.2f} [{mean - reach:+.2f}, {mean + reach:+.2f}] points".replace("-", "−")
+    assert f"Over the last 200 epochs pairs less γ = 0: {said}" in text
+
+
+def test_arms_that_fall_after_an_exact_growth_are_named(found: Numbers) -> None:
+    text = next(one.text for one in findings(found) if one.title.startswith("Exact is not enough"))
+    for row in found.growths:
+        if row.preserving and row.before is not None:
+            fell = row.one_epoch < row.before - 1
+            assert (f"{row.arm} {row.before:.1f} → {row.one_epoch:.1f} %" in text) == fell, row.arm
+    assert "VIZ-R2R × " in text
+    assert not [one for one in findings(found) if "loses nothing" in one.title]
+
+
+def test_what_becomes_of_filters(found: Numbers) -> None:
+    """By loops over single filters of one arm and seed."""
+    rows = changes(found.filters)
+
+    def cosine(one: np.ndarray, other: np.ndarray) -> float:
+        return float((one * other).sum() / math.sqrt(float((one**2).sum())) / math.sqrt(float((other**2).sum())))
+
+    seeds = sorted(int(name.split("/")[1]) for name in found.filters if name.startswith("VIZ-R2R/") and name.endswith("/end"))
+    kept, twins, others = [], [], []
+    for seed in seeds:
+        before, after, end = (found.filters[f"VIZ-R2R/{seed}/{when}"] for when in ("before", "after", "end"))
+        kept.append(statistics.mean(cosine(before[k], end[k]) for k in range(16)))
+        assert all(np.array_equal(after[16 + k], after[24 + k]) for k in range(8))  # these are the pairs
+        twins.append(statistics.mean(cosine(end[16 + k], end[24 + k]) for k in range(8)))
+        others.append(
+            statistics.mean(cosine(end[16 + k], end[24 + j]) for k, j in itertools.product(range(8), repeat=2) if k != j)
+        )
+    row = rows["VIZ-R2R"]
+    assert row.kept.value == pytest.approx(statistics.mean(kept))
+    assert row.twins.value == pytest.approx(statistics.mean(twins))
+    assert row.others.value == pytest.approx(statistics.mean(others))
+    by_seed = [np.linalg.norm(found.filters[f"VIZ-NetMorph/{seed}/end"].reshape(32, -1), axis=1) for seed in seeds]
+    assert rows["VIZ-NetMorph"].size.value == pytest.approx(statistics.mean(n[16:].mean() / n[:16].mean() for n in by_seed))
+
+
+def test_patterns_and_colours_of_filters_that_are_one_colour() -> None:
+    """A filter that is a colour times a pattern has exactly these."""
+    rng = np.random.default_rng(0)
+    colours, patterns = rng.normal(size=(6, 3)), rng.normal(size=(6, 7, 7))
+    start = colours[:, :, None, None] * patterns[:, None]
+    end = start.copy()
+    end[2] = (colours[2] @ np.array([[0.0, 1, 0], [0, 0, 1], [1, 0, 0]]))[:, None, None] * patterns[2]  # another colour
+    end[3] = colours[3][:, None, None] * patterns[3].T  # another pattern
+    filters = {"VIZ-X/0/before": start[:2], "VIZ-X/0/after": start, "VIZ-X/0/end": end}
+    row = changes(filters)["VIZ-X"]
+    colour = abs(float(colours[2] @ np.roll(colours[2], 1))) / float(colours[2] @ colours[2])
+    pattern = abs(float((patterns[3] * patterns[3].T).sum())) / float((patterns[3] ** 2).sum())
+    assert row.colour.value == pytest.approx((colour + 3) / 4)
+    assert row.pattern.value == pytest.approx((pattern + 3) / 4)
+    assert row.kept.value == pytest.approx(1)
+
+
+def test_the_best_way_is_chosen_on_other_seeds(compared: Comparison) -> None:
+    ways = [line for line in compared.of("RE", "widen") if 4 in line.ends]
+    small = compared.small("RE", "widen")
+    assert small is not None
+    leads = []
+    for seed in range(5):
+        scores = {line.name: sum(value for one, value in line.ends[4].items() if one != seed) for line in ways}
+        best = max(scores, key=lambda name: scores[name])
+        leads.append(compared.lines[best].ends[4][seed] - small.ends[4][seed])
+    one = best_elsewhere(compared, "RE", "widen", "alone", 4)
+    assert one is not None
+    assert one.value == pytest.approx(statistics.mean(leads))
+    flattered = max(statistics.mean(line.values(4)) for line in ways) - statistics.mean(small.values(4))
+    assert one.value <= flattered + 1e-9
+
+
+def test_savings_of_the_best_way_do_not_flatter(compared: Comparison) -> None:
+    target = compared.targets()["scratch at 8"]
+    made = saving_elsewhere(compared, compared.of("RE", "widen"), target)
+    assert made is not None
+    best = max(
+        1 - statistics.mean(needed(line, target).values()) / statistics.mean(needed(compared.scratch, target).values())
+        for line in compared.of("RE", "widen")
+        if all(map(math.isfinite, needed(line, target).values()))
+    )
+    assert 0 < made[0].value <= best
+    assert made[1]
+
+
+def test_r2r_against_random_padding_is_told_by_budget(compared: Comparison) -> None:
+    card = next(one for one in answers(compared) if one.title.startswith("Preserving the function"))
+    cells = next(strip.cells for strip in card.strips if strip.name.startswith("deepening, reuse"))
+    for budget in (1, 2, 4, 8, 16):
+        ends = [curves(f"RE-deepen-{way}@{budget}", "protocol") for way in ("r2r", "random")]
+        lead = statistics.mean(a[-1] - b[-1] for a, b in zip(*ends, strict=True))
+        assert cells[str(budget)].value == pytest.approx(lead)
+    assert opening(compared).count(".") < 4  # one sentence, with a decimal or two
+
+
+def test_tables_of_compute_have_no_targets_of_other_groups(found: Numbers) -> None:
+    for title, made in cost_tables(found):
+        for row in re.findall(r"<tr><th scope=\"row\">.*?</tr>", made):
+            cells = re.findall(r"<td class=n>(.*?)</td>", row)
+            assert any(cell != "–" for cell in cells), title
+        columns = list(zip(*(re.findall(r"<td class=n>(.*?)</td>", row) for row in made.split("<tr>")[2:]), strict=True))
+        assert all(sum(cell != "–" for cell in column) > 1 for column in columns), title
+
+
+def test_a_claim_is_a_sentence_with_few_numbers(found: Numbers) -> None:
+    made = claims(found)
+    assert len(made) >= 14
+    assert {one.verdict for one in made} <= {"agrees", "in part", "differs", "not run"}
+    for one in made:
+        assert len(re.findall(r"[+−]?\d+(?:\.\d+)?", one.ours)) <= 14, one.ours
+    for card in findings(found):
+        assert len(card.title) < 120
