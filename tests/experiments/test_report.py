@@ -126,7 +126,7 @@ def values(arm: str, stage: int, place: int) -> list[float]:
 def test_it_loads_without_errors_or_requests(page: Browser, folder: Path) -> None:
     assert page.said == []
     assert page.thrown == []
-    assert {url for url in page.asked if not url.startswith("data:")} == {(folder / "report.html").resolve().as_uri()}
+    assert {url for url in page.requested if not url.startswith("data:")} == {(folder / "report.html").resolve().as_uri()}
     groups = page.js(
         "[...document.querySelectorAll('figure.plot')].map(f => [f.id, f.querySelectorAll('path[data-arm]').length])"
     )
