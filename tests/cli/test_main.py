@@ -134,6 +134,7 @@ def test_a_checkpoint_with_its_model_shows_the_grown_volumes(checkpoint: Path, r
 
 
 def test_transforms_of_one_call_are_one_growth(run: Run, tmp_path: Path) -> None:
+    torch.manual_seed(0)  # with some weights the last ReLU gives zeros only, and errors are relative to outputs
     model, x = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 1), nn.ReLU()), torch.randn(2, 1, 9, 9)
     outgrow.grow(model, x, outgrow.Widen("0", to=6), outgrow.Kernel("0", (9, 5)), outgrow.Deepen("3"))
     outgrow.deepen(model, x, "3", count=2)
