@@ -41,7 +41,7 @@ from outgrow.optimizers.wrappers import unwrapped
 from outgrow.process.garbage_collection import without_garbage_collection
 from outgrow.process.signals import DeferredSignals
 from outgrow.requests import Widen
-from outgrow.trace import value_reads
+from outgrow.trace import shape_branches, value_reads
 from outgrow.trace.contributing_parameters import check_reached
 from outgrow.trace.flops import count_flops
 from outgrow.transforms.all_transforms import TABLE, Transform, check_transforms, kind_of
@@ -273,7 +273,7 @@ def _planned(request: Request, look: Look, example: Example, work: Work, dry: bo
     trace = anatomy.reading.trace
     with_peers = outputs_with_peers(model, example, trace.idle_peers) if request.check else ()
     steps = steps_of(model, example, request.transforms, request.seed, anatomy, work.journal)
-    notes = [*unrun.note(model, trace.unused, trace.idle_peers), *value_reads.note(trace)]
+    notes = [*unrun.note(model, trace.unused, trace.idle_peers), *value_reads.note(trace), *shape_branches.note(model, trace)]
     return Planned(steps, notes, anatomy, with_peers, trace.idle_peers)
 
 
