@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 from outgrow.model.example import Example, call, is_cache
 from outgrow.model.example_errors import does_not_run
 from outgrow.model.sandbox import untouched
+from outgrow.model.walk_modules import set_mode
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,7 @@ def calls_of(model: nn.Module, example: Example, paths: Sequence[str], training:
     handles: list[Any] = []
     try:
         with untouched(model), torch.no_grad():
-            model.train(training)
+            set_mode(model, training)
             for path in paths:
                 handles += listen(path, model.get_submodule(path))
             call(model, example)

@@ -15,7 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from outgrow.model.walk_modules import all_modules
+
 REGISTERED = ("_parameters", "_buffers", "_modules")
+CONTAINERS = {dict, OrderedDict, list, set}
 _TURN = RLock()  # random state and choice of kernels are global to the process: one thread at a time, which restores them
 
 
@@ -26,7 +29,7 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
         return {**dict(model.named_parameters()), **dict(model.named_buffers())}
     parameters: dict[int, tuple[str, Tensor]] = {}  # both in one walk: this is called often
     buffers: dict[int, tuple[str, Tensor]] = {}
-    for path, module in model.named_modules():
+    for path, module in all_modules(model):
         prefix = f"{path}." if path else ""
         held: tuple[tuple[dict[int, tuple[str, Tensor]], Mapping[str, Tensor | None]], ...]
         held = (parameters, module._parameters), (buffers, module._buffers)
@@ -44,7 +47,7 @@ def substituted(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[Non
     undo: list[tuple[dict[str, Any], str, Any]] = []
     flats: list[tuple[nn.RNNBase, list[Any]]] = []
     try:
-        for module in model.modules():
+        for _, module in all_modules(model):
             groups: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
             for group in groups:
                 for name, held in list(group.items()):
@@ -71,9 +74,13 @@ def untouched(model: nn.Module, buffers: bool = True) -> Iterator[None]:
     the flag were removed, it would add them a second time.
     `buffers`: whether the pass uses the model's own buffers, and may write into them.
     """
-    attributes = [(now := vars(module), dict(now)) for module in model.modules()]
-    held = [value for _, before in attributes for name, value in before.items() if name not in REGISTERED]
-    contents = [(value, type(value)(value)) for value in held if type(value) in (dict, OrderedDict, list, set)]
+    attributes = [(now := vars(module), dict(now)) for _, module in all_modules(model)]
+    contents = [
+        (value, type(value)(value) if value else ())  # most are empty
+        for _, before in attributes
+        for name, value in before.items()
+        if type(value) in CONTAINERS and name not in REGISTERED
+    ]
     written = [(buffer, buffer.detach().clone()) for buffer in model.buffers()] if buffers else []
     with random_state():
         try:
@@ -82,9 +89,10 @@ def untouched(model: nn.Module, buffers: bool = True) -> Iterator[None]:
             for now, before in attributes:
                 now.clear()
                 now.update(before)
-            for value, before in contents:
-                value.clear()
-                value.extend(before) if isinstance(value, list) else value.update(before)
+            for value, items in contents:
+                if value or items:
+                    value.clear()
+                    value.extend(items) if isinstance(value, list) else value.update(items)
             with torch.no_grad():
                 for buffer, value in written:
                     buffer.copy_(value)

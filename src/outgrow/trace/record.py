@@ -35,6 +35,7 @@ from outgrow.model.meta_operators import ShapeCache
 from outgrow.model.reference_operators import Substitute
 from outgrow.model.sandbox import elementary, substituted, tensors_of, untouched
 from outgrow.model.shared_memory import disjoint, geometry_of, storage_of
+from outgrow.model.walk_modules import all_modules, set_mode
 from outgrow.modules.fold import Fold
 from outgrow.trace.operators import FAKE_QUANTISE, FOLD, OBSERVING, Op, Ref, Trace, Value
 from outgrow.trace.view_regions import box_of
@@ -55,7 +56,7 @@ def module_paths(model: nn.Module) -> Iterator[Callable[[], str]]:
 
     handles: list[Any] = []
     try:
-        for path, module in model.named_modules():
+        for path, module in all_modules(model):
             handles.append(module.register_forward_pre_hook(partial(enter, path), prepend=True))
             handles.append(module.register_forward_hook(leave, prepend=True, always_call=True))
         yield lambda: running[-1]
@@ -107,7 +108,7 @@ class Watcher(TorchDispatchMode):
             self.folded(path, module, args[0], result)
 
         handles: list[Any] = []
-        for path, module in model.named_modules():
+        for path, module in all_modules(model):
             if isinstance(module, Fold):
                 handles.append(module.register_forward_pre_hook(enter))
                 handles.append(module.register_forward_hook(partial(leave, path)))
@@ -171,7 +172,7 @@ class Recorder(Watcher):
             if index is not None:
                 self.trace.returned.setdefault(path, index)
 
-        handles = [module.register_forward_hook(partial(leave, path)) for path, module in model.named_modules()]
+        handles = [module.register_forward_hook(partial(leave, path)) for path, module in all_modules(model)]
         try:
             with super().watching(model):
                 yield
@@ -342,7 +343,7 @@ def _record(model: nn.Module, example: Example, training: bool, trace: Trace) ->
         tensors = {name: tensor.detach().to("meta") for name, tensor in tensors.items()}
         example = on_meta(example)
     with untouched(model, not trace.meta), elementary(), module_paths(model) as here, substituted(model, tensors):
-        model.train(training)
+        set_mode(model, training)
         recorder = Recorder(tensors, buffers, tensors_in(example), trace, here)
         with recorder.watching(model):
             output = call(model, example)

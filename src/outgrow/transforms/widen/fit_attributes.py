@@ -27,6 +27,7 @@ from outgrow.model.journal import Journal
 from outgrow.model.known_values import KnownShapes, on_meta
 from outgrow.model.meta_operators import ShapeCache
 from outgrow.model.sandbox import elementary, substituted, tensors_of, untouched
+from outgrow.model.walk_modules import set_mode
 from outgrow.modules.fold import Fold
 from outgrow.trace.operators import FOLD, Op, Trace, refs_in
 from outgrow.trace.record import Watcher
@@ -131,6 +132,7 @@ class Fitter:
         self.model, self.example, self.trace = model, example, trace
         shapes = KnownShapes if trace.known else ShapeCache
         self.shapes = shapes()  # shared by all runs, which differ in a few attributes only
+        self._last: tuple[Plan, dict[str, Tensor]] | None = None  # meta tensors of the last plan, for its next run
 
     def run(self, plan: Plan, settings: Sequence[Setting], prediction: Prediction) -> Clash | None:
         """The first clash between the run and the prediction; None if there is none."""
@@ -149,7 +151,7 @@ class Fitter:
                     substituted(self.model, tensors),
                     checker.watching(self.model),
                 ):
-                    self.model.train(training)
+                    set_mode(self.model, training)
                     call(self.model, example)
         except Exception as error:
             index = min(checker.count, len(checker.expected) - 1)
@@ -161,10 +163,14 @@ class Fitter:
 
     def _grown(self, plan: Plan) -> dict[str, Tensor]:
         """Tensors of the new shapes: on the meta device, or with values if the model's code reads values."""
+        if self._last is not None and self._last[0] is plan:
+            return self._last[1]
         old = {name: tensor.detach() for name, tensor in tensors_of(self.model).items()}
         if self.trace.meta:
             shapes = plan.shapes({name: tensor.shape for name, tensor in old.items()})
-            return {name: tensor.new_empty(shapes.get(name, tensor.shape), device="meta") for name, tensor in old.items()}
+            made = {name: tensor.new_empty(shapes.get(name, tensor.shape), device="meta") for name, tensor in old.items()}
+            self._last = plan, made
+            return made
         new = {name: tensor.clone() for name, tensor in old.items()}
         for name, edits in edits_by_tensor(plan).items():
             new[name] = grown(old[name], edits)
@@ -174,15 +180,18 @@ class Fitter:
         return new
 
 
-def fit(fitter: Fitter, plan: Plan, prediction: Prediction) -> tuple[list[Setting], Clash | None]:
-    """Settings that make the model run at its new shapes, and the clash that no setting resolves, if there is one."""
+def fit(fitter: Fitter, plan: Plan, prediction: Prediction, past: int | None = None) -> tuple[list[Setting], Clash | None]:
+    """Settings that make the model run at its new shapes, and the clash that no setting resolves, if there is one.
+
+    past: an operator; the search ends at the first clash behind it. Clashes only ever move forward.
+    """
     model = fitter.model
     before = {name: tuple(tensor.shape) for name, tensor in tensors_of(model).items()}
     shapes = plan.shapes(before)
     settings = [*known_settings(model, before, shapes, prediction), *plan.settings]
     clash = fitter.run(plan, settings, prediction)
     rounds = 0
-    while clash is not None:
+    while clash is not None and (past is None or clash.index <= past):
         for extra in _repairs(model, clash, prediction, settings):
             rounds += 1
             tried = fitter.run(plan, [*settings, *extra], prediction)
@@ -193,7 +202,7 @@ def fit(fitter: Fitter, plan: Plan, prediction: Prediction) -> tuple[list[Settin
             return settings, clash
         if rounds > ROUNDS:
             return settings, clash
-    return settings, None
+    return settings, clash
 
 
 def _repairs(model: nn.Module, clash: Clash, prediction: Prediction, settings: Sequence[Setting]) -> Iterator[list[Setting]]:

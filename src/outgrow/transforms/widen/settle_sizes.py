@@ -186,7 +186,7 @@ def _blame(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice], clash:
             continue
         plan = make_plan(anatomy, rest, 0)
         plan = replace(plan, settings=(*_eps_settings(model, rest), *fold_settings(model, anatomy, rest)))
-        later = fit(fitter, plan, Prediction(anatomy, rest))[1]
+        later = fit(fitter, plan, Prediction(anatomy, rest), past=clash.index)[1]
         if later is None or later.index > clash.index:
             return dict.fromkeys(sorted(group), reason)
     return dict.fromkeys(sorted(tries[0]), reason)
