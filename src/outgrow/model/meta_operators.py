@@ -34,7 +34,8 @@ class ShapeCache:
             known = self.known[key]
             if known is None:
                 return args[0]
-            tensors = [torch.empty_strided(size, stride, dtype=d, device="meta") for size, stride, d in known[1]]
+            with torch._C._DisableTorchDispatch():  # not seen by outer modes, which would handle it like an operator
+                tensors = [torch.empty_strided(size, stride, dtype=d, device="meta") for size, stride, d in known[1]]
             return tensors[0] if known[0] is Tensor else known[0](tensors)
         made = SHAPE_FORMULAS[func](*args) if key is not None and func in SHAPE_FORMULAS and not kwargs else None
         result: Any = func(*args, **kwargs) if made is None else made

@@ -9,6 +9,7 @@ stacking) and "random" draws new ones: neither keeps the function, and reports s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -59,6 +60,7 @@ class SiblingKinds:
     identities: dict[Any, Identity | str] = field(default_factory=dict)
     children: dict[str, list[Any]] = field(default_factory=dict)  # by the path of a container: the kind of each child
     same: dict[Any, Any] = field(default_factory=dict)  # one object for equal kinds, to save memory
+    patterns: dict[Any, tuple[int | None, list[int]]] = field(default_factory=dict)  # by container and shape
 
     def of_children(self, path: str, container: nn.Module) -> list[Any]:
         """The kind of each child of a container."""
@@ -67,6 +69,19 @@ class SiblingKinds:
             kinds = [None if child is None else signature(child, counted) for child in container._modules.values()]
             self.children[path] = [self.same.setdefault(kind, kind) for kind in kinds]
         return self.children[path]
+
+    def pattern(
+        self, path: str, container: nn.Module, found: dict[str, list[Call]], shape: list[tuple[int, ...]]
+    ) -> tuple[int | None, list[int]]:
+        """The period of a container's children that keep a shape, and for each child, the number of children of its kind."""
+        key = path, tuple(shape)
+        if key not in self.patterns:
+            kinds = self.of_children(path, container)
+            calls = [found[joined_path(path, name)] for name in container._modules]
+            period = _period([kind if _keeps(one, shape) else None for kind, one in zip(kinds, calls, strict=True)])
+            counts = Counter(map(id, kinds))
+            self.patterns[key] = period, [counts[id(kind)] for kind in kinds]
+        return self.patterns[key]
 
     def identity(self, kind: Any, block: nn.Module, given: Call, request: Deepen) -> Identity:
         """How a block of this kind is made the identity; NotZero with the reason if it can't be."""
@@ -221,12 +236,13 @@ def template_for(model: nn.Module, found: dict[str, list[Call]], request: Deepen
         raise NotZero("the example does not run it" if not here else f"it runs {len(here)} times in one pass")
     shape = _shapes(here[0].output)
     names = [joined_path(path, name) for name in children]
-    period = _period([kind if _keeps(found[name], shape) else None for kind, name in zip(kinds, names, strict=True)])
+    period, usual = known.pattern(path, container, found, shape)  # a first block may differ from all others
     reasons: dict[str, str] = {}
-    usual = {kind: -kinds.count(kind) for kind in kinds}  # a first block may differ from all others
     off = [period is not None and (i - index - 1 - step) % period != 0 for i in range(len(kinds))]
     place = index if period is not None else index + 1
-    candidates = sorted(range(len(kinds)), key=lambda i: (off[i], usual[kinds[i]], abs(i - place), i > index))
+    candidates = sorted(
+        range(len(kinds)), key=lambda i: (off[i], -usual[i], abs(i - place), i > index)
+    )  # a first block may differ from all others
     for candidate in candidates:
         name = names[candidate]
         block, calls = list(children.values())[candidate], found[name]
