@@ -194,6 +194,19 @@ def _raise_twice(number: signal.Signals) -> None:
         signal.raise_signal(number)
 
 
+def test_handlers_run_before_the_context_is_left() -> None:
+    before, seen = signal.getsignal(signal.SIGINT), []
+    signal.signal(signal.SIGINT, lambda number, frame: seen.append(frame.f_code.co_filename))
+    try:
+        deferral = DeferredSignals()
+        deferral.begin()
+        signal.raise_signal(signal.SIGINT)
+        deferral.__exit__()
+        assert [Path(name).name for name in seen] == ["signals.py"]  # not at some later instruction
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_nothing_is_deferred_in_other_threads() -> None:
     handler, seen = signal.getsignal(signal.SIGINT), []
 

@@ -8,6 +8,7 @@ a handler, ends the process as usual.
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from types import FrameType
 from typing import Any
@@ -64,8 +65,10 @@ class DeferredSignals:
                 self._restore(handlers[1:])
 
     def _deliver(self) -> None:
+        """Call the handlers here: one that runs later might run in a weakref callback, where Python drops what it raises."""
         if self._waiting:
+            number = self._waiting.pop(0)
             try:
-                signal.raise_signal(self._waiting.pop(0))
+                self._handlers[number](number, sys._getframe())
             finally:
                 self._deliver()
