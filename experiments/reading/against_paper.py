@@ -7,7 +7,7 @@ interval excludes zero; the paper's accuracies have the error of one run on 1,00
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from experiments.pages.looks import look
 from experiments.reading.filter_changes import Changes, changes
@@ -25,6 +25,7 @@ class Claim:
     ours: str
     verdict: str
     why: str = ""
+    results: str = ""  # the files that it is computed from
 
 
 def exact(numbers: Numbers) -> Claim | None:
@@ -317,22 +318,19 @@ def large_scale(numbers: Numbers) -> Claim | None:
     )
 
 
-CLAIMS: tuple[Callable[[Numbers], Claim | None], ...] = (
-    exact,
-    finals,
-    at_least_scratch,
-    no_skips,
-    overfit,
-    by_updates_and_flops("Deepening", "FTT-R2DeeperR", "FTT-RandomDeep"),
-    by_updates_and_flops("Widening", "FTT-R2WiderR", "FTT-RandomWide"),
-    similar_end,
-    he,
-    appendix_b,
-    filters(persist),
-    filters(net2net_shape),
-    filters(symmetry),
-    filters(small_weights),
-    large_scale,
+CLAIMS: tuple[tuple[Callable[[Numbers], Claim | None], str], ...] = (  # and the files that they read
+    (exact, "*.json"),
+    (finals, "NCT-*.json"),
+    (at_least_scratch, "NCT-*.json, FTT-Random*.json"),
+    (no_skips, "NCT-Net2WiderNet*.json, NCT-R2WiderR.json"),
+    (overfit, "OF-*.json"),
+    (by_updates_and_flops("Deepening", "FTT-R2DeeperR", "FTT-RandomDeep"), "FTT-R2DeeperR.json, FTT-RandomDeep.json"),
+    (by_updates_and_flops("Widening", "FTT-R2WiderR", "FTT-RandomWide"), "FTT-R2WiderR.json, FTT-RandomWide.json"),
+    (similar_end, "FTT-*.json"),
+    (he, "BI-*.json"),
+    (appendix_b, "APB*.json"),
+    *((filters(judge), "filters.safetensors") for judge in (persist, net2net_shape, symmetry, small_weights)),
+    (large_scale, "filters.safetensors"),
 )
 
 
@@ -340,4 +338,5 @@ def claims(numbers: Numbers) -> list[Claim]:
     """None for a run on a part of the images."""
     if any(", the first" in content["data"] for content in numbers.results.values()):
         return []
-    return [claim for judge in CLAIMS if (claim := judge(numbers)) is not None]
+    made = ((judge(numbers), results) for judge, results in CLAIMS)
+    return [replace(claim, results=results) for claim, results in made if claim is not None]

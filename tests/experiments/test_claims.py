@@ -7,10 +7,12 @@ import json
 import math
 import re
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from experiments import paper
 from experiments.figures import RESULTS
 from experiments.pages.parts import cost_tables
 from experiments.reading.against_paper import claims
@@ -19,9 +21,12 @@ from experiments.reading.comparison import Comparison, needed, read
 from experiments.reading.diversity import read_filters
 from experiments.reading.filter_changes import changes
 from experiments.reading.findings import findings
+from experiments.reading.paper_items import DEFINITIONS, FIGURES, TABLE_1, Item
 from experiments.reading.result_files import file_name, read_paper
 from experiments.reading.rivals import fairest, scratches
 from experiments.reading.tables import Numbers, beside_paper, image_error, numbers
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +42,29 @@ def compared() -> Comparison:
 def curves(arm: str, folder: str = "table") -> list[list[float]]:
     content = json.loads((RESULTS.parent / folder / file_name(arm)).read_text())
     return [[100 * value for value in stages[-1]["accuracy"][1:]] for stages in content["curves"].values()]
+
+
+def test_the_page_of_items_is_what_the_results_say(tmp_path: Path) -> None:
+    assert paper.main(["--out", str(tmp_path / "paper.md")]) == 0
+    kept = (ROOT / "docs" / "results" / "paper.md").read_text(encoding="utf-8")
+    assert (tmp_path / "paper.md").read_text(encoding="utf-8") == kept, "`python -m experiments.paper` writes it again"
+
+
+@pytest.mark.parametrize("item", [*DEFINITIONS, *TABLE_1, *FIGURES], ids=lambda item: item.text[:30])
+def test_items_of_the_paper_name_code_and_tests_that_exist(item: Item) -> None:
+    if item.verdict == "not done":
+        return
+    assert (ROOT / item.code).exists()
+    path, _, test = item.check.partition("::")
+    assert f"def {test}" in (ROOT / path).read_text(encoding="utf-8")
+
+
+def test_a_row_of_table_2_by_hand() -> None:
+    page = (ROOT / "docs" / "results" / "paper.md").read_text(encoding="utf-8")
+    ends = [run[-1] for run in curves("NCT-R2WiderR")]
+    row = next(line for line in page.splitlines() if line.startswith("| NCT-R2WiderR |"))
+    assert f"| 69.9 ± 1.45 | {statistics.mean(ends):.2f} ± {statistics.stdev(ends):.2f} |" in row
+    assert f"{statistics.mean(ends) - 69.9:+.2f}".replace("-", "−") in row
 
 
 def test_the_papers_accuracies_have_the_error_of_a_thousand_images() -> None:
