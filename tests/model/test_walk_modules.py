@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from outgrow.model.sandbox import untouched
-from outgrow.model.walk_modules import all_modules, set_mode
+from outgrow.model.walk_modules import all_modules, module_at, set_mode
 
 
 class Hides(nn.Module):
@@ -60,6 +60,26 @@ def test_modules_are_those_of_torch_in_their_order(name: str) -> None:
     found, expected = all_modules(model), list(model.named_modules())
     assert [path for path, _ in found] == [path for path, _ in expected]
     assert all(one is other for (_, one), (_, other) in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_paths_lead_to_the_modules_of_torch(name: str) -> None:
+    model = MODELS[name]()
+    for path, module in model.named_modules(remove_duplicate=name == "cycle"):
+        assert module_at(model, path) is module
+
+
+def test_paths_that_torch_refuses_or_finds_elsewhere() -> None:
+    class Elsewhere(nn.Module):
+        def get_submodule(self, target: str) -> nn.Module:
+            return other if target == "a" else super().get_submodule(target)
+
+    other, model = nn.ReLU(), nn.Sequential(nn.Linear(2, 2))
+    model.register_module("nothing", None)
+    for wrong in ("1", "0.weight", "nothing", "0.a.b"):
+        with pytest.raises(AttributeError):
+            module_at(model, wrong)
+    assert module_at(Elsewhere(), "a") is other
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "cycle"])  # torch's own `train` does not end there

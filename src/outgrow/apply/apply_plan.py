@@ -20,6 +20,7 @@ from outgrow.apply.grow_tensor import deviations, fill_values, grown, grown_mome
 from outgrow.growth_plan.plan import Edit, Plan, Setting
 from outgrow.model.journal import Journal
 from outgrow.model.sandbox import tensors_of
+from outgrow.model.walk_modules import module_at
 
 Edits = Sequence[Edit]
 
@@ -86,7 +87,7 @@ def _replace(tensor: Tensor, old: Tensor, new: Tensor, gradient: Tensor | None, 
 
 def apply_setting(model: nn.Module, setting: Setting, journal: Journal) -> None:
     """Set one attribute (or one item of a tuple, list or dict that an attribute holds)."""
-    _set(model.get_submodule(setting.module), setting, journal)
+    _set(module_at(model, setting.module), setting, journal)
 
 
 def _set(module: nn.Module, setting: Setting, journal: Journal) -> None:

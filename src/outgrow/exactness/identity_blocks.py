@@ -27,6 +27,8 @@ from outgrow.model.module_calls import Call
 from outgrow.trace.evaluate_operator import base_name, evaluated, results_of
 from outgrow.trace.operators import Op
 
+SAMPLES = 1601  # torch abbreviates more than 1000 values in messages, which it writes on the way to the right overload
+
 
 @dataclass(frozen=True, eq=False)
 class Identity:
@@ -233,7 +235,7 @@ def idempotent(op: Op) -> bool:
 
 def _keeps(one: Op, other: Op) -> bool:
     """Whether f(g(x)) = g(x), found by evaluating the operators f and g."""
-    x = torch.linspace(-8, 8, 401, dtype=torch.float64)
+    x = torch.linspace(-8, 8, SAMPLES, dtype=torch.float64)
     try:
         return bool(torch.allclose(evaluated(one, evaluated(other, x)), evaluated(other, x), rtol=1e-12, atol=1e-12))
     except Exception:  # it is not an elementwise function

@@ -1,7 +1,7 @@
-"""Walk over the modules of a model, and set their mode, in less time than torch's methods take.
+"""Walk over the modules of a model, find one by its path, and set their mode, in less time than torch's methods take.
 
 `nn.Module.named_modules` passes each module through one generator per level, and `nn.Module.train` calls a method per module.
-Analyses do both for hundreds of trial passes. Where a class changes one of these methods, torch's own are called.
+Analyses do that for hundreds of trial passes. Where a class changes one of these methods, torch's own are called.
 """
 
 from __future__ import annotations
@@ -39,6 +39,16 @@ def _registered(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def _lists_modules_itself(module: nn.Module) -> bool:
     return type(module).named_modules is not nn.Module.named_modules
+
+
+def module_at(model: nn.Module, path: str) -> nn.Module:
+    """The same as `model.get_submodule(path)`."""
+    module: nn.Module | None = model
+    for name in path.split(".") if path else ():
+        if module is None or type(module).get_submodule is not nn.Module.get_submodule:
+            return model.get_submodule(path)
+        module = module._modules.get(name)
+    return model.get_submodule(path) if module is None else module
 
 
 def set_mode(model: nn.Module, training: bool) -> None:

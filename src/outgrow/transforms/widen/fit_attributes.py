@@ -27,7 +27,7 @@ from outgrow.model.journal import Journal
 from outgrow.model.known_values import KnownShapes, on_meta
 from outgrow.model.meta_operators import ShapeCache
 from outgrow.model.sandbox import elementary, substituted, tensors_of, untouched
-from outgrow.model.walk_modules import set_mode
+from outgrow.model.walk_modules import module_at, set_mode
 from outgrow.modules.fold import Fold
 from outgrow.trace.operators import FOLD, Op, Trace, refs_in
 from outgrow.trace.record import Watcher
@@ -253,7 +253,7 @@ def _changes_at(prediction: Prediction, index: int) -> list[tuple[int, int]]:
 
 def _attributes(model: nn.Module, path: str, old: int, new: int) -> Iterator[Setting]:
     """Settings for integer attributes of a module that equal `old`, also inside tuples, lists and dicts."""
-    for name, value in vars(model.get_submodule(path)).items():
+    for name, value in vars(module_at(model, path)).items():
         if name.startswith("_"):
             continue
         if type(value) is int and value == old:
@@ -277,17 +277,17 @@ def _sisters(
     if clash.index not in here:
         return
     place = here.index(clash.index)
-    kind = type(model.get_submodule(setting.module))
-    running = type(model.get_submodule(clash.module))
+    kind = type(module_at(model, setting.module))
+    running = type(module_at(model, clash.module))
     steps_up = len(clash.module.split(".")) - len(setting.module.split(".")) if setting.module else len(clash.module.split("."))
     by_module: dict[str, list[int]] = {}
     for op in trace.ops:
         by_module.setdefault(op.module, []).append(op.index)
     for path, ops in by_module.items():
-        if path == clash.module or type(model.get_submodule(path)) is not running or place >= len(ops):
+        if path == clash.module or type(module_at(model, path)) is not running or place >= len(ops):
             continue
         owner = ".".join(path.split(".")[: len(path.split(".")) - steps_up]) if steps_up else path
-        module = model.get_submodule(owner)
+        module = module_at(model, owner)
         if type(module) is not kind or _taken(owner, setting, taken):
             continue
         value = vars(module).get(setting.name)

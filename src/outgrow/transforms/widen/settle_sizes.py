@@ -17,6 +17,7 @@ from outgrow.analysis.volumes import Anatomy, Volume
 from outgrow.errors import ApplyError
 from outgrow.growth_plan.plan import Plan, Setting
 from outgrow.model.example import Example
+from outgrow.model.walk_modules import module_at
 from outgrow.requests import Skip, Widen
 from outgrow.trace.operators import refs_in
 from outgrow.transforms.widen.choose_volumes import choose, matches, proportional
@@ -171,7 +172,7 @@ def _blame(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice], clash:
     by_name = {choice.volume.name: choice.volume for choice in choices}
     sisters = [_touching(anatomy, choices, sister) for sister in _like(model, anatomy, clash)[1:]]
     reason = f"the code of {clash.module or 'the model'} does not follow its size ({clash.found})"
-    if isinstance(model.get_submodule(clash.module), fx.GraphModule):
+    if isinstance(module_at(model, clash.module), fx.GraphModule):
         reason += "; torch.fx has written that code for these sizes, as e3nn does for its irreps: build the layer again, wider"
     tries: list[set[str]] = []
     for name in sorted(near, key=lambda name: (name not in at_clash, len(by_name[name].slots))):
@@ -199,9 +200,9 @@ def _fingerprint(volume: Volume) -> tuple[tuple[str, int, str], ...]:
 
 def _like(model: nn.Module, anatomy: Anatomy, clash: Clash) -> list[str]:
     """The path of the clashing module, then those of its sisters of the same class."""
-    kind = type(model.get_submodule(clash.module))
+    kind = type(module_at(model, clash.module))
     paths = dict.fromkeys(op.module for op in anatomy.reading.trace.ops)
-    return [clash.module, *(p for p in paths if p != clash.module and clash.module and type(model.get_submodule(p)) is kind)]
+    return [clash.module, *(p for p in paths if p != clash.module and clash.module and type(module_at(model, p)) is kind)]
 
 
 def _touching(anatomy: Anatomy, choices: Sequence[Choice], path: str) -> list[str]:
