@@ -245,7 +245,8 @@ def differences(old: Outputs, new: Outputs) -> tuple[float, float]:
 def error(old: Sequence[Tensor] | None, new: Sequence[Tensor] | None) -> float:
     """Largest difference, relative to the largest output; infinite if shapes or the places of infinities and NaNs differ.
 
-    It is also infinite if there are only infinities and NaNs, since these can't be compared.
+    It is also infinite if there are only infinities and NaNs, since these can't be compared. The largest output is that of both
+    models: outputs that are all zero before a growth (a dead ReLU at the end) have no scale of their own.
     """
     if old is None or new is None:
         return 0.0 if old is None and new is None else float("inf")
@@ -265,7 +266,7 @@ def error(old: Sequence[Tensor] | None, new: Sequence[Tensor] | None) -> float:
             if not same or not bool(finite.any()):
                 return float("inf")
             a, b = a[finite], b[finite]
-        scale = max(float(a.abs().max()), torch.finfo(one.dtype).tiny)
+        scale = max(float(a.abs().max()), float(b.abs().max()), torch.finfo(one.dtype).tiny)
         difference = float((a - b).abs().max()) / scale
         worst = max(worst, difference if difference == difference else float("inf"))
     return worst
