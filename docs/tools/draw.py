@@ -32,6 +32,7 @@ from outgrow.trace.operators import Op, refs_in
 
 COLOURS = ("#0072B2", "#D55E00")  # of the volumes that grow
 PINNED = "#9a9a9a"
+GROUND = "#fdfcf9"  # as the pictures of docs/transforms have
 CELL = 0.2
 OPERATORS, BEFORE, AFTER = 1.75, 4.55, 8.7  # where the columns begin (operators: their middle)
 SAID = {"writes": "written alike", "scales": "scaled alike", "reads": "read with opposite signs"}  # of a pair, by role
@@ -169,7 +170,11 @@ def draw_operator(axes: Axes, op: Op, y: float) -> None:
     box = FancyBboxPatch((OPERATORS - 0.95, y - 0.17), 1.9, 0.34, boxstyle="round,pad=0.02,rounding_size=0.08")
     box.set(facecolor="#f4f4f4", edgecolor="#555555", linewidth=0.8)
     axes.add_patch(box)
-    name = op.name.replace("aten.", "").replace("_native_batch_norm_legit_no_training", "native_batch_norm")
+    name = (
+        op.name.replace("aten.", "")
+        .replace("_native_batch_norm_legit_no_training", "batch_norm")
+        .replace("native_batch_norm", "batch_norm")
+    )
     axes.text(OPERATORS, y, name, ha="center", va="center", fontsize=8.5, family="monospace")
     axes.text(OPERATORS - 1.06, y, op.module, ha="right", va="center", fontsize=8, color="#555555")
 
@@ -208,15 +213,13 @@ def draw(path: Path) -> None:
     figure, axes = plt.subplots(figsize=(11.6, total * 0.82))
     axes.set(xlim=(0, 12.8), ylim=(0, total), aspect="equal")
     axes.axis("off")
-    for x, title in (
-        (OPERATORS, "trace"),
-        (BEFORE + 0.7, "before"),
-        (AFTER + 0.9, "after"),
+    for x, title, below in (
+        (OPERATORS - 0.95, "trace", "operators and their units"),
+        (BEFORE - 0.1, "before", "cells: values, strips: volumes"),
+        (AFTER - 0.1, "after", "R2R, two new units in each volume"),
     ):
-        axes.text(x, total - 0.15, title, ha="center", va="top", fontsize=11, weight="bold")
-    axes.text(OPERATORS, total - 0.47, "operators, and the units they pass on", ha="center", va="top", fontsize=8.5)
-    axes.text(AFTER + 0.9, total - 0.47, "R2R, two new units for each volume", ha="center", va="top", fontsize=8.5)
-    axes.text(BEFORE + 0.7, total - 0.47, "cells are numbers, strips are labels", ha="center", va="top", fontsize=8.5)
+        axes.text(x, total - 0.15, title, ha="left", va="top", fontsize=11, weight="bold")
+        axes.text(x, total - 0.47, below, ha="left", va="top", fontsize=8.5)
 
     y = total - 0.95
     axes.text(OPERATORS, y, "input", ha="center", va="center", fontsize=9, style="italic")
@@ -257,12 +260,17 @@ def draw(path: Path) -> None:
     axes.text(OPERATORS, end, "output", ha="center", va="center", fontsize=9, style="italic")
     key = [(c, f"volume “{v.name}”: {v.size} units") for v, c in zip(growing(before.anatomy), COLOURS, strict=True)]
     for index, (colour, text) in enumerate([*key, (PINNED, "pinned: inputs and outputs of the model")]):
-        x = BEFORE - 0.1 + 2.55 * index
+        x = BEFORE - 0.1 + 2.65 * index
         axes.add_patch(Rectangle((x, end - 0.08), 0.16, 0.16, facecolor=colour, edgecolor="none"))
         axes.text(x + 0.24, end, text, ha="left", va="center", fontsize=8.5)
     plt.rcParams["svg.hashsalt"] = "outgrow"
     figure.savefig(
-        path, bbox_inches="tight", pad_inches=0.1, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=130
+        path,
+        bbox_inches="tight",
+        pad_inches=0.2,
+        facecolor=GROUND,
+        metadata={"Date": None} if path.suffix == ".svg" else None,
+        dpi=130,
     )
     plt.close(figure)
 

@@ -166,7 +166,7 @@ def residual(path: Path) -> None:
     below(made, middles[2], 0.8, last, "$V$", 0.13, numbers=False)
     said = "16 units in eight pairs:\nwritten alike, read\nwith opposite signs"
     text(made, middles[1], 0.82, said, fontsize=7.2, color=SOFT, linespacing=1.45)
-    save(made, path, {"drawn": "new, drawn; a bar marks numbers below zero"})
+    save(made, path, {"drawn": "new, drawn; a bar marks negative values"})
 
 
 def identity(path: Path) -> None:

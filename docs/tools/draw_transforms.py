@@ -266,7 +266,7 @@ def fade_units(path: Path) -> None:
         if shown is not reads:
             arrow(made, (x + 5 * CELL + 0.1, 1.35), (x + 5 * CELL + 0.31, 1.35))
         x += 5 * CELL + 0.41
-    text(made, 6.0, 0.62, "… and on top of it what every number has learned meanwhile", fontsize=7.5, color=SOFT)
+    text(made, 6.0, 0.62, "plus what each value has learned meanwhile", fontsize=7.5, color=SOFT)
     save(made, path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -306,6 +307,14 @@ def test_as_table_data_and_picture(tmp_path: Path) -> None:
     for text in picture.iter("{http://www.w3.org/2000/svg}text"):
         assert 0 < float(text.get("x", 0)) < width
         assert 0 < float(text.get("y", 0)) < height
+
+
+def test_lines_of_equal_values_do_not_hide_each_other() -> None:
+    model, example = cnn()
+    picture = ET.fromstring(timeline(model, example, Schedule()).to_svg())
+    lines = {path.get("class"): path.get("d", "") for path in picture.iter("{http://www.w3.org/2000/svg}path")}
+    heights = [float(re.findall(r"M\d+ ([\d.]+)H", lines[name])[0]) for name in ("parameters", "FLOPs")]
+    assert abs(heights[0] - heights[1]) >= 3  # a line is 2.5 wide
 
 
 def test_a_schedule_of_nothing() -> None:

@@ -19,6 +19,7 @@ GROUND, EDGE, INK, SOFT = "#fdfcf9", "#d8d3c8", "#262626", "#6b675f"
 HUES = {"parameters": "#4a78ad", "FLOPs": "#c4650a"}
 LEFT, TOP, COLUMN, HEIGHT, LINE = 64, 56, 190, 200, 16  # in pixels
 LETTERS = 29  # per line of a column
+APART = {"parameters": 1.75, "FLOPs": -1.75}  # half the distance of two lines with equal values, so that neither is hidden
 
 
 class Drawn(Protocol):
@@ -54,14 +55,16 @@ def draw(stages: Sequence[Drawn]) -> str:
             f'<path class="grid" d="M{LEFT} {y:.1f}H{width - 24}"/>{_text(LEFT - 10, y + 4, f"× {tick:g}", "small end")}'
         )
     for name in HUES:
-        steps = [f"{'M' if not i else 'V'}{'' if i else f'{LEFT} '}{_height(ratio, most):.1f}H{LEFT + COLUMN * (i + 1)}"
-                 for i, ratio in enumerate(ratios[name])]  # fmt: skip
+        moved, ends = APART[name], range(LEFT + COLUMN, LEFT + COLUMN * len(stages) + 1, COLUMN)
+        turns = [end + moved if end < ends[-1] else end for end in ends]
+        steps = [f"{'M' if not i else 'V'}{'' if i else f'{LEFT} '}{_height(ratio, most) + moved:.1f}H{turn:g}"
+                 for i, (ratio, turn) in enumerate(zip(ratios[name], turns, strict=True))]  # fmt: skip
         parts.append(f'<path class="{name}" d="{"".join(steps)}"/>')
     for index, note in enumerate(notes):
         middle = LEFT + COLUMN * (index + 0.5)
-        upper = max(HUES, key=lambda name: ratios[name][index])  # its label is above its line, the other label below
+        upper = max(reversed(HUES), key=lambda name: ratios[name][index])  # its label is above its line, the other label below
         for name in HUES:
-            y = _height(ratios[name][index], most) + (-8 if name == upper else 18)
+            y = _height(ratios[name][index], most) + (-9 if name == upper else 19)
             parts.append(_text(middle, y, rounded(amounts[name][index]), f"small middle {name}"))
         for line, (text, style) in enumerate(note):
             parts.append(_text(LEFT + COLUMN * index + 6, TOP + HEIGHT + 36 + LINE * line, text, style))
@@ -84,7 +87,7 @@ def _style() -> str:
     return (
         f".card{{fill:{GROUND};stroke:{EDGE}}}.grid{{stroke:{EDGE};stroke-width:1}}{lines}"
         f"text{{font:13px system-ui,sans-serif;fill:{INK}}}.small{{font-size:12px}}.bold{{font-weight:600}}"
-        f".end{{text-anchor:end;fill:{SOFT}}}.middle{{text-anchor:middle}}"
+        f".end{{text-anchor:end;fill:{SOFT}}}.middle{{text-anchor:middle;paint-order:stroke;stroke:{GROUND};stroke-width:5}}"
     )
 
 
