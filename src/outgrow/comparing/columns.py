@@ -178,7 +178,7 @@ def _refused(column: Column, error: GrowthError) -> Column:
 def deepening(model: nn.Module, example: Example, where: str, method: str, last: Operator | None) -> Column:
     """The column of a method that inserts a block after a module; `last` is the module's final activation."""
     needs = {
-        "r2r": "units alike, ψ(0) = 0 at the end",
+        "r2r": "units alike, ψ(b) = 0 for some b at the end",
         "net2net": "one with ψ(ψ(x)) = ψ(x)",
         "netmorph": "nothing: none comes in between",
     }

@@ -21,6 +21,7 @@ from outgrow.analysis.rules.elementwise import SAME
 from outgrow.analysis.rules.reduce import POOL_LINEAR
 from outgrow.analysis.volumes import Anatomy
 from outgrow.errors import TraceError
+from outgrow.exactness.constants_through import operand_factor
 from outgrow.exactness.zero_output import NotZero, Search, Zeroing
 from outgrow.model.example import outputs_in
 from outgrow.model.module_calls import Call
@@ -158,7 +159,7 @@ class SkipConnection:
                     skips = [side.value for side in effect.inputs if self.reaches(side.value)]
                     if len(skips) != 1:
                         raise NotZero("it has no skip: its output is not made by adding to its input")
-                    factor = _factor(op, [side.value for side in effect.inputs].index(skips[0]))
+                    factor = operand_factor(op, [side.value for side in effect.inputs].index(skips[0]))
                     if factor != 1:
                         raise NotZero(f"its input is multiplied by {factor:g} where it is added ({place})")
                     found += [side.value for side in effect.inputs if side.value != skips[0]]
@@ -207,12 +208,6 @@ class SkipConnection:
                 case Ignore() if op is not None and len(op.refs) == 1:
                     self._reaches[value] = self.reaches(op.refs[0].value)
         return self._reaches[value]
-
-
-def _factor(op: Op, operand: int) -> float:
-    """The factor on an operand of a sum."""
-    alpha = float(op.kwargs.get("alpha", 1.0))
-    return {"sub": (1.0, -alpha), "rsub": (-alpha, 1.0)}.get(base_name(op), (1.0, alpha))[operand]
 
 
 def _in_place(moves: Sequence[tuple[Op, int]], shape: tuple[int, ...]) -> bool:

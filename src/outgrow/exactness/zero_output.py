@@ -6,6 +6,10 @@ and yet both halves get a gradient: ∂y/∂V is σ(W x), and ∂y/∂W goes thr
 that map zero to zero (a sum of zeros, a gate, pooling) to the last weights that read a hidden volume, whose units are then
 paired. If the number of units is odd, the last one is read by a zero column.
 
+An activation at the end that is not zero at zero may be zero at some other b (appendix C): log at 1, softplus(x) − 1 at
+log(e − 1). Then pairs cancel as before, and the last bias is b. The search therefore carries a target along, the constant that
+a value must be; it is zero at the output, and changes where an operator maps another constant to it.
+
 A branch that ends in a norm is different. A norm after paired weights scales the first tiny output up to unit variance: exact
 at growth, but the loss explodes one step later. There γ = β = 0 by default, and the layers before it stay unchanged; `literal`
 pairs the weights instead, as in the paper (before a batch norm, or before a product with a statistic: RMS norm).
@@ -14,8 +18,9 @@ pairs the weights instead, as in the paper (before a batch norm, or before a pro
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -26,14 +31,18 @@ from outgrow.analysis.analyse import dissect
 from outgrow.analysis.effects import Contract, Ignore, Map, Mix, Move, Normalise, PerUnit, Power, Reduce, Scale, Shift, Sum
 from outgrow.analysis.labels import Labels
 from outgrow.analysis.roles import READS, weight_of
+from outgrow.analysis.rules.reduce import POOL_MAX
 from outgrow.analysis.slot_positions import irregular, slot_ids, unit_runs
 from outgrow.analysis.volumes import Anatomy, Volume
 from outgrow.errors import MethodError, Problem
+from outgrow.exactness.constants_through import NoSource, keeps_constant, operand_factor, sources_of
 from outgrow.exactness.stuck_at_zero import slope_at_zero
 from outgrow.growth_plan.module_starts import Fill, Repeats, Write, Zeros
 from outgrow.model.checks import check_model
 from outgrow.model.example import Example
 from outgrow.model.sandbox import random_state, tensors_of
+from outgrow.trace.evaluate_operator import base_name
+from outgrow.trace.operators import Op
 from outgrow.verify.outputs import run
 from outgrow.wrong_arguments import usage
 
@@ -83,12 +92,16 @@ class Search:
 
     def zero(self, value: int) -> None:
         """Make a value zero."""
+        self.make(value, 0.0)
+
+    def make(self, value: int, target: float) -> None:
+        """Make a value equal to a constant everywhere."""
         name = self.reading.trace.values[value].name
         if name in self.anatomy.buffers:
             raise NotZero(f"it adds a fixed table ({name})")
         if name:
-            return self.fills.append((name, 0.0))
-        if self.reading.zeros[value]:
+            return self._fill(name, target)
+        if self.reading.zeros[value] and not target:
             return None
         if self.reading.uniform[value] and value not in self.anatomy.maker:
             raise NotZero("it adds a constant")
@@ -98,53 +111,91 @@ class Search:
         effect = self.reading.effects[op.index]
         place = op.module or "the model"
         match effect:
-            case Move():
-                for source in effect.inputs:
-                    self.zero(source)
-            case Scale():
+            case Move() | Reduce(how="mean" | "extreme") if not target or keeps_constant(self.reading.trace, op, value, target):
+                for source in effect.inputs if isinstance(effect, Move) else (effect.input,):
+                    self.make(source, target)
+            case Reduce(how="sum") if not target:
                 self.zero(effect.input)
-            case Map(zero=True, inputs=(source,)):
-                if not slope_at_zero(op):
-                    raise NotZero(f"it ends in {op.name}, whose slope at zero is zero: nothing before it would learn ({place})")
-                self.zero(source)
+            case Map(inputs=(source,)) | Power(input=source) | Scale(input=source):
+                self._first(*(partial(self.make, source, constant) for constant in self._before(op, effect, value, target)))
+            case Shift():
+                self.make(effect.input, target - effect.constant)
             case Sum():
-                for side in effect.inputs:
-                    self.zero(side.value)
-            case Reduce(how="sum" | "mean" | "extreme"):
-                self.zero(effect.input)
+                self._sum(effect, op, target)
             case Contract():
-                self._product(effect, place)
-            case PerUnit(scales=(_, *_), shifts=()):
+                self._product(effect, place, target)
+            case PerUnit(scales=(_, *_), shifts=()) if not target:
                 self.zero(effect.input)
-            case PerUnit():
-                self._batch_norm(effect, place)
+            case PerUnit(shifts=(_, *_)):
+                self._batch_norm(effect, place, target)
             case Normalise():
                 if effect.gamma is None or effect.beta is None:
                     raise NotZero(f"it ends in a norm without weights ({place})")
                 self.zero(effect.gamma.value)
-                self.zero(effect.beta.value)
-            case Shift() if name := self.reading.trace.values[self._source(effect.input)].name:  # norms that use 1 + γ
-                self.fills.append((name, -effect.constant))
+                self.make(effect.beta.value, target)
             case Ignore() | Mix():
                 raise NotZero(f"it ends in {op.name}, and outgrow does not know its output for zeros ({place})")
             case _:
-                raise NotZero(f"it ends in {op.name}, which is not zero at zero ({place})")
+                at_zero = "is not zero at zero" if not target else f"does not turn a constant into {target:g} everywhere"
+                raise NotZero(f"it ends in {op.name}, which {at_zero} ({place})")
 
-    def _batch_norm(self, effect: PerUnit, place: str) -> None:
-        """Make the output of a batch norm or instance norm zero."""
+    def _fill(self, name: str, value: float) -> None:
+        """Fill a parameter with a constant, or refuse if it has to be another one already."""
+        if any(known != value for tensor, known in self.fills if tensor == name):
+            raise NotZero(f"{name} would need two different values")
+        self.fills.append((name, value))
+
+    def _before(self, op: Op, effect: Map | Power | Scale, value: int, target: float) -> list[float]:
+        """The constants that a function of one value turns into the target."""
+        stays = isinstance(effect, Scale) or (isinstance(effect, Map) and effect.zero and slope_at_zero(op) != 0)
+        if stays and not target:
+            return [0.0]
+        if base_name(op) in POOL_MAX and keeps_constant(self.reading.trace, op, value, target):
+            return [target]
+        try:
+            return sources_of(op, target)
+        except NoSource as reason:
+            raise NotZero(f"it ends in {op.name}, {reason} ({op.module or 'the model'})") from None
+
+    def _sum(self, effect: Sum, op: Op, target: float) -> None:
+        """Make a sum a constant: all summands zero, except one of them if the constant is not zero; a parameter first."""
+        sides = [side.value for side in effect.inputs]
+        if not target:
+            for side in sides:
+                self.zero(side)
+            return
+        named = [bool(self.reading.trace.values[side].name) for side in sides]
+        order = sorted(range(len(sides)), key=lambda number: not named[number])
+
+        def carried_by(number: int) -> None:
+            self.make(sides[number], target / operand_factor(op, number))
+            for other in (side for index, side in enumerate(sides) if index != number):
+                self.zero(other)
+
+        self._first(*(partial(carried_by, number) for number in order))
+
+    def _batch_norm(self, effect: PerUnit, place: str, target: float) -> None:
+        """Make the output of a batch norm or instance norm a constant."""
         names = [
             [self.reading.trace.values[self._source(value)].name for value in side] for side in (effect.scales, effect.shifts)
         ]
         learnt = [[name for name in side if name and name not in self.anatomy.buffers] for side in names]
-        if self.literal:
+        if self.literal and (learnt[1] or not target):
             self.zero(effect.input)
-            self.fills += [(name, 0.0) for name in names[1] if name]
+            for name in names[1]:
+                if name:
+                    self._fill(name, target if name in learnt[1] else 0.0)
         elif all(learnt):
-            self.fills += [(name, 0.0) for side in learnt for name in side]
+            for name in learnt[0]:
+                self._fill(name, 0.0)
+            for name in learnt[1]:
+                self._fill(name, target)
         else:
             raise NotZero(f"it ends in a norm without weights ({place})")
 
-    def _product(self, effect: Contract, place: str) -> None:
+    def _product(self, effect: Contract, place: str, target: float) -> None:
+        if target and effect.bias is None:
+            raise NotZero(f"its last layer ({place}) has no bias, which would have to be {target:g}")
         weight = weight_of(self.reading, effect)
         one, other = effect.left.value, effect.right.value
         layout = () if weight is None else weight.layout
@@ -155,7 +206,7 @@ class Search:
                 if self.pairs:
                     self._pair(key, columns, place)
                 else:
-                    self.fills.append((key[0], 0.0))
+                    self._fill(key[0], 0.0)
         elif weight is None and not self.literal and self._normalises(effect):
             raise NotZero(f"it ends in a norm without weights ({place})")
         elif effect.divide:
@@ -169,7 +220,7 @@ class Search:
             order = (weight.value, data) if isinstance(made, Contract) and self._normalises(made) else (data, weight.value)
             self._either(*order)
         if effect.bias is not None:
-            self.zero(effect.bias)
+            self.make(effect.bias, target)
 
     def _normalises(self, effect: Contract) -> bool:
         """Whether a product is x times a statistic, as in an RMS norm."""
@@ -200,12 +251,17 @@ class Search:
         return value
 
     def _either(self, one: int, other: int) -> None:
+        self._first(lambda: self.zero(one), lambda: self.zero(other))
+
+    def _first(self, *attempts: Callable[[], None]) -> None:
+        """Make the first attempt that is not refused; if all are, the refusal is that of the last."""
         before = len(self.pairings), len(self.fills), len(self.columns)
-        try:
-            self.zero(one)
-        except NotZero:
-            del self.pairings[before[0] :], self.fills[before[1] :], self.columns[before[2] :]
-            self.zero(other)
+        for attempt in attempts[:-1]:
+            try:
+                return attempt()
+            except NotZero:
+                del self.pairings[before[0] :], self.fills[before[1] :], self.columns[before[2] :]
+        attempts[-1]()
 
     def _pair(self, key: tuple[str, int], columns: list[Labels], place: str) -> None:
         """Pair the volumes that a weight reads along an axis, largest first; the remaining columns become zero."""
@@ -290,6 +346,8 @@ def zero_init(module: M, example: Example, *, literal: bool = False) -> M:
         module: any module with two or more layers before its output; it is changed in place.
         example: a tensor, a tuple of arguments, or a dict of keyword arguments.
         literal: also pair the weights before a final batch norm, as the paper does; `docs/transforms.md` says why this is off.
+
+    If an activation σ comes last, the last bias becomes a b with σ(b) = 0, which is found by evaluating σ.
 
     Raises MethodError, and leaves the module unchanged, if there is no such choice of weights.
 
