@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import outgrow
-from outgrow.model.known_values import LARGEST, ValuesUnavailable, on_meta
+from outgrow.model.known_values import LARGEST, KnownShapes, ValuesUnavailable, on_meta
 from outgrow.model.meta_copy import CachedShapes, tensors_on_meta
 from outgrow.trace.record import record
 
@@ -262,3 +262,25 @@ def test_the_example_is_never_written() -> None:
     with pytest.raises(ValuesUnavailable), CachedShapes(known=True):
         Shifts()(given)
     assert ids.tolist() == [[3, 2, 5]]
+
+
+@pytest.mark.parametrize("name", ["GCN", "GAT"])
+def test_graph_networks_are_read_as_in_a_pass_with_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They remove loops from the edges of the example, which makes the number of edges depend on values."""
+    networks = pytest.importorskip("torch_geometric.nn")
+    torch.manual_seed(0)
+    model = getattr(networks, name)(in_channels=4, hidden_channels=6, num_layers=3, out_channels=2).eval()
+    example = torch.randn(5, 4), torch.tensor([[0, 1, 2, 3, 3, 4], [1, 2, 2, 0, 4, 1]])
+
+    def results() -> Any:
+        found = [(v.name, v.count, v.methods, v.pinned, v.reason, v.slots) for v in outgrow.volumes(model, example)]
+        return found, outgrow.places(model, example)
+
+    def disabled(*_: Any) -> None:
+        raise ValuesUnavailable("disabled")
+
+    assert record(model, example).known
+    known = results()
+    monkeypatch.setattr(KnownShapes, "call", disabled)
+    assert not record(model, example).meta
+    assert results() == known
