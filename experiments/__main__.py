@@ -39,7 +39,7 @@ from typing import Any
 import torch
 
 from experiments.reading.result_files import ResultsError, facts, missing, read_all, unusable, write_arm, write_filters
-from experiments.setting import appendix_b
+from experiments.setting import appendix_b, own_tuning
 from experiments.setting.appendix_b import appendix_b_arms
 from experiments.setting.arms import CHOICES, Arm, paper_arms
 from experiments.setting.data import DataError, cifar10, download
@@ -147,11 +147,14 @@ def arms_of(options: argparse.Namespace) -> list[Arm]:
     if options.set in OF_THE_PAPER:
         return OF_THE_PAPER[options.set]()
     if options.set == "tuning":
-        return tuning_arms()
+        return [*tuning_arms(), *own_tuning.tuning_arms()]
     folder = options.tuned or tuned_in(compared_in(options.preset) / "tuning")
     tuned = chosen_by(folder)
     print(f"rates and weight decays are those that {folder} chose")
-    return (sweep_arms if options.set == "sweep" else protocol_arms)(tuned)
+    if options.set == "sweep":
+        return sweep_arms(tuned)
+    own = own_tuning.chosen(read_all(folder))
+    return [*protocol_arms(tuned), *own_tuning.own_arms(own, tuned)]
 
 
 def tuned_in(own: Path) -> Path:
@@ -200,9 +203,9 @@ def names_of(which: str) -> list[str]:
     tuned = {kind: dict.fromkeys(tuned_at(kind), OWNED) for kind in KINDS}
     arms: Callable[[], list[Arm]] = {
         **OF_THE_PAPER,
-        "tuning": tuning_arms,
+        "tuning": lambda: [*tuning_arms(), *own_tuning.tuning_arms()],
         "sweep": lambda: sweep_arms(tuned),
-        "protocol": lambda: protocol_arms(tuned),
+        "protocol": lambda: [*protocol_arms(tuned), *own_tuning.own_arms(own_tuning.any_choice(), tuned)],
     }[which]
     return [arm.name for arm in arms()]
 
@@ -289,7 +292,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"\nEpochs are those of --preset {options.preset}. How the paper was read:\n")
             print("\n".join(f"- {choice}" for choice in CHOICES))
         else:
-            print("\nWhat these arms are is told in experiments/setting/protocol.py.")
+            print("\nexperiments/setting/protocol.py describes these arms; own_tuning.py beside it those of OWN-… and their tuning.")
         return 0
     started = time.monotonic()
     seeds = seeds_of(options.seeds, options.preset)

@@ -62,7 +62,8 @@ class Stage:
     """Some epochs of training. `state`: what becomes of the optimizer's at the growth, "fresh" or "kept".
 
     `rate` is the peak of the cosine where there is one, after a warm-up over a twentieth of it. Stages in a row that have the
-    same span share one cosine; a stage with another begins its own.
+    same span share one cosine; a stage with another begins its own. A cosine over FLOPs instead of steps has its span in epochs
+    of one network, and `takes` of every stage is the cost of its network relative to that one.
     """
 
     epochs: float
@@ -73,6 +74,8 @@ class Stage:
     span: float = 0  # over how many epochs, from the arm's first on, a cosine goes down to zero; 0: the rate stays
     new_rate: float = 1.0  # factor on the updates of what the growth has brought
     looks: int = 1  # how often an epoch its accuracy is measured; 0: at its end alone
+    takes: float = 0.0  # epochs of the span that one epoch of this stage takes; 0: one
+    rewarm: float = 0.0  # epochs at the beginning of this stage in which the rate rises from zero to that of the cosine
 
 
 @dataclass(frozen=True)

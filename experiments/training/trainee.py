@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from experiments.setting.arms import Stage
 from experiments.setting.models import SmallConv
 from experiments.setting.segments import Segment
 
@@ -88,13 +90,7 @@ class Trainee:
 
     def rates(self, steps: int, per_epoch: int) -> list[float]:
         """Learning rates of the next steps."""
-        stage, before = self.segment.stage, 0
-        for earlier in reversed(self.segment.stages[:-1]):
-            if earlier.span != stage.span:
-                break
-            before += round(earlier.epochs * per_epoch)
-        start, span = before + self.done, round(stage.span * per_epoch)
-        return [rate_at(start + step, span, stage.rate) for step in range(steps)]
+        return rates_of(self.segment.stages, self.done, steps, per_epoch)
 
     def add_steps(self, losses: Tensor, right: Tensor, seconds: float) -> None:
         """Steps that were made."""
@@ -105,14 +101,31 @@ class Trainee:
         self.done += len(losses)
 
 
-def rate_at(step: int, length: int, peak: float) -> float:
-    """The learning rate at a step of a cosine; where its length is zero it stays."""
+def rates_of(stages: Sequence[Stage], done: int, steps: int, per_epoch: int) -> list[float]:
+    """Learning rates of the next steps of the last of some stages, in which `done` steps are made.
+
+    Along a cosine over FLOPs a step moves by its FLOPs, counted in steps of the network in whose epochs the span is given.
+    """
+    stage, before = stages[-1], 0.0
+    for earlier in reversed(stages[:-1]):
+        if earlier.span != stage.span:
+            break
+        before += round(earlier.epochs * per_epoch) * (earlier.takes or 1)
+    takes = stage.takes or 1
+    length = stage.span * per_epoch if stage.takes else round(stage.span * per_epoch)
+    rates = [rate_at(before + step * takes, length, stage.rate, takes) for step in range(done, done + steps)]
+    warm = max(1, round(stage.rewarm * per_epoch)) if stage.rewarm else 0
+    return [rate * (step + 1) / warm if step < warm else rate for step, rate in enumerate(rates, done)]
+
+
+def rate_at(step: float, length: float, peak: float, takes: float = 1) -> float:
+    """The learning rate at a step of a cosine, which moves along it by `takes`; where its length is zero it stays."""
     if not length:
         return peak
     warm = max(1, length // 20)
     if step < warm:
-        return peak * (step + 1) / warm
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, length - warm)))
+        return peak * min(1.0, (step + takes) / warm)
+    return peak * 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warm) / max(1, length - warm))))
 
 
 def optimizer_for(model: nn.Module, segment: Segment) -> torch.optim.Optimizer:
