@@ -292,7 +292,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"\nEpochs are those of --preset {options.preset}. How the paper was read:\n")
             print("\n".join(f"- {choice}" for choice in CHOICES))
         else:
-            print("\nexperiments/setting/protocol.py describes these arms; own_tuning.py beside it those of OWN-… and their tuning.")
+            print(
+                "\nexperiments/setting/protocol.py describes these arms; own_tuning.py beside it those of OWN-… and their tuning."
+            )
         return 0
     started = time.monotonic()
     seeds = seeds_of(options.seeds, options.preset)

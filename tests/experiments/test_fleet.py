@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.setting import protocol
+from experiments.setting import own_tuning, protocol
 from experiments.setting.arms import Arm, paper_arms
 from experiments.setting.segments import all_segments
 from experiments.training.store import Store
@@ -75,13 +75,14 @@ def short(arm: Arm) -> Arm:
     return replace(arm, stages=tuple(replace(stage, epochs=1, looks=min(stage.looks, 1)) for stage in arm.stages))
 
 
-@pytest.mark.parametrize("which", ["paper", "tuning", "sweep", "protocol"])
+@pytest.mark.parametrize("which", ["paper", "tuning", "sweep", "protocol", "own tuning"])
 def test_every_arm_goes_through_the_fused_engine(which: str, tmp_path: Path) -> None:
     arms = {
         "paper": paper_arms,
         "tuning": lambda: [arm for arm in protocol.tuning_arms() if arm.name.endswith("@2-0.001-0.01")],
         "sweep": lambda: protocol.sweep_arms(TUNED)[::5],
         "protocol": lambda: [arm for arm in protocol.protocol_arms(TUNED) if arm.name.endswith("@4")],
+        "own tuning": lambda: [arm for arm in own_tuning.tuning_arms() if arm.name.endswith("@2-0.016-0.2")],
     }[which]()
     segments = all_segments([short(arm) for arm in arms], [0])
     assert Training(segments, some_data(), Watched, shape_of, Store(tmp_path), batch=8).run()
