@@ -293,7 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("\n".join(f"- {choice}" for choice in CHOICES))
         else:
             print(
-                "\nexperiments/setting/protocol.py describes these arms; own_tuning.py beside it those of OWN-… and their tuning."
+                "\nThese arms are described in experiments/setting/protocol.py, OWN-… and their tuning in own_tuning.py beside it."
             )
         return 0
     started = time.monotonic()
