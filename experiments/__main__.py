@@ -292,9 +292,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"\nEpochs are those of --preset {options.preset}. How the paper was read:\n")
             print("\n".join(f"- {choice}" for choice in CHOICES))
         else:
-            print(
-                "\nThese arms are described in experiments/setting/protocol.py, OWN-… and their tuning in own_tuning.py beside it."
-            )
+            print("\nexperiments/setting/protocol.py describes these arms; own_tuning.py beside it OWN-… and their tuning.")
         return 0
     started = time.monotonic()
     seeds = seeds_of(options.seeds, options.preset)
