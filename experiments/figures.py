@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from experiments.pages.looks import COLOURS, look
-from experiments.reading.curves import Mean, mean_curve, roads
+from experiments.reading.curves import Mean, has, mean_curve, roads
 from experiments.reading.diversity import WHEN, read_filters
 from experiments.reading.groups import GROUPS, Group
 from experiments.reading.result_files import ResultsError, read_paper, unusable
@@ -105,7 +105,7 @@ def line(axes: Any, curve: Mean, axis: str, arm: str, smooth: int = 1, label: st
 
 def finish(axes: Any, axis: str, low: float, high: float, end: float) -> None:
     axes.set_xlabel(AXIS[axis][0])
-    axes.set_ylabel("validation accuracy (%)")
+    axes.set_ylabel("test accuracy (%)")
     axes.set_ylim(low, high)
     axes.set_xlim(0, end)
     axes.locator_params(axis="y", integer=True, nbins=7)
@@ -117,12 +117,20 @@ def floor(results: Any, arms: Sequence[str], below: float) -> float:
 
 
 def curves(
-    numbers: Numbers, group: Group, axis: str, account: str, axes: Any, smooth: int, below: float, stop: float | None = None
+    numbers: Numbers,
+    group: Group,
+    axis: str,
+    account: str,
+    axes: Any,
+    smooth: int,
+    below: float,
+    stop: float | None = None,
+    measure: str = "accuracy",
 ) -> None:
     """All arms of a group in one pair of axes; `stop` ends the x axis early."""
     results, high, end, seen = numbers.results, 0.0, 0.0, set[bytes]()
     for name in group.present(results):
-        curve = mean_curve(results, name, account)
+        curve = mean_curve(results, name, account, measure)
         if curve is not None:
             line(axes, curve, axis, name, smooth, seen=seen)
             high = max(high, float((curve.accuracy + curve.spread).max()))
@@ -187,6 +195,18 @@ def overfitting(numbers: Numbers, group: Group, figure: Any) -> None:
     legend(figure, axes)
 
 
+def training(account: str) -> Callable[[Numbers, Group, Any], None]:
+    """Accuracy on the training batches, as figures 7 and 10 of the paper have it."""
+
+    def draw(numbers: Numbers, group: Group, figure: Any) -> None:
+        axes = figure.subplots()
+        curves(numbers, group, "epochs", account, axes, 5, 3, measure="running_accuracy")
+        axes.set_ylabel("training accuracy (%)")
+        legend(figure, axes)
+
+    return draw
+
+
 def initialisation(numbers: Numbers, group: Group, figure: Any) -> None:
     """The whole run, and the epochs around the growth as they were measured."""
     whole, near = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
@@ -207,7 +227,10 @@ def initialisation(numbers: Numbers, group: Group, figure: Any) -> None:
 def appendix_b(numbers: Numbers, _: Group, figure: Any) -> None:
     """As in the paper's appendix B: deepening left, widening right; by updates above, by FLOPs below; seconds in the legend."""
     grid = figure.subplots(2, 2, sharey="row")
-    for column, key in enumerate(("apb-deepen", "apb-widen")):
+    own = bool(of("apb3-widen").present(numbers.results))  # its own network, where that was run
+    for column, key in enumerate(("apb3-deepen", "apb3-widen") if own else ("apb-deepen", "apb-widen")):
+        arms = of(key).present(numbers.results)
+        low, top = floor(numbers.results, arms, 20), max(max(last(numbers.results, name)) for name in arms) + 4
         for row, axis in enumerate(("epochs", "flops")):
             axes, seen = grid[row][column], set[bytes]()
             for name in of(key).present(numbers.results):
@@ -216,7 +239,7 @@ def appendix_b(numbers: Numbers, _: Group, figure: Any) -> None:
                 seconds = [float(one.seconds[-1]) for one in roads(numbers.results, name)]
                 took = f"{look(name).label} ({np.mean(seconds):.2f} ± {np.std(seconds):.2f} s)"
                 line(axes, curve, axis, name, 5, took, seen)
-                finish(axes, axis, 45, 74, float(curve.x(axis)[-1]) / AXIS[axis][1])
+                finish(axes, axis, low, top, float(curve.x(axis)[-1]) / AXIS[axis][1])
                 axes.set_ylabel("" if column else axes.get_ylabel())
         grid[0][column].set_title(of(key).title, loc="left")
         grid[0][column].legend(loc="lower right")
@@ -306,7 +329,11 @@ def draw_all(numbers: Numbers, folder: Path) -> list[Path]:
     paths: list[Path] = []
     plans = [plan for plan in FIGURES if of(plan[1]).present(numbers.results)]
     plans.append(("final", "bi", final_chart, (COLUMN * 1.35, 0.55 + 0.185 * (len(numbers.final) + 5))))
-    if any(of(key).present(numbers.results) for key in ("apb-widen", "apb-deepen")):
+    for name, key, account in (("overfitting-training", "of", "reuse"), ("initialisation-training", "bi", "nothing")):
+        arms = of(key).present(numbers.results)
+        if arms and all(has(numbers.results, arm, "running_accuracy") for arm in arms):
+            plans.append((name, key, training(account), (COLUMN, TALL)))
+    if any(of(key).present(numbers.results) for key in ("apb-widen", "apb-deepen", "apb3-widen", "apb3-deepen")):
         plans.append(("appendix-b", "apb-widen", appendix_b, (2 * COLUMN, 1.75 * TALL)))
     if numbers.filters:
         plans.append(("filters", "viz", filter_sheet, (2 * COLUMN, 3.45)))

@@ -22,7 +22,7 @@ from experiments.pages.basics import fold, prose
 from experiments.pages.looks import look
 from experiments.reading.answers import opening
 from experiments.reading.comparison import Comparison, read
-from experiments.reading.curves import Mean, mean_curve
+from experiments.reading.curves import Mean, has, mean_curve
 from experiments.reading.diversity import read_filters
 from experiments.reading.findings import findings, lede
 from experiments.reading.groups import GROUPS, Group
@@ -31,6 +31,7 @@ from experiments.reading.tables import Numbers, numbers
 
 TEMPLATE = Path(__file__).parent / "pages" / "templates"
 REUSED = ("nct-widen", "nct-deepen", "nct-narrow", "of")  # groups whose plots open on the students' own epochs
+EARLY = ("ftt-widen", "ftt-deepen", "ftt-narrow", "bi")  # groups whose plots open on the epochs around the growth
 NOTES = {
     "nct-widen": "A teacher is trained for {first:g} epochs, widened by half, and for {rest:g} more at a fifth of the rate.",
     "nct-deepen": "A teacher of ten layers is trained, deepened to eighteen, and trained on at a fifth of the rate.",
@@ -72,10 +73,10 @@ def series(curve: Mean) -> dict[str, Any]:
     }
 
 
-def arm_data(found: Numbers, name: str) -> dict[str, Any]:
+def arm_data(found: Numbers, name: str, measure: str = "accuracy") -> dict[str, Any]:
     """An arm in both accounts; "nothing" is null where its teacher is not among the results, "reuse" where it never grows."""
     style = look(name)
-    nothing, reuse = mean_curve(found.results, name, "nothing"), mean_curve(found.results, name, "reuse")
+    nothing, reuse = (mean_curve(found.results, name, account, measure) for account in ("nothing", "reuse"))
     grows = reuse is not None and reuse.grown is not None
     return {
         "name": name,
@@ -89,17 +90,29 @@ def arm_data(found: Numbers, name: str) -> dict[str, Any]:
     }
 
 
+def trained(found: Numbers, group: Group) -> list[str]:
+    """The arms of a group whose accuracy on training batches is shown: figures 7 and 10 of the paper."""
+    names = group.shown(found.results) if group.key in ("of", "bi") else ()
+    return [name for name in names if has(found.results, name, "running_accuracy")]
+
+
 def data(found: Numbers) -> dict[str, Any]:
-    return {
+    made = {
         group.key: {
             "title": group.title,
             "first": [*group.present(found.results), *group.teachers[:1]],
             "account": "reuse" if group.key in REUSED else "nothing",
+            "range": "start" if group.key in EARLY else "whole",
             "arms": [arm_data(found, name) for name in group.shown(found.results)],
         }
         for group in GROUPS
         if group.present(found.results)
     }
+    for group in GROUPS:
+        if names := trained(found, group):
+            arms = [arm_data(found, name, "running_accuracy") for name in names]
+            made[f"{group.key}-training"] = {**made[group.key], "title": f"{group.title}: training accuracy", "arms": arms}
+    return made
 
 
 FIGURE_OF = {
@@ -122,6 +135,11 @@ def plot(found: Numbers, group: Group, beside: set[str]) -> str:
         + (f'<figcaption class="quiet">For print:{links}</figcaption>' if links else "")
         + "</figure>"
     )
+    if trained(found, group):
+        figure += (
+            f'<figure class="plot" data-group="{group.key}-training" id="{group.key}-training"><h3>On the training batches</h3>'
+            '<p class="quiet">As in the paper’s figure.</p><div class="view"></div><noscript></noscript></figure>'
+        )
     ends = [(look(name).label, found.end(name)) for name in group.present(found.results)]
     short = ", ".join(f"{label} {row.late:.1f}" for label, row in ends if row)
     return fold(f"{escape(group.title)} <small>{prose(short)} %</small>", figure)

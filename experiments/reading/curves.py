@@ -47,8 +47,12 @@ class Road:
         return getattr(self, axis)  # type: ignore[no-any-return]
 
 
-def road(results: Results, name: str, seed: int) -> Road:
-    """All that a seed of an arm went through, its teacher's stages first where their results are there."""
+def road(results: Results, name: str, seed: int, measure: str = "accuracy") -> Road:
+    """All that a seed of an arm went through, its teacher's stages first where their results are there.
+
+    `measure`: "accuracy" on the test set, "validation_accuracy", or "running_accuracy" on the training batches. An arm that
+    continues its teacher's training without a growth counts from there as a grown one does.
+    """
     content = results[name]
     arm = content["arm"]
     own = list(content["curves"][str(seed)])
@@ -58,16 +62,34 @@ def road(results: Results, name: str, seed: int) -> Road:
     stages = arm["stages"] if whole else arm["stages"][arm["own"] :]
     pieces: dict[str, list[Array]] = {"epochs": [], "flops": [], "seconds": [], "accuracy": []}
     at, cuts, grown, length = dict.fromkeys(AXES, 0.0), [], None, 0
-    for stage, curve in zip(stages, (before if whole else []) + own, strict=True):
+    first = arm["own"] if whole else 0
+    for place, (stage, curve) in enumerate(zip(stages, (before if whole else []) + own, strict=True)):
         at["seconds"] += curve["growth"].get("seconds", 0.0)
         for axis, key in (("epochs", "epoch"), ("flops", "flops"), ("seconds", "seconds")):
             pieces[axis].append(np.array(curve[key]) + at[axis])
             at[axis] = float(pieces[axis][-1][-1])
-        pieces["accuracy"].append(100 * np.array(curve["accuracy"]))
+        pieces["accuracy"].append(100 * measured(curve[measure]))
         cuts.append(length)
-        grown = length if stage["grow"] else grown
+        grown = length if stage["grow"] or (arm["own"] and place == first) else grown
         length += len(curve["epoch"])
     return Road(**{key: np.concatenate(parts) for key, parts in pieces.items()}, cuts=tuple(cuts), grown=grown, whole=whole)
+
+
+def measured(values: Sequence[float | None]) -> Array:
+    """Values of a curve; the entry before the first step has the value behind it where none was measured."""
+    known = [value for value in values if value is not None]
+    return np.array([known[0] if value is None else value for value in values])
+
+
+def has(results: Results, name: str, measure: str) -> bool:
+    """Whether an arm and its teacher have a measure in all seeds."""
+    names = [name, *([teacher_of(results, name)] if results[name]["arm"]["own"] else [])]
+    return all(
+        one is not None and any(value is not None for value in stage.get(measure) or [])
+        for one in names
+        for stages in (results[one]["curves"].values() if one else [[{}]])
+        for stage in stages
+    )
 
 
 def teacher_of(results: Results, name: str) -> str | None:
@@ -81,8 +103,8 @@ def teacher_of(results: Results, name: str) -> str | None:
     return None
 
 
-def roads(results: Results, name: str) -> list[Road]:
-    return [road(results, name, seed) for seed in results[name]["seeds"]]
+def roads(results: Results, name: str, measure: str = "accuracy") -> list[Road]:
+    return [road(results, name, seed, measure) for seed in results[name]["seeds"]]
 
 
 def by_account(one: Road, account: str) -> Road | None:
@@ -115,9 +137,9 @@ class Mean:
         return getattr(self, axis)  # type: ignore[no-any-return]
 
 
-def mean_curve(results: Results, name: str, account: str = "nothing") -> Mean | None:
-    """None where the account can't be told."""
-    seen = [by_account(one, account) for one in roads(results, name)]
+def mean_curve(results: Results, name: str, account: str = "nothing", measure: str = "accuracy") -> Mean | None:
+    """None where the results of the account are not there."""
+    seen = [by_account(one, account) for one in roads(results, name, measure)]
     ways = [one for one in seen if one is not None]
     if len(ways) < len(seen):
         return None

@@ -14,7 +14,7 @@ from experiments.pages.looks import look
 from experiments.reading.curves import Estimate, Results, student
 from experiments.reading.filter_changes import changes
 from experiments.reading.rivals import against_fairest
-from experiments.reading.tables import TARGETS, Cost, Numbers, last
+from experiments.reading.tables import TARGETS, Cost, Numbers, cost, last
 from experiments.reading.words import amount, duration, plain, points, share, signed, tiny, verdict
 
 
@@ -174,12 +174,10 @@ def reuse(numbers: Numbers) -> Finding | None:
     for padding in ("NCT-RandPadWiden", "NCT-RandPadDeeper"):
         other = numbers.cost(padding, goal, "reuse")
         parts += [f"Random padding ({padding}): {share(other.saving)}."] if other and other.saving else []
-    control, student_ = numbers.end("NCT-WidenTeacher(dropped)"), numbers.end("NCT-R2WiderR")
-    if control is not None and student_ is not None:
-        parts.append(
-            f"A teacher that is not grown and drops its rate at the same epoch ends at {control.late:.1f} %, the grown one at "
-            f"{student_.late:.1f} %."
-        )
+    controls = {"NCT-R2WiderR": "NCT-WidenTeacher(dropped)", "NCT-R2DeeperR": "NCT-DeepenTeacher(dropped)"}
+    dropped = [not_grown(numbers, row, controls[arm]) for arm, row in saved.items() if controls[arm] in numbers.results]
+    if dropped:
+        parts += dropped
     else:
         parts.append(
             "The rate drops to a fifth at the growth, and no arm here drops it without one: the drop has its part in this."
@@ -192,6 +190,15 @@ def reuse(numbers: Numbers) -> Finding | None:
         " ".join(parts),
         "plain" if pays else "bad",
     )
+
+
+def not_grown(numbers: Numbers, row: Cost, control: str) -> str:
+    """What the rate drop does by itself: the small network that is not grown, to the same accuracy."""
+    own = cost(numbers.results, control, row.against, row.target, row.what, "reuse", "flops")
+    reached = "" if own is None else f"{own.reached} of {own.n} seeds reach {row.target:.1f} %"
+    saved = f" with {share(own.saving)}" if own is not None and own.saving is not None else ""
+    end = numbers.end(control)
+    return f"Not grown, but with the rate dropped ({control}): {reached}{saved}; it ends at {end.late if end else 0:.1f} %."
 
 
 def over_last(results: Results, one: str, other: str, epochs: int) -> Estimate | None:

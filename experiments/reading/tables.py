@@ -144,9 +144,9 @@ def growth_table(results: Results) -> list[AtGrowth]:
     rows = []
     for name in in_order(results):
         ways = roads(results, name)
-        if ways[0].grown is None:
-            continue
         content = results[name]
+        if ways[0].grown is None or not any(stage["grow"] for stage in content["arm"]["stages"]):
+            continue
         place = ways[0].cuts.index(ways[0].grown) - len(ways[0].cuts)
         pieces = [content["curves"][str(seed)][place] for seed in content["seeds"]]
         whole = all(one.whole for one in ways)

@@ -147,6 +147,8 @@ def ruler(page: Browser, group: str, anchor: str) -> tuple[float, float]:
 
 @pytest.mark.browser
 def test_pointing_shows_the_values_of_the_result_files(page: Browser) -> None:
+    page.click("#ftt-widen label:has(input[value=whole])")
+    page.settle()
     x, y, width, _ = page.middle("#ftt-widen .stage svg")
     zero, unit = ruler(page, "ftt-widen", "middle")
     for epoch in (10, 40, 200):
@@ -210,7 +212,7 @@ def test_switches_move_the_curves(page: Browser) -> None:
     path = "document.querySelector('#ftt-deepen path[data-arm=\"FTT-R2DeeperR\"]').getAttribute('d')"
     label = "document.querySelector('#ftt-deepen .stage svg').getAttribute('aria-label')"
     drawn = [page.js(path)]
-    for value, word in (("flops", "TFLOP"), ("seconds", "seconds"), ("reuse", "reuse"), ("start", "reuse")):
+    for value, word in (("flops", "TFLOP"), ("seconds", "seconds"), ("reuse", "reuse"), ("whole", "reuse")):
         page.click(f"#ftt-deepen label:has(input[value={value}])")
         page.settle()
         drawn.append(page.js(path))

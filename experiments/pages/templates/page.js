@@ -79,7 +79,7 @@
     const kind = group.kind ?? "epochs", words = KINDS[kind], budgets = kind === "budgets", losses = kind === "steps";
     const first = group.first ?? group.arms.map((arm) => arm.name);
     const state = {
-      axis: "epochs", range: "whole", smooth: kind === "epochs", at: null, account: group.account ?? (told ? "nothing" : "reuse"),
+      axis: "epochs", range: group.range ?? "whole", smooth: kind === "epochs", at: null, account: group.account ?? (told ? "nothing" : "reuse"),
       hidden: new Set(group.arms.map((arm) => arm.name).filter((name) => !first.includes(name))),
     };
     const view = figure.querySelector(".view");
@@ -133,12 +133,13 @@
       return path;
     }
 
-    // The first 30 epochs' worth of the longest whole curve, or a sixth where it is short.
+    // The first 40 epochs, or so many that the growth is in the middle; less where the whole curve is short.
     function extent(arms) {
       const ends = arms.map((arm) => curve(arm)[state.axis].at(-1));
       if (state.range === "whole") return Math.max(...ends);
       const starts = arms.map((arm) => {
-        const line = curve(arm), last = line.epochs.at(-1), stop = Math.min(40, last / 4);
+        const line = curve(arm), last = line.epochs.at(-1);
+        const stop = Math.max(Math.min(40, last / 4), Math.min(last, 2.2 * (line.grown ? line.epochs[line.grown] : 0)));
         return line[state.axis][nearest(line.epochs, stop)];
       });
       return Math.max(...starts);
@@ -153,13 +154,17 @@
         const all = arms.flatMap((arm) => curve(arm).mean), top = Math.max(...all);
         return [Math.max(Math.floor(Math.min(...all)) - 1, top - (group.below ?? 14)), top + 1];
       }
-      const late = arms.map((arm) => Math.min(...curve(arm).mean.slice(-10)));
+      // From all but the first climb, and all but the deepest falls: what is left is where lines differ.
+      const seen = arms.flatMap((arm) => {
+        const line = curve(arm), xs = line[state.axis];
+        return line.mean.filter((_, i) => 0.08 * end <= xs[i] && xs[i] <= end);
+      }).sort((a, b) => a - b);
       const high = Math.max(...arms.map((arm) => {
         const line = curve(arm);
         return Math.max(...line.mean.map((value, i) => (line[state.axis][i] <= end ? value + line.sd[i] : 0)));
       }));
-      const below = state.range === "start" ? 25 : state.account === "reuse" ? 8 : 15;
-      return [Math.max(0, 5 * Math.floor((Math.min(high - 10, ...late) - below) / 5)), high + 1];
+      const low = Math.min(seen[Math.floor(0.03 * seen.length)] ?? 0, high - 4);
+      return [Math.max(0, low - 0.08 * (high - low)), high + 0.5];
     }
 
     function draw() {
