@@ -219,7 +219,7 @@ def test_switches_move_the_curves(page: Browser) -> None:
         assert word in page.js(label)
     assert len(set(drawn)) == len(drawn)
     # Under reuse the curve begins with the growth, at the seconds that the growth itself took.
-    left = float(drawn[3][1:].split()[0])
+    left = float(drawn[-1][1:].split()[0])
     assert 44 < left < 120
 
 
