@@ -14,9 +14,11 @@ from experiments.reading.answers import answers
 from experiments.reading.comparison import EPOCH, Comparison, at_the_edge, read
 from experiments.reading.curves import Estimate
 from experiments.reading.findings import Strip
+from experiments.reading.own_tuned import OWN, at_the_ends, own_of, own_tables
 from experiments.reading.result_files import ResultsError, unusable
 from experiments.reading.ways import VERBS, Table, tables
 from experiments.reading.words import signed
+from experiments.setting.own_tuning import BRIEF, REUSED_BRIEFLY, RIDGE, SEEDS
 from experiments.setting.protocol import (
     BIG,
     DECAYS,
@@ -59,6 +61,7 @@ def caveats(compared: Comparison) -> list[str]:
         "ways: deeper first); other methods and moments took that over, so that ways with something to recover (random, faded "
         f"in over {FADE} steps) may do better than here, above all under reuse at 1 and 2. The best rate lies at an end of the "
         f"grid for {edges['rate']}; the best weight decay for {edges['decay']}.",
+        *tuned_apart(compared),
         f"Shares are of FLOPs, the cosine goes over steps: a growth after {100 * SHARE:.0f} % of the budget is after {moments}."
         " The big network has the highest rates of the schedule only from scratch.",
         f"All batches have {BATCH} images, so that at equal FLOPs small networks make more steps: at budget 2 {steps}.",
@@ -68,6 +71,19 @@ def caveats(compared: Comparison) -> list[str]:
         "are those that tuning chose, on the same held-out images, and some of its changes are other points of that grid.",
         f"All of it was trained by {compared.commands} commands.",
         "Small networks of one family, on images of 32 × 32 pixels.",
+    ]
+
+
+def tuned_apart(compared: Comparison) -> list[str]:
+    """How the ways were tuned that are tuned for themselves, if they were."""
+    own = own_of(compared)
+    if own is None:
+        return []
+    pairs = ["; ".join(f"{rate:g}, {decay:g}" for rate, decay in found) for found in (RIDGE, REUSED_BRIEFLY)]
+    return [
+        f"In the tables with “{OWN}”, each line was tuned at each of its budgets with the same {len(RIDGE)} pairs of rate and "
+        f"weight decay ({pairs[0]}; under reuse up to budget {BRIEF}: {pairs[1]}), {SEEDS['brief']} seeds up to budget {BRIEF} "
+        f"and {SEEDS['long']} beyond. The best rate is the lowest or highest of these for {at_the_ends(own)}."
     ]
 
 
@@ -128,9 +144,9 @@ What to hold against it:
 In brackets behind an accuracy is the difference from scratch at the same budget, in points; bold where its 95 % interval over
 paired seeds (Student's t) leaves zero out. What an accuracy costs is a mean over seeds where all reach it, with a bootstrap
 interval of what that saves, which with five seeds is narrower than it should be; else a median. “≤” where the smallest budget
-was enough.
+was enough. Intervals behind differences from random padding, and where every way is tuned for itself, are of the bootstrap too.
 
-{chr(10).join(markdown(table) for table in tables(compared))}"""
+{chr(10).join(markdown(table) for table in [*tables(compared), *own_tables(compared)])}"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,6 +17,7 @@ from experiments.pages.cards import cards
 from experiments.pays import caveats
 from experiments.reading.answers import answers
 from experiments.reading.comparison import Comparison
+from experiments.reading.own_tuned import own_tables
 from experiments.reading.result_files import read_all
 from experiments.reading.ways import VERBS, Table, tables
 
@@ -50,6 +51,7 @@ def pays(compared: Comparison | None) -> str:
         + fold("r2r, and the best way at each budget, against their rivals", sheet(made[0]))
         + fold("Changes at the growth (sweep)", sheet(made[-2]))
         + fold("All tables of this comparison", "".join(map(sheet, [*made[1:-2], made[-1]])))
+        + fold("r2r against random padding, and every way tuned for itself", "".join(map(sheet, own_tables(compared))))
         + fold("What to hold against it", f"<ul>{held}</ul>")
     )
 

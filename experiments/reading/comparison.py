@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from experiments.reading.curves import Estimate, Results, bootstrap, student
 from experiments.reading.result_files import ResultsError, read_all
 from experiments.reading.tables import saved
+from experiments.setting import own_tuning
 from experiments.setting.protocol import BIG, DECAYS, RATES, SWEEP, Tuned, account_of, chosen_from, cost
 from experiments.training.train_segments import BATCH
 
@@ -179,6 +180,7 @@ class Comparison:
     tuned_with: tuple[int, int]  # seeds, at least and at most
     commands: int  # by how many all of it was made
     remarks: tuple[str, ...] = ()  # what those who made the results have to say of them
+    own: own_tuning.Own = field(default_factory=dict)  # what was chosen where every way is tuned for itself
 
     @property
     def scratch(self) -> Line:
@@ -238,13 +240,14 @@ def read(folder: Path) -> Comparison:
     commands = {command for content in contents for command in content["command"].split("; ")}
     remarks = folder / "remarks.txt"
     return Comparison(
-        lines(protocol),
+        lines({name: content for name, content in protocol.items() if not name.startswith(own_tuning.PREFIX)}),
         sweep(swept),
         chosen_from(tuning, folder / "tuning"),
         protocol,
         (min(seeds), max(seeds)),
         len(commands),
         tuple(remarks.read_text(encoding="utf-8").splitlines()) if remarks.exists() else (),
+        own_tuning.chosen(tuning),
     )
 
 

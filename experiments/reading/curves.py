@@ -208,8 +208,8 @@ def chance(mean: float, error: float, n: int) -> float:
     return 1 - below(angle) / below(math.pi / 2)
 
 
-def bootstrap(*samples: Sequence[float], statistic: Any = np.mean) -> Estimate:
-    """A statistic of seeds with its 95 % percentile interval over resampled seeds; several samples are resampled together.
+def bootstrap(*samples: Sequence[float], statistic: Any = np.mean, level: float = 0.95) -> Estimate:
+    """A statistic of seeds with its percentile interval over resampled seeds; several samples are resampled together.
 
     Up to six seeds all resamples are enumerated, so that no chance is in it; beyond, ten thousand are drawn with a fixed seed.
     With five seeds such an interval is narrower than it should be: read it as the least that is uncertain.
@@ -221,5 +221,5 @@ def bootstrap(*samples: Sequence[float], statistic: Any = np.mean) -> Estimate:
     else:
         picks = np.random.default_rng(0).integers(0, n, (10_000, n))
     values = statistic(*columns[:, picks], axis=-1)
-    low, high = np.percentile(values, [2.5, 97.5])
+    low, high = np.percentile(values, [50 - 50 * level, 50 + 50 * level])
     return Estimate(float(statistic(*columns, axis=-1)), float(low), float(high), n)

@@ -24,6 +24,9 @@ WAYS = {
     "r2r": "r2r",
     "r2r-0.1": "r2r, grown after 10 %",
     "r2r-0.5": "r2r, grown after 50 %",
+    "r2r-flops": "r2r, cosine over FLOPs",
+    "r2r-rewarm": "r2r, rate rises again to the cosine",
+    "r2r-repeak": "r2r, rate rises again to the peak",
     "r2r-paper": "r2r-paper (paired)",
     "net2net": "net2net",
     "netmorph": "netmorph",
@@ -92,7 +95,7 @@ def versus(one: Best | None, way: str) -> str:
 
 def accuracy_table(compared: Comparison, account: str, what: str) -> Table:
     found = in_order(compared, account, what)
-    budgets = list(found[-1].ends)
+    budgets = sorted({budget for line in found[1:] for budget in line.ends})
     rows = []
     for line in found:
         cells = [] if account == "EQ" else [f"{start_of(line):.1f}" if line.start else "–"]

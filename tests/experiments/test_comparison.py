@@ -178,6 +178,12 @@ def test_the_pages_say_what_the_results_say(compared: Comparison) -> None:
     shown = [line for line in page.splitlines() if re.match(r"\| (widened|deepened|the small)", line)]
     assert len(shown) == 17
     assert set(shown) <= right
+    for what, verb in (("deepen", "deepened"), ("widen", "widened")):
+        leads = [
+            gap(compared.lines[f"RE-{what}-r2r"], compared.lines[f"RE-{what}-random"], budget) for budget in (1, 2, 4, 8, 16)
+        ]
+        expected = row(f"R2R − random padding, {verb}", [(one.value, one.clear) for one in leads if one is not None])
+        assert expected in page.splitlines()
     reuse, nothing = against(compared, "RE", "widen", "r2r"), against(compared, "EQ", "widen", "r2r")
     assert f"{reuse['scratch'][4].gap.value:.1f} points more accurate than one trained from scratch for four epochs" in readme
     assert f"at thirty-two epochs scratch is {-nothing['scratch'][32].gap.value:.1f} points ahead" in readme
