@@ -54,7 +54,7 @@ def caveats(compared: Comparison) -> list[str]:
         *compared.remarks,
         f"{seeds} seeds. What is said of the best way is corrected for the number of ways, all else for no number of "
         "comparisons. Intervals are over seeds: neither the choice of test images nor that of settings is in them. Seeds are "
-        "paired, but scratch shares neither first weights nor later batches with the grown: pairing tells little there.",
+        "paired, but scratch shares neither first weights nor later batches with the grown: pairing helps little there.",
         f"Tuning: {len(RATES['EQ'])} rates × {len(DECAYS)} weight decays for each kind of run at each budget up to "
         f"{TUNED_UP_TO}, {tuned_with} seeds, on held-out images, often decided by a few tenths of a point; longer budgets take "
         f"over what was best at {TUNED_UP_TO}. Grown runs were tuned with r2r, growing after a quarter of the budget (both "

@@ -3,7 +3,7 @@
     python -m experiments.report [--results FOLDER] [--out FOLDER]
 
 writes report.html and figures/*.png, *.pdf. The page is report/page.html in report/frame.html, with page.css, page.js and the
-curves put into it; it asks nothing of the network. The same results give the same bytes.
+curves put into it; it makes no request to the network. The same results give the same bytes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ NOTES = {
 
 
 def note(found: Numbers, group: Group) -> str:
-    """What a group's arms go through, with the epochs of the first of them."""
+    """The training of a group's arms in a sentence, with the epochs of the first of them."""
     epochs = [stage["epochs"] for stage in found.results[group.present(found.results)[0]]["arm"]["stages"]]
     return NOTES[group.key].format(first=epochs[0], rest=epochs[-1], total=sum(epochs))
 
@@ -187,7 +187,7 @@ def page(found: Numbers, beside: set[str], compared: Comparison | None, engines:
 
 
 def framed(body: str, title: str, curves: Mapping[str, Any], fill: Mapping[str, str]) -> str:
-    """A page that asks nothing of the network: a body from report/ in the frame that all have, and what is put into them."""
+    """A page that makes no request to the network: a body in the common frame, with its parts filled in."""
 
     def read(name: str) -> str:
         return (TEMPLATE / name).read_text(encoding="utf-8")

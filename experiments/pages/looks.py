@@ -1,6 +1,6 @@
 """How an arm is drawn, the same in every figure and in the report: a label, a colour of Okabe and Ito's, and a line style.
 
-Colour tells the method; the line style tells it once more, for print in grey and for eyes that see colours otherwise.
+Colour and line style both stand for the method, for print in grey and for readers who see colours differently.
 """
 
 from __future__ import annotations

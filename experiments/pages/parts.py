@@ -85,13 +85,13 @@ def cost_cell(flops: Cost | None, seconds: Cost | None) -> str:
         return "–"
     if not flops.reached:
         return '<span class="quiet">not reached</span>'
-    text = amount(flops.median, "FLOP") if math.isfinite(flops.median) else "–"
+    text = tight(amount(flops.median, "FLOP")) if math.isfinite(flops.median) else "–"
     if flops.median == 0:
         text = "at once"
     if flops.saving is not None:
         amounts, spans = share(flops.saving, "").replace(", no clear difference", "").split(" [")
-        value = amounts.replace("fewer", "less").strip()
-        text += f'<br>{f"<b>{value}</b>" if flops.saving.clear else value} <span class="quiet">[{spans}</span>'
+        value = tight(amounts.replace("fewer", "less").strip())
+        text += f'<br>{f"<b>{value}</b>" if flops.saving.clear else value} <span class="quiet">[{tight(spans)}</span>'
     small = [f"{seconds.median:.2f} s" if math.isfinite(seconds.median) else ""]
     small += [f"{flops.reached} of {flops.n} seeds"] if flops.reached < flops.n else []
     small += [f"{flops.early} before growing"] if flops.early else []
@@ -114,8 +114,9 @@ def cost_tables(numbers: Numbers) -> list[tuple[str, str]]:
                     tuple(numbers.cost(name, what, account, axis, group.key) for axis in ("flops", "seconds"))
                     for what, _ in whats
                 ]
-                told = "both accounts" if never else ACCOUNT_NAMES[account]
-                rows.append((f'{swatch(name)}<br><span class="quiet">{told}</span>', *(cost_cell(*cells) for cells in both)))
+                kind = "both accounts" if never else ACCOUNT_NAMES[account]
+                kind += "" if name in group.arms else ", rate dropped"
+                rows.append((f'{swatch(name)}<br><span class="quiet">{kind}</span>', *(cost_cell(*cells) for cells in both)))
         head = ["arm", *(what if "%" in what else f"{what}<br>({target:.1f} %)" for what, target in whats)]
         caption = f"{group.title}: compute to reach an accuracy, median over seeds"
         tables.append((group.title, table(head, rows, caption)))
@@ -141,13 +142,13 @@ def final_chart(numbers: Numbers) -> str:
     for title, rows in groups:
         parts.append(f'<p class="head">{escape(title)}</p>' if rows else "")
         for row in rows:
-            told = f"{row.arm}: {row.mean:.1f} ± {row.sd:.1f} %" + (
+            said = f"{row.arm}: {row.mean:.1f} ± {row.sd:.1f} %" + (
                 "" if row.paper is None else f"; the paper: {row.paper:.1f} %"
             )
             paper = "" if row.paper is None else f'<i class="paper" style="left:{at(row.paper)}"></i>'
             width = f"{100 * 2 * row.sd / (high - low):.2f}%"
             parts.append(
-                f'<div class="dot" style="--c:var(--{look(row.arm).colour})" title="{escape(told)}">'
+                f'<div class="dot" style="--c:var(--{look(row.arm).colour})" title="{escape(said)}">'
                 f"<span>{escape(look(row.arm).label)}</span><div>{grid}"
                 f'<i class="bar" style="left:{at(row.mean - row.sd)};width:{width}"></i>'
                 f'<i class="mean" style="left:{at(row.mean)}"></i>{paper}</div></div>'

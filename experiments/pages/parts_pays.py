@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from experiments.agreement import apart
-from experiments.pages.basics import around, breakable, fold, minus, prose, table
+from experiments.pages.basics import around, breakable, fold, prose, table
 from experiments.pages.cards import cards
 from experiments.pays import caveats
 from experiments.reading.answers import answers
@@ -20,6 +20,7 @@ from experiments.reading.comparison import Comparison
 from experiments.reading.own_tuned import own_tables
 from experiments.reading.result_files import read_all
 from experiments.reading.ways import VERBS, Table, tables
+from experiments.reading.words import tiny
 
 NOTES = {
     "widen": "ResNetCifar-18(1/8) → 18(1/4).",
@@ -72,7 +73,7 @@ def engines(folder: Path, results: dict[str, Any]) -> str:
     content = json.loads(path.read_text(encoding="utf-8"))
     names = [name for name in content["losses"] if name != "eager"]
     rows = [
-        (f"{breakable(arm)}, {escape(name)}", *(minus(f"{apart(content, name, arm, steps):.0e}") for steps in (1, 10, 100)))
+        (f"{breakable(arm)}, {escape(name)}", *(tiny(apart(content, name, arm, steps)) for steps in (1, 10, 100)))
         for arm in content["arms"]
         for name in names
     ]
@@ -101,9 +102,11 @@ def engines(folder: Path, results: dict[str, Any]) -> str:
     )
     ratios = [apart(content, "fused", arm, 100) / apart(content, "one ulp off", arm, 100) for arm in content["arms"]]
     return (
-        "<h3>The fused engine and the plain loop</h3><p>Two runs that differ by rounding part after some steps, since Adam "
-        "makes much of little. “One ulp off” is a plain loop whose weights begin one unit in the last place off, and shows how "
-        "fast. The fused engine adds in another order, so it sets out earlier; after a hundred steps it is "
-        f"{min(ratios):.1f} to {max(ratios):.1f} times as far off as that one. Products are of float32 where no “tf32” is said."
+        "<p>Two runs that differ by rounding diverge after some steps, because Adam amplifies small gradients. “One ulp "
+        "off” is a "
+        "plain loop whose weights begin one unit in the last place off; it shows how fast that goes. The fused engine adds in "
+        f"another order: after a hundred steps it is {min(ratios):.1f} to {max(ratios):.1f} times as far from the plain "
+        f"loop as "
+        "that one. Products are in float32 unless “tf32” is named."
         f"</p>{first}{second}"
     )

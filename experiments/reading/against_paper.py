@@ -33,13 +33,13 @@ def exact(numbers: Numbers) -> Claim | None:
     if not rows:
         return None
     moved = [abs(row.drop.value) for row in rows if row.drop]
-    told = (
+    said = (
         f"{sum(row.n for row in rows)} growths moved outputs by {tiny(max(row.error for row in rows))} of the largest at most"
     )
     return Claim(
         "§4, table 1",
         "R2R and Network Morphism preserve the function; Net2Net in expectation.",
-        f"{told}, Net2Net’s too.",
+        f"{said}, Net2Net’s too.",
         AGREES if max(moved, default=0.0) < 0.1 else DIFFERS,
         "Net2Net is exact here because each copy of a unit shares the outgoing weights of its source.",
     )
@@ -81,12 +81,12 @@ def at_least_scratch(numbers: Numbers) -> Claim | None:
     if not pairs:
         return None
     worse = [pair for pair in pairs if pair.late.clear and pair.late.value < 0]
-    told = "; ".join(f"{look(pair.arm).label} {signed(pair.late.value)}" for pair in pairs)
+    said = "; ".join(f"{look(pair.arm).label} {signed(pair.late.value)}" for pair in pairs)
     rivals = ", ".join(sorted({pair.against for pair in pairs}))
     return Claim(
         "§6.1",
         "All three transforms converge to at least the score of the network from scratch.",
-        f"Against the fairest scratch, last ten epochs: {told}.",
+        f"Against the fairest scratch, last ten epochs: {said}.",
         DIFFERS if worse else AGREES,
         f"The fairest scratch is the one that ends highest among those of the same network ({rivals}). Intervals: "
         + "; ".join(f"{look(pair.arm).label} {points(pair.late)}" for pair in pairs)
@@ -147,17 +147,17 @@ def by_updates_and_flops(what: str, grown: str, scratch: str) -> Callable[[Numbe
         results = numbers.results
         if grown not in results or scratch not in results:
             return None
-        told, short, signs = [], [], []
+        said, short, signs = [], [], []
         final = late_mean(results, scratch)
         for target, what_for in ((65.0, "65 %"), (68.0, "68 %"), (final, f"scratch’s final {final:.1f} %")):
             rows = [cost(results, grown, scratch, target, "", "nothing", axis) for axis in ("epochs", "flops")]
             if any(row is None or row.saving is None or row.reached < row.n for row in rows):
                 continue
             savings = [row.saving for row in rows if row and row.saving]
-            told.append(f"to {what_for}: {share(savings[0], 'epochs')}; {share(savings[1])}")
+            said.append(f"to {what_for}: {share(savings[0], 'epochs')}; {share(savings[1])}")
             short.append(f"{signed(-100 * savings[1].value, 0)} % to {what_for}")
             signs.append((savings[0].value <= 0 or not savings[0].clear, savings[1].clear and savings[1].value > 0))
-        if not told:
+        if not said:
             return None
         cheaper = sum(flops for _, flops in signs)
         slower = sum(epochs for epochs, _ in signs)
@@ -167,7 +167,7 @@ def by_updates_and_flops(what: str, grown: str, scratch: str) -> Callable[[Numbe
             f"FLOPs {', '.join(short)}; faster by epochs to {len(signs) - slower or 'none'} of them.",
             AGREES if all(a and b for a, b in signs) else PARTLY if cheaper else DIFFERS,
             "From nothing, "
-            + "; ".join(told)
+            + "; ".join(said)
             + ". Both arms drop their rate at the epoch of the growth, where accuracy leaps; the "
             "small network gets there for less. A scratch network whose rate dropped earlier would be the fairer rival.",
         )
@@ -195,7 +195,7 @@ def similar_end(numbers: Numbers) -> Claim | None:
 def appendix_b(numbers: Numbers) -> Claim | None:
     own = "APB3-Scratch" in numbers.results
     prefix = "APB3" if own else "APB"
-    told, savings = [], []
+    said, savings = [], []
     for what, arm in (("widening", f"{prefix}-R2WiderR"), ("deepening", f"{prefix}-R2DeeperR")):
         for name in (f"{arm}@4500", arm, f"{arm}@3000", f"{arm}@1500"):
             row, end = numbers.cost(name, "70 %", "nothing"), numbers.end(name)
@@ -204,8 +204,8 @@ def appendix_b(numbers: Numbers) -> Claim | None:
             whole = row.saving is not None and row.reached == row.n
             savings += [row.saving] if row.saving is not None and whole else []
             reach = share(row.saving) if row.saving is not None and whole else f"{row.reached} of {row.n} seeds"
-            told.append(f"{what} at update {name.partition('@')[2] or '4500'}: {reach}, end {end.mean:.1f} %")
-    if not told:
+            said.append(f"{what} at update {name.partition('@')[2] or '4500'}: {reach}, end {end.mean:.1f} %")
+    if not said:
         return None
     best = max(savings, key=lambda one: one.value, default=None)
     return Claim(
@@ -214,7 +214,7 @@ def appendix_b(numbers: Numbers) -> Claim | None:
         "lower end.",
         "To 70 % from nothing, at best " + (share(best) if best else "not reached in all seeds") + ".",
         DIFFERS if best is None or best.value <= 0 else PARTLY,
-        "; ".join(told)
+        "; ".join(said)
         + (
             ". Network, rates and schedule are those of the author’s code."
             if own
@@ -238,13 +238,13 @@ def filters(judge: Callable[[dict[str, Changes]], tuple[str, str, str, str]]) ->
 def persist(found: dict[str, Changes]) -> tuple[str, str, str, str]:
     said = "The first 16 filters tend to be present still after widening and training."
     rows = [found[arm] for arm in ("VIZ-R2R", "VIZ-Net2Net", "VIZ-NetMorph") if arm in found]
-    told = ", ".join(f"{look(row.arm).label} {row.kept.value:.2f}" for row in rows)
+    values = ", ".join(f"{look(row.arm).label} {row.kept.value:.2f}" for row in rows)
     holds = [row.kept.low > 0.5 and row.kept.low > row.unrelated.high for row in rows]
     why = "Unrelated filters have " + ", ".join(f"{row.unrelated.value:.2f}" for row in rows) + "; intervals: " if rows else ""
     why += "; ".join(f"{look(row.arm).label} {plain(row.kept)}" for row in rows)
     return (
         said,
-        f"Mean cosine of a first filter before and at the end: {told}.",
+        f"Mean cosine of a first filter before and at the end: {values}.",
         AGREES if all(holds) else PARTLY,
         why.replace("-", "−"),
     )

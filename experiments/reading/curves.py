@@ -1,7 +1,7 @@
-"""From result files to curves: one road a seed, from its very first step, and what is read off it.
+"""From result files to curves: one road per seed, from its first step on, and the costs that are read off it.
 
 A result file counts each stage from its own beginning, and an arm with `own` > 0 leaves its teacher's stages to the teacher's
-file. Here they are put together again. Costs are then told in two accounts, always both:
+file. Here they are put together again. Costs are given in two accounts, always both:
 
     from nothing   everything since the first step of the small network
     reuse          the small network is there already: from the growth on
@@ -108,7 +108,7 @@ def roads(results: Results, name: str, measure: str = "accuracy") -> list[Road]:
 
 
 def by_account(one: Road, account: str) -> Road | None:
-    """The road as an account counts it; None where that can't be told because the teacher's results are not there."""
+    """The road as an account counts it; None where the teacher's results are not there."""
     if account == "nothing":
         return one if one.whole else None
     if one.grown is None:

@@ -5,7 +5,7 @@ A filter is taken as a vector less its own mean (a constant says nothing about a
     diversity = mean over all pairs of 1 − |cos|                         0: all the same up to sign and size; 1: all orthogonal
     symmetry  = mean over new filters of the largest |cos| with another    1: each new filter has a twin
 
-Equal filters are what R2R and Net2Net begin with; symmetry at the end tells whether training has parted them.
+Equal filters are what R2R and Net2Net begin with; symmetry at the end shows whether training has parted them.
 """
 
 from __future__ import annotations

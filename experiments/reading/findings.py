@@ -74,9 +74,9 @@ def steps_after(numbers: Numbers) -> Finding | None:
             "0|arms fall after it", "The epoch after the growth loses nothing", "No arm falls by a point or more.", "good"
         )
     worst = max(jumped or rows, key=lambda row: row.soon or 0.0)
-    told = [f"{row.arm} {row.before:.1f} → {row.one_epoch:.1f} %" for row in fell]
+    fallen = [f"{row.arm} {row.before:.1f} → {row.one_epoch:.1f} %" for row in fell]
     loud = [f"{row.arm} × {row.soon:.1f}" for row in jumped]
-    text = "Arms whose accuracy is a point or more lower at the next evaluation: " + (", ".join(told) or "none") + "."
+    text = "Arms whose accuracy is a point or more lower at the next evaluation: " + (", ".join(fallen) or "none") + "."
     text += " Training loss over the next 20 steps, relative to the 30 before, above 1.1: " + (", ".join(loud) or "none") + "."
     text += " The paper’s runs make a fresh Adam at the growth."
     carried = {row.arm: row for row in rows if row.arm.endswith("(carried)") and row.soon is not None}

@@ -208,7 +208,7 @@ def saved(arm: Any, scratch: Any, axis: int = -1) -> Any:
 
 
 def cost(results: Results, name: str, against: str, target: float, what: str, account: str, axis: str) -> Cost | None:
-    """None where the account can't be told."""
+    """None where the results of the account are not there."""
     ways = [way for one in roads(results, name) if (way := by_account(one, account))]
     seeds = results[name]["seeds"]
     if len(ways) < len(seeds):
@@ -248,7 +248,7 @@ def cost_table(results: Results) -> list[Cost]:
         if fair in results:
             goals.append((late_mean(results, fair), "scratch's final, rate dropped", fair))
         for target, what, against in goals:
-            for name in (*group.present(results), *([fair] if against == fair else [])):
+            for name in (*group.present(results), *([fair] if fair in results else [])):
                 for account in ACCOUNTS:
                     found = (cost(results, name, against, target, what, account, axis) for axis in ("flops", "seconds"))
                     rows += [replace(row, group=group.key) for row in found if row is not None]
@@ -304,7 +304,7 @@ class Numbers:
         return next((row for row in self.growths if row.arm == arm), None)
 
     def cost(self, arm: str, what: str, account: str, axis: str = "flops", group: str = "") -> Cost | None:
-        """`group`: only what is asked in that group."""
+        """`group`: only rows of that group."""
         wanted = (arm, what, account, axis)
         rows = (row for row in self.costs if row.group == (group or row.group))
         return next((row for row in rows if (row.arm, row.what, row.account, row.axis) == wanted), None)
