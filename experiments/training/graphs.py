@@ -1,8 +1,9 @@
 """The plain loop as a CUDA graph: torch's own modules and optimizers, a step of all networks as one launch.
 
 For networks that have no kernels of their own in the fused engine. Networks of a fleet are captured side by side, each on a
-stream of its own, so that the device works on many of them at once; nothing is computed otherwise than by `eager.Eager`.
-Without CUDA the same steps are made one after the other.
+stream of its own, so that the device works on many of them at once; nothing is computed otherwise than by `eager.Eager`. A
+launch takes as long as it has kernels, so there are few: torch's fused optimizer, and images with their channels last, which
+convolutions need not rearrange. Without CUDA the same steps are made one after the other.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from experiments.training.background import Background, Found, captured, on_the_host
 from experiments.training.eager import Eager, move
@@ -31,8 +32,10 @@ class Graphs(Background, Eager):
         self.sides = [torch.cuda.Stream(self.device) if self.side is not None else None for _ in self.models]
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["capturable"] = self.side is not None
+                group["capturable"], group["fused"], group["foreach"] = self.side is not None, True, None
                 group["lr"] = torch.tensor(float(group["lr"]), device=self.device)
+        for model, optimizer in zip(self.models, self.optimizers, strict=True):
+            arrange(model, optimizer, torch.channels_last)
             for state in optimizer.state.values():
                 state["step"] = state["step"].to(self.device)
 
@@ -95,7 +98,7 @@ class Graphs(Background, Eager):
         x, target = self.prepared(self.images.index_select(0, chosen)), self.labels.index_select(0, chosen)
         for group in optimizer.param_groups:
             group["lr"].copy_(self.tables["rates"][number].index_select(0, self.clock)[0])
-        logits = model(x)
+        logits = model(x.contiguous(memory_format=torch.channels_last))
         loss = self.loss(logits, target)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -121,7 +124,17 @@ class Graphs(Background, Eager):
             optimizer.zero_grad(set_to_none=True)
             model.cpu()
             move(optimizer, "cpu")
+            arrange(model, optimizer, torch.contiguous_format)
             for group in optimizer.param_groups:
-                group["capturable"], group["lr"] = False, float(group["lr"])
+                group["capturable"], group["fused"], group["lr"] = False, None, float(group["lr"])
             for state in optimizer.state.values():
                 state["step"] = state["step"].cpu()
+
+
+def arrange(model: nn.Module, optimizer: torch.optim.Optimizer, order: torch.memory_format) -> None:
+    """Weights of convolutions, and what the optimizer keeps beside them, in this order of axes in memory."""
+    model.to(memory_format=order)
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.ndim == 4:
+                state[name] = value.contiguous(memory_format=order)

@@ -26,9 +26,9 @@ from tests.helpers.experiment_runs import short, some_data, training
 
 
 def test_graphs_are_the_plain_loop() -> None:
-    """Without CUDA nothing is captured, and all values must agree; with it, see `experiments.agreement`."""
+    """Without CUDA nothing is captured. Not on appendix B's network: its pairs get gradients of rounding alone at first."""
     data = some_data(32)
-    models = [ThreeBlocks(1, 3) for _ in range(2)]
+    models = [Net(r=1 / 16, blocks=1).build(seed) for seed in (0, 1)]
     found = []
     for engine in (Eager, Graphs):
         twins = copy.deepcopy(models)

@@ -15,6 +15,7 @@ import torch
 
 from experiments.setting import own_tuning, protocol
 from experiments.setting.arms import Arm, paper_arms
+from experiments.setting.more_arms import more_arms
 from experiments.setting.segments import all_segments
 from experiments.training.store import Store
 from experiments.training.train_segments import Training
@@ -22,7 +23,7 @@ from tests.helpers.experiment_runs import some_data
 from tests.helpers.tuned_arms import TUNED
 
 pytest.importorskip("triton", reason="the fused engine needs Triton: pip install triton")
-from experiments.training.fused import backward, forward, network, pooled, small
+from experiments.training.fused import backward, forward, network, pooled, precompile, small
 from experiments.training.fused.fleet import Fleet
 from experiments.training.fused.rows import shape_of
 
@@ -75,10 +76,14 @@ def short(arm: Arm) -> Arm:
     return replace(arm, stages=tuple(replace(stage, epochs=1, looks=min(stage.looks, 1)) for stage in arm.stages))
 
 
-@pytest.mark.parametrize("which", ["paper", "tuning", "sweep", "protocol", "own tuning"])
+MORE = pytest.param("more", marks=pytest.mark.exhaustive)
+
+
+@pytest.mark.parametrize("which", ["paper", MORE, "tuning", "sweep", "protocol", "own tuning"])
 def test_every_arm_goes_through_the_fused_engine(which: str, tmp_path: Path) -> None:
     arms = {
         "paper": paper_arms,
+        "more": more_arms,
         "tuning": lambda: [arm for arm in protocol.tuning_arms() if arm.name.endswith("@2-0.001-0.01")],
         "sweep": lambda: protocol.sweep_arms(TUNED)[::5],
         "protocol": lambda: [arm for arm in protocol.protocol_arms(TUNED) if arm.name.endswith("@4")],
@@ -86,3 +91,19 @@ def test_every_arm_goes_through_the_fused_engine(which: str, tmp_path: Path) -> 
     }[which]()
     segments = all_segments([short(arm) for arm in arms], [0])
     assert Training(segments, some_data(), Watched, shape_of, Store(tmp_path), batch=8).run()
+
+
+def test_shapes_are_compiled_before_they_are_needed() -> None:
+    """A network of the size that a segment names has the shape of its fleet; two steps and an evaluation use its kernels."""
+    sizes = {
+        segment.size
+        for arm in (*paper_arms(), *more_arms())
+        for segment in all_segments([arm], [0])
+        if segment.size[0] != "three"
+    }
+    found = {str(shape_of(precompile.model_of(kind, r, int(blocks), residual))) for kind, r, blocks, residual in sizes}
+    assert len(found) == len(sizes)
+    assert {"16", "32"} < found
+    for kind, r, blocks in (("resnet", 3 / 16, 2), ("small", 1 / 4, 4)):
+        model = precompile.model_of(kind, r, blocks, True)
+        precompile.compile_shape(model, "adam", False, 8, [20, 10], device="cpu", precision="ieee")

@@ -26,14 +26,20 @@ def model_of(kind: str, r: float, blocks: int, residual: bool) -> nn.Module:
 
 
 def precompile(segments: Iterable[Segment], images: Sequence[int], batch: int, device: str, precision: str) -> None:
-    """Compile what these segments need. `images`: how many there are in each set of the evaluation."""
-    kinds = {(*one.size, one.optimizer, one.flips) for one in segments if one.size[0] in ("resnet", "small")}
-    processes = []
+    """Compile what these segments need, and wait for what the first of them need: the others are compiled meanwhile.
+
+    `images`: how many there are in each set of the evaluation.
+    """
+    wanted = [one for one in segments if one.size[0] in ("resnet", "small")]
+    kinds = {(*one.size, one.optimizer, one.flips) for one in wanted}
+    later = {one.size for one in wanted if one.parent is not None and one.parent.size != one.size}
+    first = []
     for kind, r, blocks, residual, optimizer, flips in sorted(kinds) if len(kinds) > 1 else ():
         words = [kind, str(r), str(int(blocks)), str(int(residual)), optimizer, str(int(flips)), str(batch), device, precision]
         command = [sys.executable, "-m", "experiments.training.fused.precompile", *words, *map(str, images)]
-        processes.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
-    for process in processes:
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        first += [process] if (kind, r, blocks, residual) not in later else []
+    for process in first:
         process.wait()  # one that fails leaves its kernels to be compiled where they are needed
 
 

@@ -60,10 +60,14 @@ class SmallNetwork:
         starts = self.layout.starts
         return self.parameters[:, starts[number] : starts[number + 1]].unflatten(1, shape)
 
+    def _gradient(self, number: int, *shape: int) -> Tensor:
+        """Where the gradient of a parameter goes."""
+        start = self.layout.rest - self.layout.conv.size
+        first, end = (start + place for place in self.layout.starts[number : number + 2])
+        return self.gradients[:, first:end].unflatten(1, shape)
+
     def _store(self, number: int, gradient: Tensor) -> None:
-        start = self.layout.rest - self.layout.conv.size + self.layout.starts[number]
-        gradient = gradient.flatten(1)
-        self.gradients[:, start : start + gradient.shape[1]] = gradient
+        self._gradient(number, *gradient.shape[1:]).copy_(gradient)
 
     def _sizes(self) -> dict[str, Any]:
         conv = self.layout.conv
@@ -95,7 +99,7 @@ class SmallNetwork:
         self._store(4, change @ hidden.mT)
         back = (two.mT @ change) * (hidden > 0)
         self._store(3, back.sum(2))
-        self._store(2, back @ self.pooled.mT)
+        torch.bmm(back, self.pooled.mT, out=self._gradient(2, HIDDEN, layout.inputs))
         self.behind = one.mT @ back
 
     def backward(self) -> None:
