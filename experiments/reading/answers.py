@@ -14,6 +14,7 @@ from experiments.pages.looks import ACCOUNT_NAMES
 from experiments.reading.comparison import Comparison, Line, Swept, gap, need, needed
 from experiments.reading.curves import Estimate, bootstrap, student
 from experiments.reading.findings import Finding, Strip
+from experiments.reading.own_tuned import own_of
 from experiments.reading.tables import saved
 from experiments.reading.ways import SETTINGS, VERBS, name_of, start_of
 from experiments.reading.words import share, signed
@@ -109,10 +110,14 @@ def preserving(compared: Comparison) -> Finding | None:
     where = ahead(first)
     title = f"Preserving the function: r2r leads random padding under reuse, by {signed(top[1].value)} points at {top[0]} epoch"
     title = title if where else "Preserving the function: no clear lead over random padding"
-    text = "Random padding destroys the function at the growth, and what was learned is learned again."
-    return Finding(
-        f"{signed(top[1].value)}|points above random padding", title, text, "good" if where else "plain", tuple(strips)
-    )
+    text = "Random padding destroys the function at the growth, and what was learned is learned again. "
+    own, more = own_of(compared), list[Strip]()
+    for what in ("deepen", "widen") if own else ():
+        lines = (own.lines.get(f"RE-{what}-{way}") if own else None for way in ("r2r", "random"))
+        more += strip(f"{VERBS[what].lower()}, reuse, each tuned for itself: r2r − random padding", *lines)
+    text += "Both have the rates that are best for r2r" + ("; in the last rows each has its own." if more else ".")
+    figure, tone = f"{signed(top[1].value)}|points above random padding", "good" if where else "plain"
+    return Finding(figure, title, text, tone, tuple(strips), tuple(more))
 
 
 def at_equal_flops(compared: Comparison) -> Finding | None:
