@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments import figures, report
-from experiments.reading.result_files import file_name
+from experiments import demo, figures, report
+from experiments.reading.result_files import file_name, read_all
 from tests.helpers import made_up_results as made_up
 from tests.helpers.browser import Browser, chromium
 
@@ -285,6 +285,23 @@ def test_it_opens_with_one_sentence_and_one_figure(page: Browser) -> None:
     ends = "[...document.querySelectorAll('#pays-widen text.end')].map(name => name.getBoundingClientRect().right)"
     edge = page.js("document.querySelector('#pays-widen .stage').getBoundingClientRect().right")
     assert all(end <= edge for end in page.js(ends))
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_demo_names_its_lines_at_their_ends(browser: Browser, tmp_path: Path, width: int) -> None:
+    (tmp_path / "demo.html").write_text(demo.page(read_all(figures.RESULTS.parent / "demo")), encoding="utf-8")
+    browser.thrown.clear()
+    browser.size(width, 844, touch=width < 500)
+    browser.open(tmp_path / "demo.html")
+    assert browser.thrown == []
+    for plot, lines in (("budgets", 4), ("losses", 3)):
+        stage = f"document.querySelector('[data-group={plot}] .stage').getBoundingClientRect().right"
+        ends = f"[...document.querySelectorAll('[data-group={plot}] text.end')].map(name => name.getBoundingClientRect().right)"
+        assert len(browser.js(ends)) == lines
+        assert max(browser.js(ends)) <= browser.js(stage)
+    assert browser.js(BROKEN) == []
+    assert browser.js("document.documentElement.scrollWidth") == width
 
 
 @pytest.mark.browser

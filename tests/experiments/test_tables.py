@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 import math
+import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +14,18 @@ from pathlib import Path
 import pytest
 
 from experiments.figures import RESULTS
+from experiments.pages.looks import look
 from experiments.reading.against_paper import claims
 from experiments.reading.curves import bootstrap, by_account, mean_curve, reached, road
 from experiments.reading.diversity import Look, ahead, read_filters
 from experiments.reading.findings import findings, lede
+from experiments.reading.groups import GROUPS
 from experiments.reading.result_files import file_name, read_all
 from experiments.reading.tables import Numbers, numbers
 from experiments.report import page
+from experiments.setting.appendix_b import appendix_b_arms
+from experiments.setting.arms import paper_arms
+from experiments.setting.more_arms import more_arms
 from tests.helpers import made_up_results as made_up
 
 SEEDS = range(5)
@@ -241,6 +247,20 @@ def test_two_seeds_settle_nothing_about_filters() -> None:
     assert not ahead(other, look)
     assert not ahead(replace(look, n=2), other)
     assert not ahead(look, replace(other, diversity_sd=0.05))
+
+
+def test_every_arm_that_can_be_run_has_its_place_in_the_report(tmp_path: Path) -> None:
+    arms = [*paper_arms(), *more_arms(), *appendix_b_arms()]
+    placed = {name for group in GROUPS for name in (*group.arms, *group.more, *group.teachers)}
+    assert {arm.name for arm in arms} <= placed
+    for group in GROUPS:
+        labels = [look(name).label for name in (*group.arms, *group.more)]
+        assert len(labels) == len(set(labels)), group.key
+    found = numbers(read_all(made_up.write(tmp_path, seeds=1, arms=arms)), {})
+    made = page(found, set(), None, "")
+    assert "{{" not in made
+    assert "nan" not in re.sub(r"<script.*", "", made, flags=re.DOTALL)
+    assert all(f'data-group="{group.key}"' in made for group in GROUPS)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -35,10 +36,17 @@ def curve(arm: Arm, place: int, seed: int, epochs: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def write(folder: Path, seeds: int = 2, only: str | tuple[str, ...] = "", filters: bool = False, epochs: int = EPOCHS) -> Path:
-    """Results of all arms whose name begins with `only`."""
+def write(
+    folder: Path,
+    seeds: int = 2,
+    only: str | tuple[str, ...] = "",
+    filters: bool = False,
+    epochs: int = EPOCHS,
+    arms: Sequence[Arm] | None = None,
+) -> Path:
+    """Results of all arms of the paper's table, or of those that are given, whose name begins with `only`."""
     folder.mkdir(parents=True, exist_ok=True)
-    for arm in (*paper_arms(), *guessed_appendix_b()):
+    for arm in (*paper_arms(), *guessed_appendix_b()) if arms is None else arms:
         if not arm.name.startswith(only):
             continue
         arm = replace(arm, stages=tuple(replace(stage, epochs=epochs) for stage in arm.stages))
