@@ -28,7 +28,7 @@ class Segment:
     def stage(self) -> Stage:
         return self.stages[-1]
 
-    @property
+    @cached_property
     def parent(self) -> Segment | None:
         """What it goes on from."""
         if len(self.stages) == 1:

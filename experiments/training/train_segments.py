@@ -36,6 +36,7 @@ class Flight:
     engine: Any
     ahead: list[int] = field(default_factory=list)
     started: float = 0.0
+    collected: bool = False  # what it has measured is in the curves already
 
     @property
     def size(self) -> Any:
@@ -79,6 +80,7 @@ class Training:
     def run(self) -> bool:
         """Train all; whether all is done."""
         flights: list[Flight] = []
+        changed = True  # since it was seen that no other fleet can begin
         while flights or not all(self.store.is_done(segment) for segment in self.segments):
             if time.monotonic() > self.until:
                 for flight in flights:
@@ -87,24 +89,36 @@ class Training:
                 for one in self.trainees.values():
                     self._write(one)
                 return all(self.store.is_done(segment) for segment in self.segments)
-            while len(flights) < self.together and (trainees := self._next(flights)):
-                flights += self._depart(trainees)
+            while changed and len(flights) < self.together:
+                segments = self._next(flights)
+                changed = bool(segments)
+                flights += self._depart([self._trainee_beside(flights, segment) for segment in segments])
             if flights:
                 flight = self._first_ready(flights)
                 self._collect(flight, len(flights))
                 if self._ended(flight) or time.monotonic() > self.until:
                     self._land(flight)
                     flights.remove(flight)
+                    changed = True
                 else:
                     self._go_on(flight)
         return True
+
+    def _trainee_beside(self, flights: Sequence[Flight], segment: Segment) -> Trainee:
+        """A network for the next fleet. Growths take a while: fleets that are ready go on meanwhile."""
+        for flight in flights:
+            if not flight.collected and flight.engine.ready():
+                self._collect(flight, len(flights))
+                if not self._ended(flight):
+                    self._go_on(flight)
+        return self._trainee(segment)
 
     def epochs_left(self) -> float:
         """Of all segments together, less the steps that are made already."""
         return sum(map(self._left, self.segments)) / self.per_epoch
 
-    def _next(self, flights: Sequence[Flight] = ()) -> list[Trainee]:
-        """Networks of the cheapest shape among those that can be trained now, the longest runs first.
+    def _next(self, flights: Sequence[Flight] = ()) -> list[Segment]:
+        """Segments of the cheapest shape among those that can be trained now, the longest runs first.
 
         Beside other fleets only shapes that wait for no network of another shape: later, their fleets are larger.
         """
@@ -123,7 +137,7 @@ class Training:
         if not ready:
             return []
         cheapest = min(ready, key=lambda key: (key[-1] in waiting, self.costs[key[0]]))
-        return [self._trainee(segment) for segment in sorted(ready[cheapest], key=self._left, reverse=True)[: self.limit]]
+        return sorted(ready[cheapest], key=self._left, reverse=True)[: self.limit]
 
     def _trainee(self, segment: Segment) -> Trainee:
         if segment not in self.trainees:
@@ -193,7 +207,9 @@ class Training:
         return model, optimizer
 
     def _depart(self, trainees: list[Trainee]) -> list[Flight]:
-        """A fleet that has begun its first steps; none, where the device's memory is too small for it."""
+        """A fleet that has begun its first steps; none, where there are no networks or too little memory on the device."""
+        if not trainees:
+            return []
         try:
             flight = Flight(trainees, self._aboard(trainees))
             self._go_on(flight)
@@ -211,7 +227,7 @@ class Training:
         """The first fleet whose prepared steps are made, after as long a wait as it takes."""
         while len(flights) > 1:
             for flight in flights:
-                if flight.engine.ready():
+                if flight.collected or flight.engine.ready():
                     return flight
             time.sleep(0.001)
         return flights[0]
@@ -258,7 +274,7 @@ class Training:
 
     def _go_on(self, flight: Flight) -> None:
         """Begin the steps until the first evaluation or end of one of the networks; an epoch at most."""
-        trainees, flight.started = flight.trainees, time.perf_counter()
+        trainees, flight.started, flight.collected = flight.trainees, time.perf_counter(), False
         flight.ahead = [one.ahead(self.per_epoch) for one in trainees]
         steps = min(*flight.ahead, self.per_epoch)
         rows = [self._batches(*stream, steps) for stream in dict.fromkeys(self._stream(one) for one in trainees)]
@@ -271,7 +287,9 @@ class Training:
 
     def _collect(self, flight: Flight, others: int = 1) -> None:
         """What the steps that were begun have measured, as soon as they are made; `others`: fleets that shared the device."""
-        trainees = flight.trainees
+        if flight.collected:
+            return
+        trainees, flight.collected = flight.trainees, True
         losses, right, evaluated = flight.engine.finish()
         steps = losses.shape[1]
         spent = (time.perf_counter() - flight.started) / others
