@@ -12,7 +12,7 @@ import pytest
 
 from experiments.__main__ import main
 from experiments.figures import RESULTS
-from experiments.reading.result_files import file_name, read_all
+from experiments.reading.result_files import file_name, missing, read_all
 from experiments.setting import own_tuning, protocol
 from experiments.setting.own_tuning import KINDS, any_choice, chosen, description, own_arms
 from experiments.setting.protocol import Chosen, tuning_name
@@ -92,6 +92,13 @@ def test_runs_that_are_there_are_found_by_their_description() -> None:
     assert description(asdict(replace(first, name="other"))) == description(asdict(first))
     changed = replace(first, stages=(replace(first.stages[0], rewarm=0.1),))
     assert description(asdict(changed)) != description(asdict(first))
+
+
+@pytest.mark.parametrize("which", ["tuning", "protocol"])
+def test_kept_results_are_not_trained_again(which: str) -> None:
+    arms = protocol.tuning_arms() if which == "tuning" else protocol.protocol_arms(protocol.chosen_by(KEPT / "tuning"))
+    kept = read_all(KEPT / which)
+    assert not [arm.name for arm in arms if missing(KEPT / which, arm, [0, 1], kept[arm.name])]
 
 
 def test_names_of_files_are_their_own() -> None:
