@@ -70,7 +70,7 @@ class Widen:
         check_fade(self.fade)
         candidates(self.method, self.fade)
         if self.residual == "fold" and self.fade is not None:
-            raise MethodError("a folded residual needs paired units, which are exact without a fade: leave fade= out")
+            raise MethodError("a folded residual is exact without a fade: leave fade= out")
         if self.residual not in ("stream", "fold"):
             raise MethodError(
                 f"residual={self.residual!r}: write 'stream' (widen whole streams) or 'fold' (the paper's folded residual)"

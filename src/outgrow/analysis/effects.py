@@ -118,7 +118,8 @@ class Mix:
 
 @dataclass(frozen=True)
 class Folded:
-    """r(x̄) = x + x_L − x_R: new pairs in its input cancel, and new units in its output are zero."""
+    """A folded residual r: it cancels, shares, adds or drops new units of its input, according to their state. New units of its
+    output are copies if the method writes copies, and zero otherwise."""
 
     input: int
 

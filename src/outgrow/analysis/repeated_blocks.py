@@ -76,6 +76,7 @@ class SimilarVolume:
             [replace(eps, op=self.op(eps.op), module=self.named(eps.module)) for eps in found.eps],
             {self.named(writer): self.named(scale) for writer, scale in found.weights.items()},
             found.multiples,
+            found.folded,
         )
 
     def op(self, index: int) -> int:

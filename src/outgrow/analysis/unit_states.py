@@ -82,6 +82,7 @@ class Verdict:
     eps: list[MoveEps] = field(default_factory=list)
     weights: dict[str, str] = field(default_factory=dict)  # writer → the tensor that scales its rows before they are averaged
     multiples: bool = False  # only whole copies of all units
+    folded: bool = False  # a folded residual reads or writes it
 
 
 @dataclass(frozen=True)

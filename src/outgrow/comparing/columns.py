@@ -20,6 +20,8 @@ from outgrow.exactness.identity_blocks import Identity, SkipConnection, dissect_
 from outgrow.exactness.propagate_states import judge
 from outgrow.exactness.zero_output import NotZero
 from outgrow.methods.base import Method
+from outgrow.methods.net2net import Net2Net
+from outgrow.methods.netmorph import NetMorph
 from outgrow.methods.r2r import R2R
 from outgrow.model.example import Example
 from outgrow.model.module_calls import Call, calls_of
@@ -136,7 +138,7 @@ def _stream(place: ComparedVolume, method: Method) -> str:
     if not sums:
         return "none here"
     shown = f"{sums} {'sum' if sums == 1 else 'sums'}: all summands grow"
-    if not isinstance(method, R2R) or volume.pinned or not volume.writers:
+    if not isinstance(method, (R2R, Net2Net, NetMorph)) or volume.pinned or not volume.writers:
         return shown
     fold = Widen(volume.writers[0], by=2 * volume.grain, method=method, residual="fold")
     try:

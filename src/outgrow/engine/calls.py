@@ -41,7 +41,7 @@ def widen(
         to: the new number of units.
         method: "auto", "r2r", "net2net", "netmorph", "mean", "random", or an instance such as `outgrow.R2R(init="he")`.
         residual: "stream" widens whole residual streams; "fold" is the paper's folded residual: `where` names a module
-            that writes a stream, and only the volume it writes is widened, by R2R; its skips go through an `outgrow.Fold`.
+            that writes a stream, and only the volume it writes is widened; its skips go through an `outgrow.Fold`.
         fade: the number of optimizer steps in which new units fade in: their weights are drawn, and the weights that read them
             go from zero to drawn values. Where that would not be exact, `method="auto"` takes a method without a fade.
 

@@ -214,9 +214,9 @@ class Walk:
         return result
 
     def folded(self, effect: Folded) -> Carried:
+        """A skip between volumes of different sizes: `modules/fold.py` says what it does with each state."""
         x = self.findings.carried(effect.input)
         self.findings.require_unscaled(x)
-        if x.state not in (None, State.PAIR):
-            raise Refused(f"the folded residual {self.findings.op.module} allows new units only as pairs (method='r2r')")
+        self.findings.verdict.folded = True
         writes = any(self.places.axes(self.reading.layouts[output]) for output in self.findings.op.outputs)
-        return Carried(State.ZERO if writes else None)
+        return Carried((State.COPY if self.findings.start is State.COPY else State.ZERO) if writes else None)

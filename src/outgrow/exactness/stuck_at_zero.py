@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from outgrow.analysis.effects import Contract, Effect, Map, Normalise, PerUnit, Power
+from outgrow.analysis.effects import Contract, Effect, Folded, Map, Normalise, PerUnit, Power
 from outgrow.analysis.unit_states import State
 from outgrow.exactness.carried_units import Findings
 from outgrow.trace.evaluate_operator import evaluated
@@ -47,6 +47,9 @@ def why_stuck(findings: Findings) -> str:
             if len(set(zeros)) == 2:
                 return f"two activations are multiplied in {place}: if both were zero, neither would learn"
         if not zeros:
+            continue
+        if isinstance(effect, Folded):  # it adds new units to existing ones
+            read += [dead.get(effect.input, "")]
             continue
         if isinstance(effect, Normalise) or (isinstance(effect, PerUnit) and effect.shifts):
             return f"the norm {place} would scale the first small values up to unit variance, one step after the growth"

@@ -3,7 +3,9 @@
     Ū_j = W_g(j),   V̄_j = a_j V_g(j)   with Σ a over the copies of a unit equal to one.
 
 With equal shares, copies have equal gradients forever: `noise` or a random split makes them differ. Under a norm that mixes
-units, copies of all units are exact (the size is then a multiple of the old one).
+units, copies of all units are exact (the size is then a multiple of the old one). A folded residual (`modules/fold.py`) shares
+units out as readers do; there units are copied in their order, and all copies made in one turn have the same random part, so
+that the Fold stays a sum of a few ranges.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outgrow.analysis.unit_states import State, Verdict
 from outgrow.analysis.volumes import Slot, Volume
@@ -54,13 +57,20 @@ class Net2Net(Method):
         return State.COPY
 
     def draft(self, volume: Volume, verdict: Verdict, new: int, rng: np.random.Generator) -> Draft:
+        if verdict.folded:
+            return self._in_order(volume.count, new, rng)
         models = super().draft(volume, verdict, new, rng).models
         if self.mapping == "random" and not verdict.multiples:
             models = tuple(int(unit) for unit in rng.integers(volume.count, size=new))
-        groups = np.concatenate([np.arange(volume.count), np.array(models, dtype=np.int64)])
-        raw = np.ones(len(groups)) if self.split == "equal" else rng.uniform(0.2, 1.0, size=len(groups))
-        shares = raw / np.bincount(groups, weights=raw, minlength=volume.count)[groups]
-        return Draft(new, models, shares)
+        raw = np.ones(volume.count + new) if self.split == "equal" else rng.uniform(0.2, 1.0, size=volume.count + new)
+        return Draft(new, models, _shares(models, volume.count, raw))
+
+    def _in_order(self, count: int, new: int, rng: np.random.Generator) -> Draft:
+        """Units copied in their order, with one part per turn."""
+        turns = np.arange(count + new) // count
+        parts = rng.uniform(0.2, 1.0, size=turns[-1] + 1) if self.split == "random" else np.ones(turns[-1] + 1)
+        models = tuple(unit % count for unit in range(new))
+        return Draft(new, models, _shares(models, count, parts[turns]))
 
     def recipe(self, slot: Slot, volume: Volume, verdict: Verdict, draft: Draft) -> Recipe:
         shares = tuple(draft.extra.tolist())
@@ -69,3 +79,10 @@ class Net2Net(Method):
             ones = (1.0,) * draft.new
             return forced(slot, verdict, draft) or Recipe("copy", draft.models, signs=given, keep=kept, gradient=ones)
         return Recipe("copy", draft.models, signs=(1.0,) * draft.new, gradient=given, gradient_keep=kept)
+
+
+def _shares(models: tuple[int, ...], count: int, parts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The share of each unit, existing ones first: its part of the sum over the unit and its copies."""
+    groups = np.concatenate([np.arange(count), np.array(models, dtype=np.int64)])
+    shares: NDArray[np.float64] = parts / np.bincount(groups, weights=parts, minlength=count)[groups]
+    return shares

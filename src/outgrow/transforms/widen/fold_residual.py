@@ -5,7 +5,7 @@ other operand was computed from it (or from a value that shares its channels). C
 paper's volumes x^ℓ, each with the branch that writes it, the projections that join it and the layers that read it.
 
 A Fold, at first the identity, is grafted onto every skip that enters or leaves the named volume, and the model is analysed
-again: x^ℓ is then a separate volume, which widens like any other, and the Folds follow from the positions of the new channels.
+again: x^ℓ is then a separate volume, which widens like any other, and the Folds follow (`regrow_folds.py`).
 """
 
 from __future__ import annotations
@@ -18,23 +18,22 @@ from torch import nn
 
 from outgrow.analysis.analyse import dissect
 from outgrow.analysis.effects import Contract, Folded, Ignore, Sum
-from outgrow.analysis.labels import Labels, block_at
-from outgrow.analysis.slot_positions import Irregular, unit_runs
-from outgrow.analysis.unit_states import State
+from outgrow.analysis.labels import Labels
 from outgrow.analysis.volumes import Anatomy
 from outgrow.apply.fold_skips import Unreadable, apply_graft, fold_refusal, graft_at
 from outgrow.errors import MethodError, Problem, SelectionError
-from outgrow.growth_plan.plan import Graft, Setting
+from outgrow.growth_plan.plan import Graft
+from outgrow.methods.net2net import Net2Net
+from outgrow.methods.netmorph import NetMorph
 from outgrow.methods.r2r import R2R
 from outgrow.model.example import Example
 from outgrow.model.journal import Journal
 from outgrow.model.module_paths import joined_path
-from outgrow.modules.fold import Fold
 from outgrow.requests import Widen, is_glob
-from outgrow.trace.operators import FOLD, Ref, Trace, refs_in
+from outgrow.trace.operators import FOLD, Trace, refs_in
 from outgrow.trace.record import record
-from outgrow.transforms.widen.make_plan import Choice
 
+FOLDED_METHODS = ("auto", "r2r", "netmorph", "net2net")
 Edge = tuple[int, int]  # a sum in the trace, and which of its operands
 
 
@@ -68,7 +67,7 @@ def fold_residuals(
         wanted = {edge for cut in cuts.values() for edge in cut.around}
         if found is None or not wanted <= found <= skips:
             raise fold_refusal(grafts[0].block, "the changed code does not run as before")
-    return anatomy, [new for request in requests for new in _renamed(anatomy, request, cuts)], tuple(grafts)
+    return anatomy, [new for request in requests for new in _renamed(anatomy, request)], tuple(grafts)
 
 
 def _paths(request: Widen) -> tuple[str, ...]:
@@ -82,26 +81,21 @@ def _paths(request: Widen) -> tuple[str, ...]:
 
 
 def _check_method(request: Widen, path: str, cuts: Cuts) -> None:
-    if cuts.around and request.method not in ("auto", "r2r") and not isinstance(request.method, R2R):
-        name = request.method if isinstance(request.method, str) else request.method.name
-        reason = "r(x̄) = x + x_L − x_R cancels pairs, which only R2R writes"
-        instead = "method='r2r', or residual='stream' to widen the whole stream by another method"
-        raise MethodError(f"a folded residual is not exact by method {name}", [Problem(path, reason, instead)])
+    method = request.method
+    if cuts.around and method not in FOLDED_METHODS and not isinstance(method, (R2R, Net2Net, NetMorph)):
+        name = method if isinstance(method, str) else method.name
+        reason = "the skip takes pairs, copies, zeros or unread units, which R2R, Net2Net and NetMorph write"
+        instead = "method='r2r', 'netmorph' or 'net2net', or residual='stream' to widen the whole stream by another method"
+        raise MethodError(f"a residual can't be folded by method {name}", [Problem(path, reason, instead)])
 
 
-def _renamed(anatomy: Anatomy, request: Widen, cuts: dict[str, Cuts]) -> Iterator[Widen]:
-    """Requests with the present names of the volumes: folded ones by R2R, others by the requested method."""
+def _renamed(anatomy: Anatomy, request: Widen) -> Iterator[Widen]:
+    """Requests with the present names of the volumes."""
     if request.residual != "fold":
         yield request
         return
     names = {path: _volume_of(anatomy, path) for path in request.patterns}
-    folded = tuple(dict.fromkeys(name for path, name in names.items() if cuts[path].around))
-    others = tuple(dict.fromkeys(name for path, name in names.items() if not cuts[path].around and name not in folded))
-    if folded:
-        method = request.method if isinstance(request.method, R2R) else "r2r"
-        yield replace(request, where=folded, method=method, residual="stream")
-    if others:
-        yield replace(request, where=others, residual="stream")
+    yield replace(request, where=tuple(dict.fromkeys(names.values())), residual="stream")
 
 
 def _volume_of(anatomy: Anatomy, path: str) -> str:
@@ -304,79 +298,3 @@ def edges_of_folds(before: Trace, after: Trace) -> set[Edge] | None:
         same.update(zip(op.outputs, old.outputs, strict=True))
         count += 1
     return edges if count == len(before.ops) else None
-
-
-def fold_settings(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice]) -> list[Setting]:
-    """Settings of the Folds after the volumes on either side of them have grown."""
-    settings: dict[str, list[Setting]] = {}
-    for op in anatomy.reading.trace.ops:
-        if op.name != FOLD:
-            continue
-        fold = model.get_submodule(op.module)
-        assert isinstance(fold, Fold)
-        try:
-            after = _regrown(anatomy, fold, op.args[0], op.outputs[0], choices)
-        except Irregular:
-            raise fold_refusal(op.module, "its channels have no regular order there") from None
-        names = ("keep", "pairs", "outputs")
-        new = [Setting(op.module, n, getattr(fold, n), a) for n, a in zip(names, after, strict=True) if getattr(fold, n) != a]
-        if settings.setdefault(op.module, new) != new:
-            raise fold_refusal(op.module, "that code runs several times, on volumes that are now of different sizes")
-    return [setting for new in settings.values() for setting in new]
-
-
-Ranges = tuple[tuple[int, ...], ...]
-
-
-def _regrown(anatomy: Anatomy, fold: Fold, x: Ref, result: int, choices: Sequence[Choice]) -> tuple[Ranges, Ranges, int]:
-    """keep, pairs and outputs of a Fold after growth."""
-    keep, pairs = _positions(fold.keep, 2), _positions(fold.pairs, 3)
-    blocks = [block_at(anatomy.reading.layouts[value], fold.dim) for value in (x.value, result)]
-    sizes = [anatomy.reading.trace.values[value].shape[fold.dim] for value in (x.value, result)]
-    olds = [np.arange(size) for size in sizes]  # for each current position, the position it had at first, or −1
-    for choice in choices:
-        for side, block in enumerate(blocks):
-            first = np.full(sizes[side], -1) if block is None else anatomy.units(choice.volume, block.labels)
-            ids = np.where(olds[side] >= 0, first[np.maximum(olds[side], 0)], -1)
-            if (ids < 0).all():
-                continue
-            table = unit_runs(ids, choice.volume.count)  # (run, unit, offset)
-            block_size = choice.new * table.shape[2]
-            after = np.insert(np.arange(len(ids)), np.repeat(table[:, -1, -1] + 1, block_size), -1)
-            moved = np.flatnonzero(after >= 0)
-            olds[side] = np.where(after >= 0, olds[side][np.maximum(after, 0)], -1)
-            if side == 1:
-                keep[:, -1], pairs[:, -1] = moved[keep[:, -1]], moved[pairs[:, -1]]
-                continue
-            targets = [[out for where, out in keep.tolist() if where in set(run.ravel().tolist())] for run in table]
-            keep[:, 0], pairs[:, :2] = moved[keep[:, 0]], moved[pairs[:, :2]]
-            if choice.method.state is State.PAIR:
-                new = np.flatnonzero(after < 0).reshape(len(table), 2, -1)  # (run, l or r, channel)
-                pairs = np.concatenate(
-                    [pairs, *(_paired(two[0], two[1], goal) for two, goal in zip(new, targets, strict=True))]
-                )
-    return _ranges(keep), _ranges(pairs), len(olds[1])
-
-
-def _paired(left: Labels, right: Labels, targets: Sequence[int]) -> Labels:
-    """Pairs that add x_L − x_R to the channels of x in turn."""
-    count = len(left) if targets else 0
-    goal = [targets[index % len(targets)] for index in range(count)]
-    return np.stack([left[:count], right[:count], np.array(goal, dtype=np.int64)], axis=1)
-
-
-def _positions(ranges: Sequence[tuple[int, ...]], columns: int) -> Labels:
-    """The positions in ranges, whose last entry is their length."""
-    rows = [[start + step for start in starts] for *starts, count in ranges for step in range(count)]
-    return np.array(rows, dtype=np.int64).reshape(-1, columns)
-
-
-def _ranges(positions: Labels) -> Ranges:
-    """The ranges that contain these positions; the inverse of `_positions`."""
-    result: list[list[int]] = []
-    for row in positions.tolist():
-        if result and row == [start + result[-1][-1] for start in result[-1][:-1]]:
-            result[-1][-1] += 1
-        else:
-            result.append([*row, 1])
-    return tuple(tuple(entry) for entry in result)

@@ -16,7 +16,7 @@ from outgrow.analysis.slot_positions import slot_ids, unit_runs
 from outgrow.analysis.unit_states import Verdict
 from outgrow.analysis.volumes import Anatomy, Slot, Volume
 from outgrow.growth_plan.plan import Change, Edit, Insertion, Plan, Rescaling
-from outgrow.methods.base import Init, Method, Recipe
+from outgrow.methods.base import Draft, Init, Method, Recipe
 from outgrow.methods.checks import draft_by, recipe_by
 
 
@@ -45,10 +45,16 @@ def make_plan(anatomy: Anatomy, choices: Sequence[Choice], seed: int) -> Plan:
     return Plan(changes, tuple(edits), seed=seed)
 
 
+def draft_of(choice: Choice, seed: int) -> Draft:
+    """The draft of a choice, which depends on the seed and the volume alone."""
+    volume = choice.volume
+    rng = np.random.default_rng(zlib.crc32(f"{seed}/{volume.name}/{volume.count}".encode()))
+    return draft_by(choice.method, volume, choice.verdict, choice.new, rng)
+
+
 def _edits_of(anatomy: Anatomy, choice: Choice, seed: int, born: dict[tuple[str, int], Labels]) -> list[Edit]:
     volume, method, verdict = choice.volume, choice.method, choice.verdict
-    rng = np.random.default_rng(zlib.crc32(f"{seed}/{volume.name}/{volume.count}".encode()))
-    drafted = draft_by(method, volume, verdict, choice.new, rng)
+    drafted = draft_of(choice, seed)
     slots: dict[tuple[str, int], Slot] = {}
     for slot in sorted(volume.slots, key=lambda slot: slot.role == "writes"):
         before = slots.get((slot.tensor, slot.axis))

@@ -22,10 +22,10 @@ from outgrow.requests import Skip, Widen
 from outgrow.trace.operators import refs_in
 from outgrow.transforms.widen.choose_volumes import choose, matches, proportional
 from outgrow.transforms.widen.fit_attributes import Clash, Fitter, fit
-from outgrow.transforms.widen.fold_residual import fold_settings
 from outgrow.transforms.widen.make_plan import Choice, make_plan
 from outgrow.transforms.widen.norm_epsilon import find_eps, no_eps
 from outgrow.transforms.widen.predict_shapes import Prediction
+from outgrow.transforms.widen.regrow_folds import fold_settings
 
 ATTEMPTS = 60
 SUSPECTS = 6  # volumes at a clash that are left out in turn, to find the one that causes it
@@ -47,7 +47,7 @@ def settle(
             continue
         plan = make_plan(anatomy, choices, seed)
         try:
-            plan = replace(plan, settings=(*_eps_settings(model, choices), *fold_settings(model, anatomy, choices)))
+            plan = replace(plan, settings=(*_eps_settings(model, choices), *fold_settings(model, anatomy, choices, seed)))
         except _NoEps as missing:
             without[missing.choice.volume.name, missing.choice.method.state] = missing.reason
             continue
@@ -186,7 +186,7 @@ def _blame(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice], clash:
         if not rest:
             continue
         plan = make_plan(anatomy, rest, 0)
-        plan = replace(plan, settings=(*_eps_settings(model, rest), *fold_settings(model, anatomy, rest)))
+        plan = replace(plan, settings=(*_eps_settings(model, rest), *fold_settings(model, anatomy, rest, 0)))
         later = fit(fitter, plan, Prediction(anatomy, rest), past=clash.index)[1]
         if later is None or later.index > clash.index:
             return dict.fromkeys(sorted(group), reason)
