@@ -21,7 +21,7 @@ from experiments.reading.curves import Mean, has, mean_curve, roads
 from experiments.reading.diversity import WHEN, read_filters
 from experiments.reading.groups import GROUPS, Group
 from experiments.reading.result_files import ResultsError, read_paper, unusable
-from experiments.reading.tables import Numbers, last, numbers
+from experiments.reading.tables import PAPER_IMAGES, Numbers, image_error, last, numbers
 
 RESULTS, OUT = Path(__file__).parent / "results" / "table", Path("report")
 COLUMN = 3.4  # inches: a column of the paper
@@ -258,7 +258,9 @@ def final_chart(numbers: Numbers, _: Group, figure: Any) -> None:
             colour = look(row.arm).hex
             axes.errorbar(row.mean, place, xerr=row.sd, fmt="o", color=colour, ms=4, elinewidth=1, capsize=2, capthick=0.8)
             if row.paper is not None:
-                axes.plot(row.paper, place, "D", mfc="none", mec="#444444", ms=4.5, mew=0.9)
+                error = image_error(row.paper, PAPER_IMAGES)
+                style = {"mfc": "none", "mec": "#444444", "ms": 4.5, "mew": 0.9, "elinewidth": 0.6}
+                axes.errorbar(row.paper, place, xerr=error, fmt="D", ecolor="#999999", **style)
             ticks.append(place)
             labels.append(look(row.arm).label)
             place += 1
@@ -270,8 +272,8 @@ def final_chart(numbers: Numbers, _: Group, figure: Any) -> None:
     low, high = axes.get_xlim()
     axes.set_xlim(low - 0.12 * (high - low), high)
     axes.set_xlabel("accuracy after the last epoch (%)")
-    axes.plot([], [], "o", color="#444444", ms=4, label="ours, ± 1 standard deviation")
-    axes.plot([], [], "D", mfc="none", mec="#444444", ms=4.5, label="the paper")
+    axes.plot([], [], "o", color="#444444", ms=4, label="ours ± s.d.")
+    axes.plot([], [], "D", mfc="none", mec="#444444", ms=4.5, label="the paper ± s.e.")
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.09), ncols=2, borderaxespad=0)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from experiments.reading.answers import answers
 from experiments.reading.comparison import EPOCH, Comparison, at_the_edge, read
 from experiments.reading.curves import Estimate
-from experiments.reading.findings import Strip
+from experiments.reading.findings import Finding, Strip
 from experiments.reading.own_tuned import OWN, at_the_ends, own_of, own_tables
 from experiments.reading.result_files import ResultsError, unusable
 from experiments.reading.ways import VERBS, Table, tables
@@ -116,11 +116,18 @@ def by_budget(strips: Sequence[Strip]) -> Table:
     return Table("Points of accuracy by budget", ("difference", *budgets), rows)
 
 
+def bullet(one: Finding) -> str:
+    """The title of a finding, and its text: one line beside it, several as a list below."""
+    lines = one.text.split("\n") if one.text else []
+    below = "".join(f"\n    - {line}" for line in lines) if len(lines) > 1 else "".join(f" {line}" for line in lines)
+    return f"- **{one.title}.**{below}"
+
+
 def page(compared: Comparison) -> str:
     made = next(iter(compared.results.values()))
     versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
     found = answers(compared)
-    said = "\n".join(f"- **{one.title}.** {one.text.replace(chr(10), ' ')}".rstrip() for one in found)
+    said = "\n".join(bullet(one) for one in found)
     strips = [strip for one in found for strip in (*one.strips, *one.more)]
     held = "\n".join(f"- {one}" for one in caveats(compared))
     return f"""# Does growing pay? All tables

@@ -63,7 +63,7 @@ def claim_table(numbers: Numbers) -> str:
     head = "".join(f"<th scope=col>{name}</th>" for name in ("the paper", "here", "verdict"))
     rows = "".join(map(claim_row, found))
     words = {"agrees": "agree", "differs": "differ"}
-    total = ", ".join(f"{count} {words.get(kind, kind)}" for kind, count in counts.items())
+    total = ", ".join(f"{count} {words.get(kind, kind) if count > 1 else kind}" for kind, count in counts.items())
     return (
         f'<p class="quiet">{len(found)} claims: {total}. A difference counts where its 95&nbsp;% interval excludes zero.</p>'
         f'<table class="claims"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'

@@ -17,7 +17,7 @@ from experiments.reading.curves import ACCOUNTS, Results, mean_curve
 from experiments.reading.diversity import WHEN
 from experiments.reading.filter_changes import changes
 from experiments.reading.groups import GROUPS, Group
-from experiments.reading.tables import Cost, Numbers
+from experiments.reading.tables import PAPER_IMAGES, Cost, Numbers, image_error
 from experiments.reading.words import amount, plain, share, tiny
 from experiments.setting.arms import CHOICES
 
@@ -146,6 +146,10 @@ def final_chart(numbers: Numbers) -> str:
                 "" if row.paper is None else f"; the paper: {row.paper:.1f} %"
             )
             paper = "" if row.paper is None else f'<i class="paper" style="left:{at(row.paper)}"></i>'
+            if row.paper is not None:
+                error = image_error(row.paper, PAPER_IMAGES)
+                wide = f"{100 * 2 * error / (high - low):.2f}%"
+                paper = f'<i class="error" style="left:{at(row.paper - error)};width:{wide}"></i>{paper}'
             width = f"{100 * 2 * row.sd / (high - low):.2f}%"
             parts.append(
                 f'<div class="dot" style="--c:var(--{look(row.arm).colour})" title="{escape(said)}">'

@@ -108,7 +108,8 @@ def preserving(compared: Comparison) -> Finding | None:
     first = strips[0].cells
     top = max(first.items(), key=lambda item: item[1].value)
     where = ahead(first)
-    title = f"Preserving the function: r2r leads random padding under reuse, by {signed(top[1].value)} points at {top[0]} epoch"
+    place = f"{strips[0].short}, by {signed(top[1].value)} points at {top[0]} epoch{'s' * (top[0] != '1')}"
+    title = f"Preserving the function: r2r leads random padding ({place})"
     title = title if where else "Preserving the function: no clear lead over random padding"
     text = "Random padding destroys the function at the growth, and what was learned is learned again. "
     own, more = own_of(compared), list[Strip]()
