@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 
+from outgrow.analysis.volume_kinds import KINDS
 from outgrow.errors import MethodError, SelectionError, SizeError
 from outgrow.methods.all_methods import candidates
 from outgrow.methods.base import Method
@@ -27,12 +28,15 @@ def check_fade(fade: int | None) -> None:
 class Widen:
     """A request for more units in the volumes that `where` selects; exactly one of `factor`, `by` and `to` says how many.
 
+    kind: only volumes of this kind: "mlp", "heads", "head_dim", "width", "experts", "vocab" or "outputs".
     fade: number of optimizer steps over which new units fade in: their own weights are drawn, and the weights that read them
     start at zero.
 
     Example:
         >>> Widen("layer1.*", factor=1.5)
-        Widen(where='layer1.*', factor=1.5, by=None, to=None, method='auto', residual='stream', fade=None)
+        Widen(where='layer1.*', factor=1.5, by=None, to=None, method='auto', residual='stream', fade=None, kind=None)
+        >>> Widen(kind="mlp", factor=1.5).summary
+        "Widen mlp '*' × 1.5"
     """
 
     where: str | Sequence[str] = "*"
@@ -42,6 +46,7 @@ class Widen:
     method: str | Method = "auto"
     residual: str = "stream"
     fade: int | None = None
+    kind: str | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in ("factor", "by", "to") if getattr(self, name) is not None]
@@ -67,6 +72,12 @@ class Widen:
             raise SelectionError(f"where={self.where!r} selects nothing: write a name or a glob such as 'layer1.*', or '*'")
         if not isinstance(self.where, str):
             object.__setattr__(self, "where", tuple(self.where))  # so that requests with equal names are equal
+        if self.kind is not None and self.kind not in KINDS:
+            raise SelectionError(f"kind={self.kind!r}: write one of {', '.join(map(repr, KINDS))}")
+        if self.kind is not None and self.residual == "fold":
+            raise SelectionError(
+                "residual='fold' widens what one module writes: name the module with where=, and leave kind= out"
+            )
         check_fade(self.fade)
         candidates(self.method, self.fade)
         if self.residual == "fold" and self.fade is not None:
@@ -84,7 +95,8 @@ class Widen:
     def summary(self) -> str:
         """The request in a few words."""
         amount = f"× {self.factor:g}" if self.factor else f"by {self.by}" if self.by else f"to {self.to}"
-        return f"Widen {', '.join(self.patterns)!r} {amount}"
+        kind = f"{self.kind} " if self.kind else ""
+        return f"Widen {kind}{', '.join(self.patterns)!r} {amount}"
 
 
 @usage("outgrow.Deepen('layer3.1')")

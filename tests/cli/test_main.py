@@ -20,10 +20,10 @@ def test_a_function_that_returns_a_model(run: Run) -> None:
     code, text, _ = run("inspect", "given_models:chain", "--input", "5")
     assert code == 0
     assert row(text, "given_models:chain: Sequential, example (2, 5) float32")
-    assert row(text, "0")[:4] == ["0", "6", "0 + 4 more", "1.up + 4 more"]
-    assert row(text, "1.up + 3 alike")[:4] == ["1.up + 3 alike", "10", "1.up", "1.down"]
-    assert "r2r" in row(text, "1.up + 3 alike")[4]
-    assert row(text, "5") == ["5", "2", "5", "–"]  # no module reads it
+    assert row(text, "0")[:5] == ["0", "6", "width", "0 + 4 more", "1.up + 4 more"]
+    assert row(text, "1.up + 3 alike")[:5] == ["1.up + 3 alike", "10", "mlp", "1.up", "1.down"]
+    assert "r2r" in row(text, "1.up + 3 alike")[5]
+    assert row(text, "5") == ["5", "2", "outputs", "5", "–"]  # no module reads it
     assert "it is an output of the model" in text
     parameters = 5 * 6 + 6 + 4 * (6 * 10 + 10 + 10 * 6 + 6) + 6 * 2 + 2
     assert text.splitlines()[-1] == f"7 volumes, 5 can grow; {parameters} parameters"
@@ -35,8 +35,8 @@ def test_all_shows_every_volume_and_every_module(run: Run, monkeypatch: pytest.M
     _, text, _ = run("inspect", "given_models:chain", "--input", "5", "--all")
     assert not re.search(r"\+ \d+ (alike|more)", text)
     for number in range(1, 5):
-        assert row(text, f"{number}.up")[:4] == [f"{number}.up", "10", f"{number}.up", f"{number}.down"]
-    assert row(text, "0")[2:4] == ["0, 1.down, 2.down, 3.down, 4.down", "1.up, 2.up, 3.up, 4.up, 5"]
+        assert row(text, f"{number}.up")[:5] == [f"{number}.up", "10", "mlp", f"{number}.up", f"{number}.down"]
+    assert row(text, "0")[3:5] == ["0, 1.down, 2.down, 3.down, 4.down", "1.up, 2.up, 3.up, 4.up, 5"]
 
 
 def test_inspect_as_json_agrees_with_the_library(run: Run) -> None:
@@ -47,8 +47,8 @@ def test_inspect_as_json_agrees_with_the_library(run: Run) -> None:
     volumes = outgrow.volumes(given_models.ready, torch.zeros(2, 4))
     assert code == 0
     assert facts["parameters"] == 4 * 8 + 8 + 8 * 3 + 3
-    printed = [(v["name"], v["size"], v["growable"], tuple(v["methods"]), v["reason"]) for v in facts["volumes"]]
-    assert printed == [(v.name, v.size, v.growable, v.methods, v.reason) for v in volumes]
+    printed = [(v["name"], v["size"], v["kind"], v["growable"], tuple(v["methods"]), v["reason"]) for v in facts["volumes"]]
+    assert printed == [(v.name, v.size, v.kind, v.growable, v.methods, v.reason) for v in volumes]
     (hidden,) = [v for v in facts["volumes"] if v["growable"]]
     assert (hidden["name"], hidden["size"], hidden["writers"], hidden["readers"]) == ("0", 8, ["0"], ["2"])
 
@@ -129,7 +129,7 @@ def test_inspecting_a_runs_file_compares_its_checksums(run: Run, tmp_path: Path)
 def test_a_checkpoint_with_its_model_shows_the_grown_volumes(checkpoint: Path, run: Run) -> None:
     code, text, _ = run("inspect", "grown.safetensors", "--model", "given_models:ready", "--input", "4")
     assert code == 0
-    assert row(text, "0")[:4] == ["0", "13", "0", "2"]
+    assert row(text, "0")[:5] == ["0", "13", "–", "0", "2"]
     assert text.splitlines()[-1] == f"3 volumes, 1 can grow; {4 * 13 + 13 + 13 * 3 + 3} parameters"
 
 

@@ -12,15 +12,17 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from outgrow.analysis.attention_products import HEAD_DIM, HEADS
 from outgrow.analysis.clusters import Cluster, find_clusters
 from outgrow.analysis.effects import Contract, Move
 from outgrow.analysis.interpret_trace import Reading
 from outgrow.analysis.labels import Labels, numbered
+from outgrow.analysis.residual_sums import SPLITTING
 from outgrow.analysis.roles import SCALES, SHIFTS, WRITES, find_roles
+from outgrow.analysis.volume_kinds import set_kinds
 from outgrow.analysis.volumes import Anatomy, AxisLabels, Volume
 
 NO_MULTIPLICITIES: Mapping[str, int] = {}
-SPLITTING = {"aten.slice", "aten.split", "aten.split_with_sizes", "aten.unsafe_split", "aten.select", "aten.unbind"}
 
 INDEXED = (
     "it is looked up",
@@ -47,9 +49,10 @@ def find_volumes(reading: Reading, multiplicities: Mapping[str, int] = NO_MULTIP
     leads = {id(volume): finder.lead(volume) for volume in volumes}
     _name(volumes, [(finder.births.origins[leads[id(v)]].tensor, int(finder.rank[leads[id(v)]])) for v in volumes])
     anatomy = Anatomy(reading, root, tuple(volumes))
+    set_kinds(anatomy)
     headed = _headed(anatomy)
     for volume in volumes:
-        if volume.family >= 1 and volume.family not in headed:
+        if volume.family >= 1 and volume.family not in headed and volume.kind not in (HEADS, HEAD_DIM):
             places = finder.births.owner[volume.labels] == leads[id(volume)]
             volume.grain = int(np.count_nonzero(places)) // volume.count
     return anatomy

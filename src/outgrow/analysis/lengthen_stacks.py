@@ -212,7 +212,7 @@ def _described(volume: Volume, renamed: Renaming | None = None) -> list[object]:
     rename = renamed or str
     slots = [replace(slot, tensor=rename(slot.tensor)) for slot in volume.slots]
     texts = [rename(text) for text in (volume.name, volume.pinned, volume.reason)]
-    return [*texts, volume.count, volume.grain, volume.methods, slots]
+    return [*texts, volume.kind, volume.unit, volume.count, volume.grain, volume.methods, slots]
 
 
 def _summary(carried: Carried) -> tuple[object, ...]:

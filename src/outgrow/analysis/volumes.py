@@ -77,6 +77,8 @@ class Volume:
     methods: tuple[str, ...] = ()
     reason: str = ""
     grain: int = 1  # what one unit adds to the size: the number of its channels for a group of channels, 1 for a head
+    kind: str | None = None  # what its units are for (see `analysis/volume_kinds.py`)
+    unit: str = ""  # what one unit is, where that is more than a head or a feature: "2 query heads with the key …"
 
     @property
     def size(self) -> int:
@@ -85,7 +87,9 @@ class Volume:
 
     def __repr__(self) -> str:
         can = f"grows by {', '.join(self.methods)}" if self.methods else self.reason or self.pinned or "not judged yet"
-        return f"Volume({self.name!r}, size={self.size}, {counted(len(self.slots), 'slot')}, {can})"
+        kind = f", kind={self.kind!r}" if self.kind else ""
+        kind += f" (one unit: {self.unit})" if self.unit else ""
+        return f"Volume({self.name!r}, size={self.size}{kind}, {counted(len(self.slots), 'slot')}, {can})"
 
     @property
     def growable(self) -> bool:

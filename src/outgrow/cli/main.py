@@ -239,7 +239,8 @@ def _inspect_model(args: argparse.Namespace) -> str:
     volumes, places = outgrow.volumes(model, example), outgrow.places(model, example)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if args.json:
-        facts = [{"name": v.name, "size": v.size, "writers": _modules(v, "writes"), "readers": _modules(v, "reads"),
+        facts = [{"name": v.name, "size": v.size, "kind": v.kind, "unit": v.unit or None,
+                  "writers": _modules(v, "writes"), "readers": _modules(v, "reads"),
                   "growable": v.growable, "methods": list(v.methods), "reason": v.reason} for v in volumes]  # fmt: skip
         about = {"target": args.target, "model": type(model).__qualname__, "parameters": parameters, "volumes": facts,
                  "places": [{"name": p.name, "methods": list(p.methods), "reason": p.reason} for p in places]}  # fmt: skip
@@ -264,17 +265,21 @@ def _volume_tables(volumes: Sequence[Volume], full: bool) -> list[str]:
     groups: dict[object, list[Volume]] = {}
     for volume in volumes:
         lists = len(_modules(volume, "writes")), len(_modules(volume, "reads"))
-        alike = (_blockless(volume.name), volume.size, volume.methods, _blockless(volume.reason), *lists)
+        texts = _blockless(volume.name), _blockless(volume.reason)
+        alike = (*texts, volume.size, volume.kind, volume.unit, volume.methods, *lists)
         groups.setdefault(volume.name if full else alike, []).append(volume)
-    rows, reasons = [], []
+    rows, reasons, units = [], [], []
     for first, *others in groups.values():
         name = f"{first.name} + {len(others)} alike" if others else first.name
         modules = [", ".join(m) if full else _shortened(m) for m in (_modules(first, "writes"), _modules(first, "reads"))]
-        rows.append((name, str(first.size), *modules, ", ".join(first.methods) or "–"))
+        rows.append((name, str(first.size), first.kind or "–", *modules, ", ".join(first.methods) or "–"))
         if first.reason:
             reasons.append((name, _reasons(first)))
-    tables = [make_table(("volume", "size", "written by", "read by", "grows by"), rows)] if rows else []
-    return [*tables, make_table(("volume", "why not"), reasons)] if reasons else tables
+        if first.unit:
+            units.append((name, first.unit))
+    header = ("volume", "size", "kind", "written by", "read by", "grows by")
+    tables = (header, rows), (("volume", "one unit is"), units), (("volume", "why not"), reasons)
+    return [make_table(columns, lines) for columns, lines in tables if lines]
 
 
 def _place_tables(places: Sequence[Place], full: bool) -> list[str]:

@@ -27,6 +27,7 @@ def widen(
     method: str | Method = "auto",
     residual: str = "stream",
     fade: int | None = None,
+    kind: str | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     average: nn.Module | Sequence[nn.Module] | None = None,
     seed: int = 0,
@@ -44,6 +45,8 @@ def widen(
             that writes a stream, and only the volume it writes is widened; its skips go through an `outgrow.Fold`.
         fade: the number of optimizer steps in which new units fade in: their weights are drawn, and the weights that read them
             go from zero to drawn values. Where that would not be exact, `method="auto"` takes a method without a fade.
+        kind: widen only volumes of this kind: "mlp" (hidden units of blocks), "heads", "head_dim", "width" (streams),
+            "experts", "vocab" or "outputs"; `outgrow.volumes(model, example)` shows the kind of each volume.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -52,7 +55,7 @@ def widen(
         ──────  ──────  ──────
         0       8 → 12  r2r
     """
-    request = Widen(where, factor, by, to, method, residual, fade)
+    request = Widen(where, factor, by, to, method, residual, fade, kind)
     return grow(model, example, request, optimizer=optimizer, average=average, seed=seed, check=check)
 
 

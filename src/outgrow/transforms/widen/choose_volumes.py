@@ -11,6 +11,7 @@ from outgrow.analysis.peft_adapters import RANK, is_rank
 from outgrow.analysis.roles import WRITES
 from outgrow.analysis.slot_positions import irregular
 from outgrow.analysis.unit_states import State
+from outgrow.analysis.volume_kinds import KINDS
 from outgrow.analysis.volumes import Anatomy, Volume
 from outgrow.errors import MethodError, Problem, SelectionError, SizeError
 from outgrow.exactness.propagate_states import judge
@@ -18,6 +19,7 @@ from outgrow.methods.all_methods import candidates
 from outgrow.methods.base import Method
 from outgrow.methods.net2net import Net2Net
 from outgrow.requests import MOST_NEW_UNITS, Skip, Widen, is_glob
+from outgrow.text.plurals import counted
 from outgrow.transforms.widen.make_plan import Choice
 
 MENTIONED = 4  # modules that an error mentions
@@ -44,6 +46,41 @@ def select(volumes: Sequence[Volume], patterns: Sequence[str]) -> list[tuple[Vol
             exact = not is_glob(pattern)
             chosen[volume.name] = (volume, exact or chosen.get(volume.name, (volume, False))[1])
     return list(chosen.values())
+
+
+def requested(volume: Volume, request: Widen) -> bool:
+    """Whether a request selects a volume."""
+    return request.kind in (None, volume.kind) and any(matches(volume, pattern) for pattern in request.patterns)
+
+
+def selected(anatomy: Anatomy, request: Widen) -> list[tuple[Volume, bool]]:
+    """The volumes that a request selects by name and kind, each with whether it was named exactly."""
+    if request.kind is None:
+        return select(anatomy.volumes, request.patterns)
+    alike = [volume for volume in anatomy.volumes if volume.kind == request.kind]
+    if not alike:
+        raise SelectionError(f"no volume is of kind {request.kind!r}", _kinds_there_are(anatomy))
+    found = [(volume, exact) for volume, exact in select(anatomy.volumes, request.patterns) if volume.kind == request.kind]
+    if not found:
+        names = ", ".join(volume.name for volume in alike[:MENTIONED]) + (", …" if len(alike) > MENTIONED else "")
+        way_out = "leave where= out, or write one that matches some of them"
+        raise SelectionError(
+            f"no volume of kind {request.kind!r} matches {request.where!r}", [Problem("", f"of this kind are {names}", way_out)]
+        )
+    return found
+
+
+def _kinds_there_are(anatomy: Anatomy) -> list[Problem]:
+    """One line per kind in the model: how many volumes are of this kind; if none of them can grow, why."""
+    problems = []
+    for kind in (kind for kind in KINDS if any(volume.kind == kind for volume in anatomy.volumes)):
+        alike = [volume for volume in anatomy.volumes if volume.kind == kind]
+        reasons = [_choice(anatomy, volume, Widen(factor=2), {})[1] for volume in alike]
+        found = f"{counted(len(alike), 'volume')}, e.g. {alike[0].name}"
+        found += f"; none of them can grow: {reasons[0]}" if all(reasons) else ""
+        problems.append(Problem(f"kind={kind!r}", found))
+    way_out = "select volumes by name: outgrow.volumes(model, example) lists them"
+    return problems or [Problem("", "no volume of this model has a kind", way_out)]
 
 
 def _belonging(pattern: str, volumes: Sequence[Volume]) -> list[Problem]:
@@ -96,7 +133,7 @@ def choose(
 
     for choice in taken:
         use(choice.volume)
-    for volume, exact in select(anatomy.volumes, request.patterns):
+    for volume, exact in selected(anatomy, request):
         rivals = user[volume.classes]
         rival = used[int(rivals[rivals >= 0].min())] if rivals.max() >= 0 else None
         if volume.name in (barred or {}):
@@ -128,7 +165,8 @@ def choose(
     if not choices:
         named = {volume.name: volume for volume in anatomy.volumes}
         reasons = [Problem(skip.volume, skip.reason, _other_volumes(named[skip.volume], anatomy.volumes)) for skip in skipped]
-        raise MethodError(f"nothing that {request.where!r} selects can grow by method {_name(request.method)}", reasons[:20])
+        what = f"kind={request.kind!r}" if request.kind else repr(request.where)
+        raise MethodError(f"nothing that {what} selects can grow by method {_name(request.method)}", reasons[:20])
     return choices, skipped
 
 

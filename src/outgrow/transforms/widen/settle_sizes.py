@@ -20,7 +20,7 @@ from outgrow.model.example import Example
 from outgrow.model.walk_modules import module_at
 from outgrow.requests import Skip, Widen
 from outgrow.trace.operators import refs_in
-from outgrow.transforms.widen.choose_volumes import choose, matches, proportional
+from outgrow.transforms.widen.choose_volumes import choose, proportional, requested
 from outgrow.transforms.widen.fit_attributes import Clash, Fitter, fit
 from outgrow.transforms.widen.make_plan import Choice, make_plan
 from outgrow.transforms.widen.norm_epsilon import find_eps, no_eps
@@ -89,7 +89,7 @@ def _tie(choices: list[Choice], tied: Sequence[set[str]], requests: Sequence[Wid
 
 def _ratio(choice: Choice, requests: Sequence[Widen]) -> float:
     """The requested growth factor of a volume, or else that of its choice."""
-    factors = [r.factor for r in requests if r.factor and any(matches(choice.volume, pattern) for pattern in r.patterns)]
+    factors = [request.factor for request in requests if request.factor and requested(choice.volume, request)]
     return factors[0] if factors else 1 + choice.new / choice.volume.count
 
 
