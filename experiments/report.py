@@ -20,6 +20,7 @@ from experiments.figures import OUT, RESULTS, draw_all
 from experiments.pages import budgets, cards, parts, parts_pays
 from experiments.pages.basics import fold, prose
 from experiments.pages.looks import look
+from experiments.reading.against_paper import claims
 from experiments.reading.answers import opening
 from experiments.reading.comparison import Comparison, read
 from experiments.reading.curves import Mean, has, mean_curve
@@ -162,13 +163,14 @@ OPENING = (
 def page(found: Numbers, beside: set[str], compared: Comparison | None, engines: str) -> str:
     """The whole page; `beside` names the figures that lie next to it."""
     curves = data(found) | ({} if compared is None else budgets.data(compared) | budgets.opening(compared))
+    judged = claims(found)
     costs = [fold(f"Compute to reach an accuracy: {escape(title)}", made) for title, made in parts.cost_tables(found)]
     fill = {
         "headline": prose(opening(compared) if compared else "Networks that grow in the middle of training"),
         "opening": OPENING if "opening" in curves else "",
         "lede": prose(lede(found)),
-        "claims": cards.claim_table(found),
-        "scores": fold("Table 2, number by number", cards.scores(found)),
+        "claims": cards.claim_table(judged),
+        "scores": fold("Table 2, arm by arm", cards.scores(found) if judged else ""),
         "choices": fold("Choices made in reading the paper", parts.choices()),
         "pays": parts_pays.pays(compared),
         "cards": cards.cards(findings(found)),

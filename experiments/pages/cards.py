@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from experiments.pages.basics import difference, prose, table, tight
-from experiments.reading.against_paper import Claim, claims
+from experiments.reading.against_paper import Claim
 from experiments.reading.curves import Estimate
 from experiments.reading.findings import Finding, Strip
 from experiments.reading.tables import Numbers, image_error
@@ -55,8 +55,8 @@ def cards(found: Sequence[Finding]) -> str:
     return "".join(map(card, found))
 
 
-def claim_table(numbers: Numbers) -> str:
-    found = claims(numbers)
+def claim_table(found: Sequence[Claim]) -> str:
+    """The paper's claims with verdicts; none are given for a run on a part of the images."""
     if not found:
         return "<p>A quick run says nothing about the paper's numbers: fewer images, fewer epochs.</p>"
     counts = {kind: sum(one.verdict == kind for one in found) for kind in dict.fromkeys(one.verdict for one in found)}

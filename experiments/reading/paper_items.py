@@ -89,7 +89,14 @@ DEFINITIONS = (
         "Residual connections: r(x̄) = x + x_L − x_R",
         "src/outgrow/transforms/widen/fold_residual.py",
         "tests/transforms/widen/test_fold_residual.py",
-        'complete for R2R, as residual="fold"; by default the whole stream grows instead',
+        'complete, as residual="fold"; by default the whole stream grows instead',
+    ),
+    Item(
+        "§5.2",
+        "Residual connections for Network Morphism “almost identically”; for Net2Net “not straightforward”",
+        "src/outgrow/modules/fold.py",
+        "tests/transforms/widen/test_regrow_folds.py",
+        "complete, for Net2Net too",
     ),
     Item(
         "Appendix C",
@@ -98,11 +105,18 @@ DEFINITIONS = (
         "tests/transforms/widen/test_fold_residual.py",
     ),
     Item(
-        "§4.3, appendix C",
+        "§4.3",
         "Zero initialisation from dense weights; σ(0) = 0 at the end",
         "src/outgrow/exactness/zero_output.py",
         "tests/exactness/test_zero_output.py::test_the_output_is_zero_and_learns",
-        "differs: an end with σ(b) = 0 at some b ≠ 0 only is refused; a branch that ends in a batch norm is closed by γ = 0",
+        "differs: a ReLU at the end is refused, since nothing before it would learn; a batch norm there is closed by γ = 0",
+    ),
+    Item(
+        "Appendix C",
+        "Zero initialisation where σ(b) = 0 at some b",
+        "src/outgrow/exactness/constants_through.py",
+        "tests/exactness/test_constants_through.py",
+        "complete where σ has a slope at b, which is found by evaluating σ",
     ),
     Item(
         "§4.4, figure 3",
