@@ -13,6 +13,7 @@ from pathlib import Path
 from experiments.figures import RESULTS
 from experiments.reading.against_paper import claims
 from experiments.reading.diversity import read_filters
+from experiments.reading.earlier_runs import notes
 from experiments.reading.paper_items import DEFINITIONS, FIGURES, TABLE_1, Item
 from experiments.reading.result_files import ResultsError, read_paper, unusable
 from experiments.reading.tables import Numbers, image_error, numbers
@@ -77,6 +78,10 @@ Transforms*: where it is in the code, what checks it, and whether it holds here.
 `outgrow.compare` measures this table at a place of your own model ([methods](../methods.md#compare-at-one-place)).
 
 {items(TABLE_1)}
+
+## The results behind the verdicts
+
+{chr(10).join(f"- {one}" for one in notes(found.results)) or "All are of the arms as they are described today."}
 
 ## Table 2: final accuracy
 

@@ -25,6 +25,7 @@ from experiments.reading.answers import opening
 from experiments.reading.comparison import Comparison, read
 from experiments.reading.curves import Mean, has, mean_curve
 from experiments.reading.diversity import read_filters
+from experiments.reading.earlier_runs import notes
 from experiments.reading.findings import findings, lede
 from experiments.reading.groups import GROUPS, Group
 from experiments.reading.result_files import ResultsError, read_paper, unusable
@@ -150,6 +151,12 @@ def plots(found: Numbers, beside: set[str]) -> str:
     return "".join(plot(found, group, beside) for group in GROUPS if group.present(found.results))
 
 
+def earlier_part(found: Numbers) -> str:
+    """What differs between these results and today's description of the arms."""
+    said = "".join(f"<li>{prose(one)}</li>" for one in notes(found.results))
+    return f'<ul class="missing">{said}</ul>' if said else ""
+
+
 OPENING = (
     '<figure class="plot first" data-group="opening" id="opening"><div class="view"></div><figcaption '
     'class="quiet">ResNetCifar-18 '
@@ -169,6 +176,7 @@ def page(found: Numbers, beside: set[str], compared: Comparison | None, engines:
         "headline": prose(opening(compared) if compared else "Networks that grow in the middle of training"),
         "opening": OPENING if "opening" in curves else "",
         "lede": prose(lede(found)),
+        "earlier": earlier_part(found),
         "claims": cards.claim_table(judged),
         "scores": fold("Table 2, arm by arm", cards.scores(found) if judged else ""),
         "choices": fold("Choices made in reading the paper", parts.choices()),

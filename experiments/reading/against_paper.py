@@ -57,8 +57,15 @@ def finals(numbers: Numbers) -> Claim | None:
         f"{len(near)} of {len(rows)} within the errors" + (f"; outside: {', '.join(far)}." if far else "."),
         AGREES if not far else PARTLY if near else DIFFERS,
         "The paper’s accuracies are one run each on 1,000 images, ±1.45 points, so that 69.6 and 70.2 are one value."
+        + narrower(numbers)
         + unexplained(numbers),
     )
+
+
+def narrower(numbers: Numbers) -> str:
+    """Deepened networks that have fewer channels than the author's."""
+    arm = numbers.results.get("NCT-R2DeeperR", {}).get("arm", {"net": {"r": 3 / 16}})
+    return " The deepened networks here have 8/16 channels, the author’s 12/24." if arm["net"]["r"] < 3 / 16 else ""
 
 
 def unexplained(numbers: Numbers) -> str:

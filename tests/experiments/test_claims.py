@@ -7,6 +7,7 @@ import json
 import math
 import re
 import statistics
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +20,15 @@ from experiments.reading.against_paper import claims
 from experiments.reading.answers import answers, best_elsewhere, opening, saving_elsewhere
 from experiments.reading.comparison import Comparison, needed, read
 from experiments.reading.diversity import read_filters
+from experiments.reading.earlier_runs import earlier, notes
 from experiments.reading.filter_changes import changes
 from experiments.reading.findings import findings
 from experiments.reading.paper_items import DEFINITIONS, FIGURES, TABLE_1, Item
 from experiments.reading.result_files import file_name, read_paper
 from experiments.reading.rivals import fairest, scratches
 from experiments.reading.tables import Numbers, beside_paper, image_error, numbers
+from experiments.setting.arms import paper_arms
+from experiments.setting.more_arms import more_arms
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,6 +61,16 @@ def test_items_of_the_paper_name_code_and_tests_that_exist(item: Item) -> None:
     assert (ROOT / item.code).exists()
     path, _, test = item.check.partition("::")
     assert f"def {test}" in (ROOT / path).read_text(encoding="utf-8")
+
+
+def test_results_of_an_earlier_description_are_named(found: Numbers) -> None:
+    arms = {arm.name: arm for arm in (*paper_arms(), *more_arms())}
+    same = {name: {"arm": json.loads(json.dumps(asdict(arm))), "data": "CIFAR-10, held out"} for name, arm in arms.items()}
+    assert earlier(same) == {}
+    narrow = same | {"NCT-R2DeeperR": {**same["NCT-R2DeeperR"], "arm": same["NCT-R2DeeperR(narrow)"]["arm"]}}
+    assert earlier(narrow) == {"8/16 channels instead of 12/24 channels": ["NCT-R2DeeperR"]}
+    page = (ROOT / "docs" / "results" / "paper.md").read_text(encoding="utf-8")
+    assert all(f"- {note}" in page for note in notes(found.results))
 
 
 def test_a_row_of_table_2_by_hand() -> None:
