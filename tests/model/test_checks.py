@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -295,3 +296,22 @@ def test_a_diverged_model_is_reported_as_such(bad: float) -> None:
     assert all(
         torch.equal(a, b) or bool(a.isnan().any()) for a, b in zip(before.values(), model.state_dict().values(), strict=True)
     )
+
+
+@pytest.mark.filterwarnings("ignore")  # torchao's import warns
+def test_a_quantised_model_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+    model, x = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)), torch.randn(2, 16)
+    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+    weight, before = model[0].weight, model(x)
+    for attempt in (
+        lambda: outgrow.volumes(model, x),
+        lambda: outgrow.widen(model, x, "0", factor=2),
+        lambda: outgrow.deepen(model, x, "1"),
+        lambda: outgrow.save(model, tmp_path / "model.safetensors"),
+    ):
+        with pytest.raises(outgrow.GrowthError, match=r"0\.weight: it is of torchao's class(.|\n)*quantise the grown model"):
+            attempt()
+    assert model[0].weight is weight
+    assert torch.equal(model(x), before)
+    assert not list(tmp_path.iterdir())

@@ -81,3 +81,13 @@ def test_a_norm_of_the_model_itself_is_named_so() -> None:
     with pytest.raises(outgrow.GrowthError) as refusal:
         outgrow.widen(Normed(), X, "inp", factor=2, method=outgrow.NetMorph(zero="writers"))
     assert "the norm in the model keeps its ε = 1e-05" in str(refusal.value)
+
+
+def test_the_way_out_of_a_refused_method_is_another_method_if_there_is_one() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+    with pytest.raises(outgrow.GrowthError, match="write method='auto', which takes mean there"):
+        outgrow.widen(model, X, "0", by=4, method="r2r")
+    outgrow.widen(model, X, "0", by=4, method="auto")
+    with pytest.raises(outgrow.GrowthError) as refused:
+        outgrow.widen(model, X, "2", by=4, method="r2r")
+    assert "auto" not in str(refused.value)

@@ -16,7 +16,7 @@ from outgrow.model.example import Example, outputs_in
 from outgrow.model.journal import Journal
 from outgrow.model.module_calls import calls_of
 from outgrow.modules.blocks import make_identity, make_rotation
-from outgrow.modules.gates import close_gates, link_ramps
+from outgrow.modules.gates import close_gates, link_ramps, soften
 from outgrow.verify.outputs import RandomAtMean
 
 
@@ -32,7 +32,9 @@ def put_in(models: Sequence[nn.Module], example: Example, insert: Insert, journa
         begin(block, start, batch)
     if start.gates:
         close_gates(model, blocks, start.gates, start.steps)
-    if insert.made:
+    if start.soft:
+        soften(blocks, start.soft, start.steps)
+    if insert.made or start.soft:
         link_ramps(blocks)
     return insert.path, like_of(model, insert)
 

@@ -2,8 +2,9 @@
 
 The block is traced by itself, on the inputs that it gets in the model's forward pass. From its output the skip is followed back
 to its input through sums; the other summands are its branches. An activation ψ after a sum must not change the block's input:
-that has passed an activation φ already, and ψ(φ(x)) = φ(x) (ReLU after ReLU; not GELU). A norm on the skip (post-norm
-transformers) can't be the identity.
+that has passed an activation φ already, and ψ(φ(x)) = φ(x) (ReLU after ReLU; not GELU). Any other ψ that is a module of the
+block can start as a P-activation, (1 − λ)·x + λ·ψ(x), if the block fades in. A norm on the skip (post-norm transformers) can't
+be the identity.
 """
 
 from __future__ import annotations
@@ -36,12 +37,14 @@ class Identity:
     """How to make a block the identity: by its weights, or by gates after some of its modules.
 
     skip_activations: activations on its skip, each with the number of the output that the skip leads to.
+    soft: modules of the block on its skip that start as P-activations.
     """
 
     anatomy: Anatomy
     zeroing: Zeroing
     gates: tuple[str, ...] = ()
     skip_activations: tuple[tuple[int, Op], ...] = ()
+    soft: tuple[str, ...] = ()
 
 
 def identity_of(
@@ -59,11 +62,13 @@ def identity_of(
         raise NotZero("it takes or returns no tensor")
     search = Search(anatomy, literal)
     gates: list[str] = []
+    soft: list[str] = []
     skip_activations: list[tuple[int, Op]] = []
     found = False
     for number, (start, end) in enumerate(_through(anatomy, inputs, shapes)):
-        skip = SkipConnection(anatomy, start)
+        skip = SkipConnection(anatomy, start, faded)
         branches = skip.branches(end)
+        soft += [_own_module(block, op) for op in skip.changing]
         found |= bool(branches)
         skip_activations += [(number, op) for op in skip.skip_activations]
         if faded:
@@ -73,7 +78,7 @@ def identity_of(
                 search.zero(branch)
     if not found:
         raise NotZero("it adds nothing to its input")
-    return Identity(anatomy, search.found(), tuple(dict.fromkeys(gates)), tuple(skip_activations))
+    return Identity(anatomy, search.found(), tuple(dict.fromkeys(gates)), tuple(skip_activations), tuple(dict.fromkeys(soft)))
 
 
 def check_skip_activations(identity: Identity, before: nn.Module, given: Call) -> None:
@@ -135,10 +140,29 @@ def _gate_at(anatomy: Anatomy, value: int) -> str:
     raise NotZero("a branch ends in the block's own code, not in a module after which a gate could be inserted")
 
 
-class SkipConnection:
-    """The path from a block's input to its output that passes no layer."""
+def _own_module(block: nn.Module, op: Op) -> str:
+    """The path of the module that computes an activation on the skip, so that a P-activation can take its place."""
+    module = block.get_submodule(op.module)
+    held = sum(child is module for parent in block.modules() for child in parent._modules.values())
+    if not op.module or module._modules or any(True for _ in (*module.parameters(), *module.buffers())):
+        raise NotZero(
+            f"{op.name} after its sum is not idempotent, and is computed by code of {op.module or 'the block'}: "
+            "as a module of its own without parameters, e.g. self.act = nn.GELU(), it could fade in too"
+        )
+    if held > 1:
+        raise NotZero(f"{op.name} after its sum is not idempotent, and the block holds that module under several names")
+    return op.module
 
-    def __init__(self, anatomy: Anatomy, start: int) -> None:
+
+class SkipConnection:
+    """The path from a block's input to its output that passes no layer.
+
+    softened: activations that would change the block's input are allowed, and collected in `changing`.
+    """
+
+    def __init__(self, anatomy: Anatomy, start: int, softened: bool = False) -> None:
+        self.softened = softened
+        self.changing: list[Op] = []
         self.anatomy, self.start = anatomy, start
         self.reading = anatomy.reading
         self.skip_activations: list[Op] = []  # activations on the skip
@@ -171,9 +195,10 @@ class SkipConnection:
                     moves.append((op, op.outputs.index(value)))
                     value = op.refs[0].value
                 case Map(inputs=(source,)):
-                    if not idempotent(op):
+                    keeps = idempotent(op)
+                    if not keeps and not self.softened:
                         raise NotZero(f"{op.name} after its sum is not idempotent ({place})")
-                    self.skip_activations.append(op)
+                    (self.skip_activations if keeps else self.changing).append(op)
                     value = source
                 case Normalise() | PerUnit() if self._sums(op):
                     raise NotZero(f"a norm follows its sum (post-norm, {place}): no weights make that the identity")

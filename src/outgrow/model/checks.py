@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from outgrow.errors import GrowthError, Problem, TraceError
 from outgrow.model.dtensor import is_dtensor
@@ -48,6 +49,9 @@ def check_module(model: Any, values: bool = True) -> None:
     if sharded:
         problem = Problem(sharded[0], "it is sharded (a DTensor)", "pass a plain copy of the model, made before sharding")
         raise TraceError("a sharded model can't be traced", [problem])
+    packed = packed_tensor(model)
+    if packed is not None:
+        raise TraceError("a quantised model can't be grown", [packed])
     lazy = [path for path, module in model.named_modules() if getattr(module, "has_uninitialized_params", bool)()]
     if lazy:
         problem = Problem(lazy[0], "its parameters have no shape yet", "run the model once first: model(example)")
@@ -70,6 +74,16 @@ def check_module(model: Any, values: bool = True) -> None:
             f"the model can't be put into train mode: {type(error).__name__}: {error}. For a model "
             "from torch.export, grow the module that it was exported from"
         ) from error
+
+
+def packed_tensor(model: nn.Module) -> Problem | None:
+    """The problem with the first tensor that stands for several packed ones, as in a quantised model; None if there is none."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_traceable_wrapper_subclass(tensor) and not is_dtensor(tensor):
+            library = type(tensor).__module__.partition(".")[0]
+            reason = f"it is of {library}'s class {type(tensor).__name__}, which packs its values into other tensors"
+            return Problem(name, reason, "grow and save the model before quantising it, then quantise the grown model")
+    return None
 
 
 def check_finite(model: nn.Module) -> None:

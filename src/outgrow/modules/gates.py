@@ -107,7 +107,7 @@ class PActivation(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         level = self.gate.level.to(x)
-        activated: Tensor = self.activation(x)
+        activated: Tensor = self.activation(x.clone() if getattr(self.activation, "inplace", False) else x)
         result = activated if self.gate.done >= self.gate.steps else x + level * (activated - x)
         return result
 
@@ -203,6 +203,17 @@ def close_gates(model: nn.Module, blocks: Sequence[nn.Module], paths: Sequence[s
         gate.follow_training_of(model)
         for block in blocks:
             gate.attach(block.get_submodule(path))
+
+
+def soften(blocks: Sequence[nn.Module], paths: Sequence[str], steps: int) -> None:
+    """Put P-activations in place of activations of a new block and of its averaged copies."""
+    for block in blocks:
+        for path in paths:
+            parent, _, key = path.rpartition(".")
+            children = block.get_submodule(parent)._modules
+            activation = children[key]
+            assert activation is not None
+            children[key] = PActivation(activation, steps).train(activation.training)
 
 
 def link_ramps(blocks: Sequence[nn.Module]) -> None:

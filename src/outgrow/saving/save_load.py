@@ -28,6 +28,7 @@ from outgrow.distributed.agreement import by_first
 from outgrow.distributed.fsdp import gathered, group_of, whole
 from outgrow.errors import CheckpointError, Problem
 from outgrow.history.growth_order import Histories, histories_of
+from outgrow.model.checks import packed_tensor
 from outgrow.model.journal import Journal
 from outgrow.model.unwrap import unwrapped_module
 from outgrow.modules.gates import restore_gates
@@ -189,6 +190,9 @@ def _check_module(model: Any, path: Any, call: str) -> None:
     lazy = [place for place, module in model.named_modules() if getattr(module, "has_uninitialized_params", bool)()]
     if lazy:
         raise CheckpointError(f"{lazy[0] or 'the model'} is a lazy module without shapes: run the model once before")
+    packed = packed_tensor(model)
+    if packed is not None:
+        raise CheckpointError("files of outgrow hold plain tensors", [packed])
 
 
 def _of_a_run(path: Path) -> bool:

@@ -247,3 +247,13 @@ def test_refusals_tell_a_way_out_that_works() -> None:
     with pytest.raises(MethodError, match=r"an outgrow\.ResidualBlock can follow it: write method='residual'"):
         outgrow.deepen(model, x, "odd")
     outgrow.deepen(model, x, "odd", method="residual")
+
+
+def test_a_block_that_fades_in_where_none_can_be_copied_is_reported_as_random() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    x = torch.randn(3, 5, dtype=torch.float64)
+    growth = outgrow.deepen(model, x, "1", fade=6)
+    assert growth.plan.changes[0].method == "random, faded in over 6 steps"
+    assert bool((model[2].branch(x @ torch.ones(5, 4).double()) == 0).all())
+    weights = model[2].branch[0].weight
+    assert not any(torch.equal(weights[0], row) for row in weights[1:])  # not paired

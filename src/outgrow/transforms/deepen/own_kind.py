@@ -144,7 +144,7 @@ def deepen_plans(site: Site, request: Deepen) -> Step:
         except NotZero as reason:
             reasons += [str(reason)] if not any(str(reason) in known for known in reasons) else []
     instead = "outgrow.places(model, example) lists the places, and the exact methods there"
-    if request.method == "net2net" and request.fade is None:
+    if request.fade is None and (request.method == "net2net" or any("not idempotent" in reason for reason in reasons)):
         instead += "; with fade= any activation is exact"
     raise MethodError("the model can't be deepened there", [Problem(request.after, "; ".join(reasons), instead)])
 
@@ -159,7 +159,8 @@ def _plain(model: nn.Module, example: Example, request: Deepen, seed: int, journ
         plan = plain_plan(model, example, after, method, seed + step, journal, request.fade, request.layers or 2)
         plans.append(plan)
         after = plan.renamed(after)
-    name = f"{method}, faded in over {counted(request.fade, 'step')}" if request.fade else method
+    shown = "random" if request.fade and method == "r2r" else method  # a ResidualBlock with drawn weights, not a pair
+    name = f"{shown}, faded in over {counted(request.fade, 'step')}" if request.fade else shown
     change = Change(f"behind {request.after}", 0, request.count, name, request.exact)
     return replace(joined(plans), changes=(change,), seed=seed)
 
@@ -210,8 +211,8 @@ def _start(template: Template, request: Deepen, seed: int) -> Start:
     draw, identity = seed if request.method == "random" else None, template.identity
     if identity is None:
         return Start(draw)
-    gates = tuple(identity.gates) if request.fade else ()
-    return Start(draw, resolved(identity.anatomy, identity.zeroing, seed), gates=gates, steps=request.fade or 0)
+    gates, soft = (identity.gates, identity.soft) if request.fade else ((), ())
+    return Start(draw, resolved(identity.anatomy, identity.zeroing, seed), gates=gates, soft=soft, steps=request.fade or 0)
 
 
 def _key(container: nn.Module, at: int, after: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -155,7 +156,8 @@ def choose(
                 use(volume)
                 continue
         if exact:
-            problems.append(Problem(volume.name, reason, _instead(volume, anatomy.volumes)))
+            instead = _by_another_method(anatomy, volume, request, without or {}) if volume.name not in (barred or {}) else ""
+            problems.append(Problem(volume.name, reason, instead or _instead(volume, anatomy.volumes)))
         else:
             skipped.append(Skip(volume.name, volume.size, reason))
     if errors:
@@ -168,6 +170,17 @@ def choose(
         what = f"kind={request.kind!r}" if request.kind else repr(request.where)
         raise MethodError(f"nothing that {what} selects can grow by method {_name(request.method)}", reasons[:20])
     return choices, skipped
+
+
+def _by_another_method(anatomy: Anatomy, volume: Volume, request: Widen, without: Mapping[tuple[str, State], str]) -> str:
+    """The way out for a volume that grows by another method than the requested one; empty if there is none."""
+    if request.method == "auto":
+        return ""
+    try:
+        found, _ = _choice(anatomy, volume, replace(request, method="auto"), without)
+    except SizeError:
+        return ""
+    return f"write method='auto', which takes {found.method.name} there" if found is not None else ""
 
 
 def _instead(volume: Volume, volumes: Sequence[Volume]) -> str:
