@@ -43,6 +43,7 @@ __all__ = [
     "compare",
     "deepen",
     "grow",
+    "grow_checkpoint",
     "kernel",
     "load",
     "places",

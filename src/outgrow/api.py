@@ -1,6 +1,7 @@
 """The public names of the package."""
 
 from outgrow.analysis.rules.user_rules import rule as rule
+from outgrow.checkpoints.grow_checkpoint import grow_checkpoint as grow_checkpoint
 from outgrow.comparing.compare import Comparison as Comparison
 from outgrow.comparing.compare import compare as compare
 from outgrow.distributed.fsdp import shard as shard

@@ -12,7 +12,7 @@ from tests.helpers.commands import MODELS, SCHEDULE, Run
 
 MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "no command": ((), ("COMMAND",)),
-    "unknown command": (("grow",), ("grow", "inspect")),
+    "unknown command": (("shrink",), ("shrink", "inspect")),
     "unknown option": (("inspect", "given_models:ready", "--inputs=3", "--x"), ("--x",)),
     "no such thing": (("inspect", "nothing"), ("nothing", "neither a file nor a model", "timm:resnet18")),
     "no such file": (("inspect", "no.safetensors"), ("no.safetensors", "no such file")),

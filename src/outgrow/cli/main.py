@@ -1,10 +1,11 @@
-"""The command line: list what can grow in a model, the growths in a checkpoint, compare methods, preview a schedule.
+"""The command line: list what can grow in a model, compare methods, preview a schedule, grow a checkpoint on the disk.
 
     outgrow inspect timm:resnet18
     outgrow inspect mycode.models:build --input 3,32,32
     outgrow inspect grown.safetensors [--model timm:resnet18]     (or run.pt, as Run.save writes it)
     outgrow compare timm:resnet18 layer1.0.conv1
     outgrow timeline schedule.toml --model timm:resnet18 [--svg timeline.svg]
+    outgrow grow CHECKPOINT --widen mlp=1.5 --deepen layers=24 --out NEW
 
 torch, timm and rich are imported only where they are needed. rich is optional: it formats tables on a terminal.
 """
@@ -21,6 +22,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from outgrow.cli.grow_command import add_grow
 from outgrow.cli.model_names import CommandError, named_model
 from outgrow.cli.plugins import load_plugins
 from outgrow.text.plurals import counted
@@ -89,6 +91,7 @@ def make_parser() -> Parser:
     timeline.add_argument("--svg", metavar="FILE", help="also write a picture")
     _add_input(timeline)
     timeline.set_defaults(run=run_timeline)
+    add_grow(commands)
     return parser
 
 
@@ -152,7 +155,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:  # the reading process, e.g. `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
+        if str(stopped):
+            print(f"\noutgrow: {stopped}", file=sys.stderr)
         return 130
     except Exception as error:
         print(f"outgrow: {_message(error)}", file=sys.stderr)

@@ -62,7 +62,7 @@ def _import_attribute(source: str, library: str, name: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        module = _with_torchvision(lambda: importlib.import_module(library))
+        module = with_torchvision(lambda: importlib.import_module(library))
     except Exception as error:
         raise CommandError(f"{source}: can't import {library}: {type(error).__name__}: {error}") from error
     try:
@@ -75,14 +75,14 @@ def _call(source: str, function: Any) -> Any:
     if not callable(function):
         raise CommandError(f"{source} is a {type(function).__name__}: name a model, or a function that returns one")
     try:
-        return _with_torchvision(function)
+        return with_torchvision(function)
     except Exception as error:
         raise CommandError(f"{source}() failed with {type(error).__name__}: {error}") from error
 
 
 def _build_timm(name: str) -> tuple[nn.Module, InputShape | None]:
     try:
-        timm = _with_torchvision(lambda: importlib.import_module("timm"))
+        timm = with_torchvision(lambda: importlib.import_module("timm"))
     except ImportError as error:
         raise CommandError(f"timm can't be imported ({error}): pip install timm") from error
     if not timm.is_model(name.partition(".")[0]):
@@ -97,7 +97,7 @@ def _build_timm(name: str) -> tuple[nn.Module, InputShape | None]:
     return model, InputShape(tuple(size)) if size else None
 
 
-def _with_torchvision(action: Callable[[], Any]) -> Any:
+def with_torchvision(action: Callable[[], Any]) -> Any:
     """Call a function that may import torchvision, and once more with stand-ins if torchvision's operators are missing.
 
     At import, torchvision's wheel describes its operators, and fails with a torch without CUDA, which does not register them.

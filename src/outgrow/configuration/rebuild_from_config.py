@@ -78,7 +78,7 @@ def shapes_suffice() -> Iterator[None]:
         _SHAPES_SUFFICE.reset(token)
 
 
-class _EmptyOnMeta(TorchFunctionMode):
+class EmptyOnMeta(TorchFunctionMode):
     """Puts weights, which modules create empty and fill later, on the meta device; computed tables keep their values."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -116,7 +116,7 @@ def rebuilt(part: nn.Module, steady: Steady, run: Call | Evaluation | None, outp
 
 def _built(part: nn.Module) -> nn.Module:
     try:
-        with warnings.catch_warnings(), _EmptyOnMeta():
+        with warnings.catch_warnings(), EmptyOnMeta():
             warnings.simplefilter("ignore")
             return with_adapters(base_of(part)(_reloaded(vars(part)[NAME])), part)
     except Exception as error:  # its constructor needs more than the configuration, or its library refuses such sizes

@@ -316,15 +316,19 @@ def write(module: nn.Module, writes: Sequence[Write]) -> None:
     """Write zeros and pairs into the tensors of a module."""
     tensors = tensors_of(module)
     for one in writes:
-        tensor = tensors[one.tensor]
-        match one:
-            case Fill():
-                tensor.fill_(one.value)
-            case Zeros():
-                tensor.index_fill_(one.axis, _index(one.at, tensor), 0.0)
-            case Repeats():
-                values = tensor.index_select(one.axis, _index(one.source, tensor)) * one.sign
-                tensor.index_copy_(one.axis, _index(one.to, tensor), values)
+        write_into(tensors[one.tensor], one)
+
+
+def write_into(tensor: Tensor, one: Write) -> None:
+    """Carry out one write on its tensor; call it with gradient recording off."""
+    match one:
+        case Fill():
+            tensor.fill_(one.value)
+        case Zeros():
+            tensor.index_fill_(one.axis, _index(one.at, tensor), 0.0)
+        case Repeats():
+            values = tensor.index_select(one.axis, _index(one.source, tensor)) * one.sign
+            tensor.index_copy_(one.axis, _index(one.to, tensor), values)
 
 
 def _index(positions: Sequence[int], like: Tensor) -> Tensor:

@@ -1,0 +1,87 @@
+"""Move the bytes of tensors between files and memory, without mapping files into memory.
+
+Pages of a mapped file count as memory of the process; explicit reads keep the peak under control.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outgrow.checkpoints.read_checkpoint import StoredTensor
+from outgrow.errors import CheckpointError
+
+PIECE = 2**24  # bytes that are copied at once
+MOST = 2**30  # bytes per call: systems read and write at most 2 GiB at once
+
+
+class Files:
+    """Files that stay open for reading; several threads may read from one at the same time."""
+
+    def __init__(self) -> None:
+        self._handles: dict[str, int] = {}
+
+    def handle(self, path: str) -> int:
+        if path not in self._handles:
+            self._handles[path] = os.open(path, os.O_RDONLY)
+        return self._handles[path]
+
+    def close(self) -> None:
+        while self._handles:
+            os.close(self._handles.popitem()[1])
+
+
+@contextlib.contextmanager
+def open_files(paths: Iterator[str] | tuple[str, ...]) -> Iterator[Files]:
+    """Files opened for reading."""
+    files = Files()
+    try:
+        for path in paths:
+            files.handle(path)
+        yield files
+    finally:
+        files.close()
+
+
+def read_tensor(files: Files, stored: StoredTensor, rows: int | None = None) -> Tensor:
+    """The values of a stored tensor; only its first rows (along axis 0) if `rows` is given."""
+    shape = stored.shape if rows is None else (rows, *stored.shape[1:])
+    tensor = torch.empty(shape, dtype=stored.dtype)
+    target, done = memory_of(tensor), 0
+    while done < len(target):
+        count = os.preadv(files.handle(stored.file), [target[done : done + MOST]], stored.start + done)
+        if not count:
+            raise CheckpointError(f"{stored.file} became shorter while it was read")
+        done += count
+    return tensor
+
+
+def write_tensor(handle: int, tensor: Tensor, start: int) -> None:
+    """Write the values of a tensor to an open file."""
+    source, done = memory_of(tensor.contiguous()), 0
+    while done < len(source):
+        done += os.pwrite(handle, source[done : done + MOST], start + done)
+
+
+def copy_bytes(files: Files, stored: StoredTensor, handle: int, start: int) -> None:
+    """Copy the bytes of a stored tensor to an open file."""
+    done = 0
+    while done < stored.size:
+        piece = os.pread(files.handle(stored.file), min(PIECE, stored.size - done), stored.start + done)
+        if not piece:
+            raise CheckpointError(f"{stored.file} became shorter while it was read")
+        written = 0
+        while written < len(piece):
+            written += os.pwrite(handle, piece[written:], start + done + written)
+        done += len(piece)
+
+
+def memory_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor, not copied."""
+    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)

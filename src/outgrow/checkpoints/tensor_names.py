@@ -1,0 +1,120 @@
+"""Match the names in a checkpoint with those of the model's tensors, as Transformers does when it loads.
+
+Names are equal, or differ by the prefix of the base model (`h.0.…` in the file, `transformer.h.0.…` in the model). A tied
+tensor may be stored under any of its names. Transformers can also rename and merge tensors on load (packed experts); such files
+are refused, since a merged tensor could not be written back as it was.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from outgrow.checkpoints.read_checkpoint import Checkpoint
+from outgrow.errors import CheckpointError, Problem
+from outgrow.model.sandbox import tensors_of
+
+SAVE_AGAIN = (
+    "load it once with Transformers and save it with model.save_pretrained(path, save_original_format=False), which writes the "
+    "model's own names, and grow that directory"
+)
+
+
+@dataclass(frozen=True)
+class Named:
+    """A stored tensor that the model uses. name: the first name of the tensor in the model; alias: the name that is stored."""
+
+    stored: str
+    alias: str
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Names:
+    """The tensors of a checkpoint that the model uses, and those that it ignores when it is loaded."""
+
+    used: tuple[Named, ...]
+    ignored: tuple[str, ...]
+    prefix: str  # of the base model, with a dot
+
+    def stored_as(self, new: str, like: Named) -> str:
+        """The name to store a tensor under. new: its name in the model; like: a tensor from which it is derived."""
+        if like.stored == like.alias:
+            return new
+        if like.alias == self.prefix + like.stored:
+            return new.removeprefix(self.prefix)
+        return self.prefix + new
+
+
+def match_names(checkpoint: Checkpoint, model: nn.Module) -> Names:
+    """Match stored tensors with those of the model on the meta device; CheckpointError with all problems."""
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    first, state = first_names(model), model.state_dict(keep_vars=True)
+    used, ignored, problems = [], [], []
+    converted = _converted(model, checkpoint.tensors)
+    for stored, tensor in checkpoint.tensors.items():
+        alias = next((name for name in (stored, prefix + stored, stored.removeprefix(prefix)) if name in state), None)
+        if stored in converted:
+            problems.append(Problem(stored, "Transformers merges or splits it when it loads the file", SAVE_AGAIN))
+        elif alias is None and _is_ignored(model, stored):
+            ignored.append(stored)
+        elif alias is None:
+            problems.append(Problem(stored, f"{type(model).__name__} has no tensor of that name", SAVE_AGAIN))
+        elif tuple(state[alias].shape) != tensor.shape:
+            shape = tuple(state[alias].shape)
+            problems.append(Problem(stored, f"it has the shape {tensor.shape}, and {shape} by the configuration"))
+        else:
+            used.append(Named(stored, alias, first[id(state[alias])]))
+    known = {named.name for named in used}
+    for name in dict.fromkeys(first[id(tensor)] for tensor in state.values()):
+        if name not in known and not problems and not _is_optional(model, name):
+            problems.append(Problem(name, "the model needs it, and the checkpoint does not contain it"))
+    if problems:
+        more = [Problem("", f"and {len(problems) - 5} more")] if len(problems) > 5 else []
+        raise CheckpointError(
+            f"{checkpoint.folder}: the weights do not belong to {type(model).__name__}, the class that config.json names",
+            [*problems[:5], *more],
+        )
+    return Names(tuple(used), tuple(ignored), prefix)
+
+
+def first_names(model: nn.Module) -> dict[int, str]:
+    """The first name of each tensor, by identity."""
+    return {id(tensor): name for name, tensor in tensors_of(model).items()}
+
+
+def aliases_of(model: nn.Module) -> dict[str, list[str]]:
+    """All names of each tensor in the state dict, by its first name."""
+    first, found = first_names(model), dict[str, list[str]]()
+    state: Mapping[str, Tensor] = model.state_dict(keep_vars=True)
+    for name, tensor in state.items():
+        found.setdefault(first[id(tensor)], []).append(name)
+    return found
+
+
+def _is_ignored(model: nn.Module, name: str) -> bool:
+    patterns: Iterable[str] = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    return any(re.search(pattern, name) for pattern in (*patterns, r"(^|\.)rotary_emb\.inv_freq$"))
+
+
+def _is_optional(model: nn.Module, name: str) -> bool:
+    patterns: Iterable[str] = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
+    return any(re.search(pattern, name) for pattern in patterns)
+
+
+def _converted(model: nn.Module, names: Iterable[str]) -> set[str]:
+    """Stored tensors that Transformers merges, splits or rearranges when it loads them."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+    except ImportError:  # Transformers 4 loads tensors as they are
+        return set()
+    typed: Any = model
+    transforms: list[Any] = get_model_conversion_mapping(typed)
+    renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
+    converters = [one for one in transforms if isinstance(one, WeightConverter)]
+    return {name for name in names if converters and rename_source_key(name, renamings, converters)[1] is not None}

@@ -1,0 +1,231 @@
+"""The command `outgrow grow`: a checkpoint directory goes in, a larger one that computes the same comes out.
+
+    outgrow grow SMALL --widen mlp=1.5 --widen heads=+2 --widen width=1024 --deepen layers=24 --out LARGE
+
+`--widen WHAT=SIZE`: WHAT is a kind of units (mlp, heads, width, …) or a pattern of module names; SIZE is a factor with a
+decimal point (1.5, 2.0) or a cross (x2), a number of new units with a plus (+2), or the new size (1024). `--deepen layers=24`
+is the new length of the main stack, `--deepen PATH=+2` adds two blocks behind a module.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from outgrow.cli.model_names import CommandError, with_torchvision
+from outgrow.cli.plugins import load_plugins
+
+if TYPE_CHECKING:
+    from outgrow.transforms.all_transforms import Transform
+
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+SIZE = r"(?P<times>[x×])?(?P<plus>\+)?(?P<number>\d+(?:\.\d+)?)"
+EVERY = 0.2  # seconds between two updates of the bar
+Subparsers = Any  # argparse has no public name for it
+
+
+def add_grow(commands: Subparsers) -> None:
+    """Add the command to the parser."""
+    grow = commands.add_parser(
+        "grow",
+        help="grow a checkpoint on the disk into a larger one that computes the same",
+        description="Grow a Transformers checkpoint (config.json and safetensors) into a larger one that computes the same and "
+        "loads without outgrow. Tensors are streamed, so that memory does not depend on the size of the model.",
+    )
+    grow.add_argument("checkpoint", metavar="CHECKPOINT", help="directory of the checkpoint")
+    grow.add_argument("--out", metavar="DIR", help="the new directory; it must not exist, or be empty")
+    what = "mlp=1.5 (factor), heads=+2 (more), width=1024 (new size); instead of a kind, a pattern of module names"
+    grow.add_argument("--widen", action="append", default=[], metavar="WHAT=SIZE", help=what)
+    where = "layers=24 (length of the main stack), or PATH=+2 (blocks behind a module)"
+    grow.add_argument("--deepen", action="append", default=[], metavar="WHAT=SIZE", help=where)
+    grow.add_argument("--plan", metavar="FILE", help="a .toml or .json file with the requests of one growth, as in a schedule")
+    grow.add_argument("--method", metavar="NAME", help="method for all requests (default: the first exact one)")
+    grow.add_argument("--fade", metavar="STEPS", type=int, help="refused: a fade is no part of a plain checkpoint")
+    grow.add_argument("--seed", type=int, default=0, metavar="N", help="seed of drawn values (0)")
+    grow.add_argument("--dtype", choices=DTYPES, help="type of the new weights (that of the old ones)")
+    grow.add_argument("--shard-size", default="5GB", metavar="SIZE", help="largest size of a file (5GB)")
+    grow.add_argument("--jobs", type=int, default=1, metavar="N", help="tensors that are computed at the same time (1)")
+    compared = "compare the models cut to a few layers (brief), whole (full), or not at all (none)"
+    grow.add_argument("--verify", choices=("brief", "full", "none"), default="brief", help=compared)
+    grow.add_argument("--dry-run", action="store_true", help="print the plan, sizes, FLOPs and needed disk, and write nothing")
+    grow.add_argument("--quiet", action="store_true", help="no progress bar")
+    grow.set_defaults(run=run_grow)
+
+
+def run_grow(args: argparse.Namespace) -> str:
+    """The output of `outgrow grow`."""
+    from outgrow.checkpoints.grow_checkpoint import check_out, grow_checkpoint
+    from outgrow.checkpoints.plan_checkpoint import plan_checkpoint
+    from outgrow.checkpoints.read_checkpoint import read_checkpoint
+    from outgrow.checkpoints.report import bytes_of, sizes, summary
+    from outgrow.checkpoints.write_shards import lay_out
+
+    load_plugins()
+    with contextlib.suppress(ImportError):  # of Transformers, which is reported when it is needed
+        with_torchvision(lambda: importlib.import_module("transformers.image_utils"))
+    if args.fade is not None:
+        raise CommandError(
+            "--fade needs optimizer steps, and a gate that is no part of a plain checkpoint: leave it out (the methods for "
+            "checkpoints are exact without it), or grow the model in memory with outgrow.grow and train it there"
+        )
+    requests = requests_of(args)
+    dtype = None if args.dtype is None else _dtype(args.dtype)
+    if args.dry_run:
+        limit = bytes_of(args.shard_size)
+        planned = plan_checkpoint(read_checkpoint(args.checkpoint), requests, args.seed, dtype=dtype)
+        if args.out is not None:
+            check_out(args.out)
+        files = len(lay_out(planned.tensors, limit))
+        largest = f"largest tensor: {sizes(planned.largest)}"
+        disk = f"needed disk: {sizes(planned.bytes)} in {files} {'file' if files == 1 else 'files'}; {largest}"
+        return "\n".join([summary(planned), disk, "nothing was written (--dry-run)"])
+    if args.out is None:
+        raise CommandError("--out DIR is missing: the directory of the new checkpoint (or --dry-run to write nothing)")
+    growth = grow_checkpoint(
+        args.checkpoint,
+        *requests,
+        out=args.out,
+        seed=args.seed,
+        dtype=dtype,
+        shard_size=args.shard_size,
+        jobs=args.jobs,
+        verify=args.verify,
+        command=written(args),
+        progress=None if args.quiet or not sys.stderr.isatty() else progress_bar,
+    )
+    return str(growth)
+
+
+def _dtype(name: str) -> Any:
+    import torch
+
+    return getattr(torch, name)
+
+
+def written(args: argparse.Namespace) -> str:
+    """The command again, for the model card: directories by their last names."""
+    parts = ["outgrow", "grow", _last(args.checkpoint)]
+    for option, values in (("--widen", args.widen), ("--deepen", args.deepen)):
+        for value in values:
+            parts += [option, value]
+    for option in ("plan", "method", "dtype"):
+        if getattr(args, option) is not None:
+            parts += [f"--{option}", str(getattr(args, option))]
+    parts += ["--seed", str(args.seed)] if args.seed else []
+    return shlex.join([*parts, "--out", _last(args.out)])
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2] or path
+
+
+def requests_of(args: argparse.Namespace) -> list[Transform]:
+    """The requests of the options `--plan`, `--widen` and `--deepen`."""
+    found = [] if args.plan is None else _planned(args.plan)
+    method = {} if args.method is None else {"method": args.method}
+    found += [widen_request(text, **method) for text in args.widen]
+    found += [deepen_request(text, **method) for text in args.deepen]
+    if not found:
+        raise CommandError("nothing to grow: write --widen mlp=1.5, --deepen layers=24 or --plan FILE")
+    return found
+
+
+def _planned(path: str) -> list[Transform]:
+    from outgrow.runs.schedule import Schedule
+
+    events = list(Schedule.from_file(path))
+    if len(events) != 1:
+        raise CommandError(f"{path} describes {len(events)} growths, and a checkpoint is grown once: leave one")
+    return list(events[0].grow)
+
+
+def widen_request(text: str, **more: Any) -> Transform:
+    """A request to widen, from `WHAT=SIZE`.
+
+    Example:
+        >>> widen_request("*.mlp.*=1.5").summary, widen_request("h.0.mlp=+4").summary, widen_request("a=x2").summary
+        ("Widen '*.mlp.*' × 1.5", "Widen 'h.0.mlp' by 4", "Widen 'a' × 2")
+    """
+    from outgrow.requests import Widen
+
+    what, size = _split(text, "--widen mlp=1.5, --widen heads=+2 or --widen width=1024")
+    return Widen(**_selection(what), **size, **more)
+
+
+def _selection(what: str) -> dict[str, Any]:
+    """A kind of units, if there is one of that name, or a pattern of names."""
+    from outgrow import requests
+
+    kinds = getattr(requests, "KINDS", ())
+    return {"kind": what} if what in kinds else {"where": what}
+
+
+def deepen_request(text: str, **more: Any) -> Transform:
+    """A request to deepen, from `layers=N` or `PATH=+N`.
+
+    Example:
+        >>> deepen_request("model.layers.3=+2").summary
+        "Deepen after 'model.layers.3' + 2"
+    """
+    from outgrow.requests import Deepen
+
+    what, size = _split(text, "--deepen layers=24 or --deepen model.layers.3=+2")
+    if what == "layers":
+        if "to" not in size:
+            raise CommandError(f"--deepen {text}: write the new number of layers, e.g. layers=24")
+        return Deepen(layers=size["to"], **more)
+    if "by" not in size:
+        raise CommandError(f"--deepen {text}: write how many blocks to add behind {what}, e.g. {what}=+2")
+    return Deepen(after=what, count=size["by"], **more)
+
+
+def _split(text: str, examples: str) -> tuple[str, dict[str, Any]]:
+    """What to grow, and how far: a factor, a number of new units, or a size."""
+    what, equals, amount = text.rpartition("=")
+    found = re.fullmatch(SIZE, amount)
+    if not what or not equals or found is None or (found["times"] and found["plus"]):
+        raise CommandError(f"{text!r} is not of the form WHAT=SIZE: write e.g. {examples}")
+    number = found["number"]
+    if found["times"] or "." in number:
+        if found["plus"]:
+            raise CommandError(f"{text!r}: a number of new units is whole, e.g. {what}=+2")
+        return what, {"factor": float(number)}
+    return what, {"by" if found["plus"] else "to": int(number)}
+
+
+def progress_bar(total: int) -> Callable[[int], None]:
+    """A bar on the terminal with the rate and the remaining time; returns the function that advances it."""
+    started, state = time.monotonic(), {"done": 0, "shown": 0.0}
+
+    def advance(size: int) -> None:
+        state["done"] += size
+        now = time.monotonic()
+        if now - state["shown"] >= EVERY or state["done"] >= total:
+            state["shown"] = now
+            sys.stderr.write("\r" + bar(int(state["done"]), total, now - started) + "\x1b[K")
+            sys.stderr.write("\n" if state["done"] >= total else "")
+            sys.stderr.flush()
+
+    return advance
+
+
+def bar(done: int, total: int, seconds: float, width: int = 24) -> str:
+    """The text of the bar.
+
+    Example:
+        >>> bar(2_000_000_000, 8_000_000_000, 4.0)
+        '██████                    25%  2.0 of 8.0 GB  500 MB/s  12 s left'
+    """
+    share = done / max(total, 1)
+    rate = done / max(seconds, 1e-9)
+    left = (total - done) / max(rate, 1e-9)
+    shown = f"{left / 3600:.1f} h" if left >= 3600 else f"{left / 60:.0f} min" if left >= 120 else f"{left:.0f} s"
+    filled = "█" * int(share * width)
+    return f"{filled:<{width}} {share:4.0%}  {done / 1e9:.1f} of {total / 1e9:.1f} GB  {rate / 1e6:.0f} MB/s  {shown} left"

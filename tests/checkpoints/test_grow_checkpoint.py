@@ -1,0 +1,239 @@
+"""Checkpoints grown on the disk: the values of a growth in memory, bit for bit, and the old outputs after loading elsewhere."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import outgrow
+from outgrow import Deepen, Widen
+from outgrow.checkpoints.grow_checkpoint import SUFFIX
+from outgrow.checkpoints.read_checkpoint import INDEX, WEIGHTS, read_checkpoint
+from outgrow.errors import CheckpointError, MethodError
+from tests.helpers.checkpoints import family, logits_elsewhere, save_small, tensors_in
+
+pytest.importorskip("transformers")
+
+MLP = Widen("*.mlp.*", factor=1.5)
+CASES: dict[str, tuple[str, list[Any]]] = {
+    "llama mlp": ("llama", [MLP]),
+    "llama width": ("llama", [Widen("model.embed_tokens", factor=1.5)]),
+    "llama copied width": ("llama", [Widen("model.embed_tokens", factor=2, method="net2net")]),
+    "llama mlp and depth": ("llama", [MLP, Deepen(after="model.layers.1", count=2)]),
+    "qwen3 tied, mlp and depth": ("qwen3", [MLP, Deepen(after="model.layers.0")]),
+    "gpt2 mlp and depth": ("gpt2", [MLP, Deepen(after="transformer.h.3")]),
+    "bert mlp": ("bert", [Widen("*.intermediate.dense", factor=1.5)]),
+}
+
+
+def grown_in_memory(model: Any, name: str, requests: list[Any], seed: int = 0) -> dict[str, torch.Tensor]:
+    twin = copy.deepcopy(model)
+    outgrow.grow(twin, family(name).example(), *requests, seed=seed)
+    state: dict[str, torch.Tensor] = twin.state_dict()
+    return state
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
+    """The cases, grown on the disk: the folder of each, and the old model."""
+    found = {}
+    for number, (case, (name, requests)) in enumerate(CASES.items()):
+        folder = tmp_path_factory.mktemp("case")
+        model = save_small(name, folder / "old", shard="20KB" if number % 2 else "5GB")
+        options: dict[str, Any] = {"shard_size": 30_000 if number % 3 else "5GB", "jobs": 1 + number % 2}
+        outgrow.grow_checkpoint(folder / "old", *requests, out=folder / "new", seed=3, **options)
+        found[case] = folder, model
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_streamed_values_are_those_of_a_growth_in_memory(case: str, grown: dict[str, tuple[Path, Any]]) -> None:
+    folder, model = grown[case]
+    name, requests = CASES[case]
+    found, expected = tensors_in(folder / "new"), grown_in_memory(model, name, requests, seed=3)
+    for key, value in found.items():
+        torch.testing.assert_close(value, expected[key], rtol=0, atol=0)
+    pointers = {expected[key].data_ptr() for key in found}
+    assert all(value.data_ptr() in pointers for value in expected.values())  # the others are tied to these
+
+
+def test_checkpoints_load_without_outgrow_and_compute_the_same(grown: dict[str, tuple[Path, Any]], tmp_path: Path) -> None:
+    examples = [family(CASES[case][0]).example(seed=5) for case in grown]
+    found = logits_elsewhere([folder / "new" for folder, _ in grown.values()], examples, tmp_path)
+    for (case, (_, model)), example, logits in zip(grown.items(), examples, found, strict=True):
+        with torch.no_grad():
+            before = model.eval()(**example).logits
+        error = (logits - before).abs().max() / before.abs().max()
+        assert error < 5e-6, case
+
+
+def test_a_new_directory_holds_what_goes_beside_the_weights(tmp_path: Path) -> None:
+    save_small("llama", tmp_path / "old")
+    (tmp_path / "old" / "tokenizer.json").write_text("{}")
+    (tmp_path / "old" / "README.md").write_text("---\nlicense: mit\ntags:\n- x\n---\n# Old\n")
+    (tmp_path / "old" / "optimizer.pt").write_bytes(b"state")
+    growth = outgrow.grow_checkpoint(tmp_path / "old", MLP, out=tmp_path / "new")
+    names = {path.name for path in (tmp_path / "new").iterdir()}
+    expected = {"config.json", WEIGHTS, "tokenizer.json", "generation_config.json", "README.md", "outgrow_plan.json"}
+    assert names == expected
+    card = (tmp_path / "new" / "README.md").read_text()
+    assert "- outgrow\n" in card
+    assert "license: mit\n" in card
+    assert "base_model: old" in card
+    record = json.loads((tmp_path / "new" / "outgrow_plan.json").read_text())
+    assert record["growths"][0]["plan"]["edits"]
+    assert growth.left == ("optimizer.pt",)
+    assert "intermediate_size 24 → 36" in str(growth)
+    assert growth.comparison is not None
+    assert growth.comparison.error < 4e-6
+    again = outgrow.grow_checkpoint(tmp_path / "new", MLP, out=tmp_path / "newer", verify="full")
+    assert len(json.loads((tmp_path / "newer" / "outgrow_plan.json").read_text())["growths"]) == 2
+    assert again.comparison is not None
+    assert "whole model" in again.comparison.what
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_float32_and_rounded_once(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = save_small("llama", tmp_path / "old", dtype)
+    requests = [Widen("model.embed_tokens", factor=1.5)]
+    growth = outgrow.grow_checkpoint(tmp_path / "old", *requests, out=tmp_path / "new")
+    expected = grown_in_memory(model, "llama", requests)
+    for name, value in tensors_in(tmp_path / "new").items():
+        assert value.dtype == dtype
+        assert torch.equal(value, expected[name].to(dtype)), name
+    assert growth.comparison is not None
+    assert growth.comparison.agrees
+    outgrow.grow_checkpoint(tmp_path / "old", *requests, out=tmp_path / "wide", dtype=torch.float32)
+    for name, value in tensors_in(tmp_path / "wide").items():
+        assert torch.equal(value, expected[name]), name
+    assert json.loads((tmp_path / "wide" / "config.json").read_text())["dtype"] == "float32"
+
+
+def test_jobs_shards_and_order_do_not_change_values(tmp_path: Path) -> None:
+    save_small("llama", tmp_path / "old")
+    for name, options in {"one": {}, "many": {"jobs": 4, "shard_size": "8KB"}}.items():
+        outgrow.grow_checkpoint(tmp_path / "old", MLP, out=tmp_path / name, verify="none", **options)
+    one, many = tensors_in(tmp_path / "one"), tensors_in(tmp_path / "many")
+    assert (tmp_path / "many" / INDEX).exists()
+    assert one.keys() == many.keys()
+    assert all(torch.equal(one[name], many[name]) for name in one)
+
+
+def test_an_interrupted_growth_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    save_small("llama", tmp_path / "old")
+    outgrow.grow_checkpoint(tmp_path / "old", MLP, out=tmp_path / "whole", shard_size="16KB")
+    calls = []
+
+    def stop_after(count: int) -> Any:
+        def started(total: int) -> Any:
+            def advance(size: int) -> None:
+                calls.append(size)
+                if len(calls) == count:
+                    raise KeyboardInterrupt
+
+            return advance
+
+        return started
+
+    with pytest.raises(KeyboardInterrupt, match="goes on from there"):
+        outgrow.grow_checkpoint(tmp_path / "old", MLP, out=tmp_path / "new", shard_size="16KB", progress=stop_after(20))
+    draft = tmp_path / f"new{SUFFIX}"
+    assert not (tmp_path / "new").exists()
+    assert not (draft / "config.json").exists()
+    with pytest.raises(CheckpointError, match=r"it has no config\.json"):
+        read_checkpoint(draft)
+    written = {path: os.stat(path).st_mtime_ns for path in draft.glob("*.safetensors")}
+    assert written
+    calls.clear()
+    outgrow.grow_checkpoint(tmp_path / "old", MLP, out=tmp_path / "new", shard_size="16KB", progress=stop_after(0))
+    assert not draft.exists()
+    assert all(os.stat(tmp_path / "new" / path.name).st_mtime_ns == time for path, time in written.items())
+    assert sum(calls) == sum(value.nbytes for value in tensors_in(tmp_path / "new").values())
+    for name, value in tensors_in(tmp_path / "whole").items():
+        assert torch.equal(value, tensors_in(tmp_path / "new")[name])
+
+
+def test_a_draft_of_another_growth_is_not_continued(tmp_path: Path) -> None:
+    save_small("llama", tmp_path / "old")
+
+    def stop(total: int) -> Any:
+        def advance(size: int) -> None:
+            raise KeyboardInterrupt
+
+        return advance
+
+    with pytest.raises(KeyboardInterrupt):
+        outgrow.grow_checkpoint(tmp_path / "old", MLP, out=tmp_path / "new", progress=stop)
+    outgrow.grow_checkpoint(tmp_path / "old", MLP, out=tmp_path / "new", seed=1)
+    outgrow.grow_checkpoint(tmp_path / "old", MLP, out=tmp_path / "other", seed=1)
+    one, other = tensors_in(tmp_path / "new"), tensors_in(tmp_path / "other")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_full_disk_is_reported_with_the_way_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_small("llama", tmp_path / "old")
+    real, writes = os.pwrite, []
+
+    def full(handle: int, data: bytes, at: int) -> int:
+        writes.append(at)
+        if len(writes) > 5:
+            raise OSError(28, "No space left on device")
+        return real(handle, data, at)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(CheckpointError, match=r"the disk is full.*goes on from there"):
+        outgrow.grow_checkpoint(tmp_path / "old", MLP, out=tmp_path / "new")
+    monkeypatch.undo()
+    assert not (tmp_path / "new").exists()
+    outgrow.grow_checkpoint(tmp_path / "old", MLP, out=tmp_path / "new")
+    assert (tmp_path / "new" / "config.json").exists()
+
+
+def test_a_disk_that_is_too_small_is_found_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_small("llama", tmp_path / "old")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("usage", (), {"free": 1000})())
+    with pytest.raises(CheckpointError, match="has 1 kB left"):
+        outgrow.grow_checkpoint(tmp_path / "old", MLP, out=tmp_path / "new")
+    assert {path.name for path in tmp_path.iterdir()} == {"old"}
+
+
+def test_wrong_values_are_found_by_the_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from outgrow.checkpoints.stream_tensors import Stream
+
+    save_small("llama", tmp_path / "old")
+    real = Stream.values
+    monkeypatch.setattr(Stream, "values", lambda self, tensor: real(self, tensor) * 1.01)
+    with pytest.raises(outgrow.GrowthError, match="does not compute the same"):
+        outgrow.grow_checkpoint(tmp_path / "old", MLP, out=tmp_path / "new")
+    assert {path.name for path in tmp_path.iterdir()} == {"old"}
+
+
+REFUSED = {
+    "fade": ([Widen("*.mlp.*", factor=1.5, fade=10)], MethodError, "no part of a plain checkpoint"),
+    "random": ([Widen("*.mlp.*", factor=1.5, method="random")], MethodError, "only grown by exact methods"),
+    "one layer of many": ([Widen("model.layers.0.mlp.*", factor=1.5)], CheckpointError, "no configuration of LlamaForCausalLM"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_plain_checkpoint_cannot_hold_is_refused(case: str, tmp_path: Path) -> None:
+    requests, kind, reason = REFUSED[case]
+    save_small("llama", tmp_path / "old")
+    with pytest.raises(kind, match=reason):
+        outgrow.grow_checkpoint(tmp_path / "old", *requests, out=tmp_path / "new")
+    assert {path.name for path in tmp_path.iterdir()} == {"old"}
+
+
+def test_an_output_directory_that_is_not_empty_is_refused(tmp_path: Path) -> None:
+    save_small("llama", tmp_path / "old")
+    with pytest.raises(CheckpointError, match="exists and is not empty"):
+        outgrow.grow_checkpoint(tmp_path / "old", MLP, out=tmp_path)
+    (tmp_path / "empty").mkdir()
+    outgrow.grow_checkpoint(tmp_path / "old", MLP, out=tmp_path / "empty", verify="none")
+    assert (tmp_path / "empty" / "config.json").exists()

@@ -1,0 +1,115 @@
+"""Checkpoints that are not complete, not safetensors, or not what their configuration says: refused with the reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import outgrow
+from outgrow.checkpoints.read_checkpoint import INDEX, WEIGHTS, read_checkpoint
+from outgrow.errors import CheckpointError
+from tests.helpers.checkpoints import save_small, tensors_in
+
+pytest.importorskip("transformers")
+
+
+def shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob("model-*.safetensors"))
+
+
+def set_config(folder: Path, **values: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **values}))
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """Change the tensors of a checkpoint that has one file."""
+    from safetensors.torch import save_file
+
+    tensors = tensors_in(folder)
+    change(tensors)
+    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / WEIGHTS, {"format": "pt"})
+
+
+def one_more_in_index(folder: Path) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    index["weight_map"]["x"] = shards(folder)[0].name
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+def shorten(folder: Path, count: int) -> None:
+    """Remove bytes from the end of a shard, or add some."""
+    content = shards(folder)[0].read_bytes()
+    shards(folder)[0].write_bytes(content[:-count] if count > 0 else content + bytes(-count))
+
+
+SHARDED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a missing shard": (lambda folder: shards(folder)[1].unlink(), "the shard is missing"),
+    "a truncated shard": (lambda folder: shorten(folder, 7), "is truncated"),
+    "an empty shard": (lambda folder: shards(folder)[0].write_bytes(b""), "truncated, or not a safetensors file"),
+    "bytes at the end": (lambda folder: shorten(folder, -8), "bytes that no tensor owns"),
+    "another file": (lambda folder: shards(folder)[0].write_bytes(b"\x80\x02" * 50), "truncated, or not a safetensors file"),
+    "an index with one more": (one_more_in_index, "contradicts the files"),
+    "no index": (lambda folder: (folder / INDEX).unlink(), "no index of shards"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), r"it has no config\.json"),
+    "a damaged config": (lambda folder: (folder / "config.json").write_text("{"), r"config\.json can't be read"),
+}
+WHOLE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "pickle": (lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"), "as pickle"),
+    "another class": (lambda folder: set_config(folder, architectures=["NoSuchModel"]), "no such class"),
+    "another family": (lambda folder: set_config(folder, model_type="no-such-type"), "does not contain"),
+    "quantised": (lambda folder: set_config(folder, quantization_config={"bits": 4}), "weights are quantised"),
+    "another size": (lambda folder: set_config(folder, intermediate_size=32), r"and \(32, 16\) by the configuration"),
+    "a missing tensor": (lambda folder: rewrite(folder, lambda t: t.__delitem__("model.norm.weight")), "needs it"),
+    "an unknown tensor": (lambda folder: rewrite(folder, lambda t: t.update(x=torch.zeros(2))), "x: LlamaForCausalLM has no"),
+}
+
+
+@pytest.mark.parametrize("case", [*SHARDED, *WHOLE])
+def test_a_bad_checkpoint_is_refused_before_anything_is_written(case: str, tmp_path: Path) -> None:
+    change, reason = {**SHARDED, **WHOLE}[case]
+    save_small("llama", tmp_path / "old", shard="20KB" if case in SHARDED else "5GB")
+    change(tmp_path / "old")
+    with pytest.raises(CheckpointError, match=reason):
+        outgrow.grow_checkpoint(tmp_path / "old", outgrow.Widen("*.mlp.*", factor=1.5), out=tmp_path / "new")
+    assert {path.name for path in tmp_path.iterdir()} == {"old"}
+
+
+def test_headers_describe_all_tensors(tmp_path: Path) -> None:
+    save_small("llama", tmp_path, torch.bfloat16, shard="8KB")
+    found, tensors = read_checkpoint(tmp_path), tensors_in(tmp_path)
+    assert {name: one.shape for name, one in found.tensors.items()} == {name: tuple(t.shape) for name, t in tensors.items()}
+    assert found.dtype == torch.bfloat16
+    assert found.bytes == sum(tensor.nbytes for tensor in tensors.values())
+    assert len(found.files) == len(shards(tmp_path)) > 1
+
+
+def test_packed_experts_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    save_small("mixtral", tmp_path / "old")
+    with pytest.raises(CheckpointError, match="merges or splits it when it loads"):
+        outgrow.grow_checkpoint(tmp_path / "old", outgrow.Widen("*.mlp.*", factor=1.5), out=tmp_path / "new")
+
+
+def test_names_without_the_prefix_of_the_base_model_are_kept(tmp_path: Path) -> None:
+    """GPT-2's own checkpoint stores `h.0.…` and masks as buffers, although its class is the one with a head."""
+    model: Any = save_small("gpt2", tmp_path / "old")
+
+    def unprefixed(tensors: dict[str, torch.Tensor]) -> None:
+        old = dict(tensors)
+        tensors.clear()
+        tensors.update({name.removeprefix("transformer."): value for name, value in old.items()})
+        tensors["h.0.attn.bias"] = torch.ones(1, 1, 4, 4)
+
+    rewrite(tmp_path / "old", unprefixed)
+    growth = outgrow.grow_checkpoint(tmp_path / "old", outgrow.Widen("*.mlp.*", factor=1.5), out=tmp_path / "new")
+    assert "h.0.mlp.c_fc.weight" in tensors_in(tmp_path / "new")
+    assert growth.plan.names.ignored == ("h.0.attn.bias",)
+    ids = torch.arange(3, 11)[None]
+    new = type(model).from_pretrained(tmp_path / "new").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(new(ids).logits, model.eval()(ids).logits, rtol=1e-5, atol=1e-5)

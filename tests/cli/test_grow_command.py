@@ -1,0 +1,73 @@
+"""`outgrow grow`: options become requests, and a checkpoint is grown or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from outgrow import Deepen, Widen
+from outgrow.cli.grow_command import bar, deepen_request, widen_request
+from outgrow.cli.main import main
+from outgrow.cli.model_names import CommandError
+from tests.helpers.checkpoints import save_small, tensors_in
+
+pytest.importorskip("transformers")
+
+
+def test_options_become_requests() -> None:
+    assert widen_request("*.mlp.*=1.5") == Widen("*.mlp.*", factor=1.5)
+    assert widen_request("*.mlp.*=x2") == Widen("*.mlp.*", factor=2.0)
+    assert widen_request("a.b=+4", method="net2net") == Widen("a.b", by=4, method="net2net")
+    assert widen_request("a.b=1024") == Widen("a.b", to=1024)
+    assert deepen_request("model.layers.3=+2") == Deepen(after="model.layers.3", count=2)
+
+
+@pytest.mark.parametrize("text", ["mlp", "mlp=", "=2", "mlp=two", "mlp=x+2", "mlp=+1.5", "mlp=-3"])
+def test_a_wrong_size_is_reported_with_the_right_form(text: str) -> None:
+    with pytest.raises(CommandError, match=r"write e\.g\.|whole"):
+        widen_request(text)
+
+
+def test_a_checkpoint_is_grown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_small("llama", tmp_path / "old")
+    arguments = ["grow", str(tmp_path / "old"), "--widen", "*.mlp.*=1.5", "--deepen", "model.layers.0=+1"]
+    assert main([*arguments, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "model.layers.0.mlp.gate_proj + 3 alike" in shown
+    assert "num_hidden_layers 4 → 5" in shown
+    assert "needed disk: " in shown
+    assert {path.name for path in tmp_path.iterdir()} == {"old"}
+    assert main([*arguments, "--out", str(tmp_path / "new"), "--dtype", "bfloat16", "--jobs", "2"]) == 0
+    assert "compared: error" in capsys.readouterr().out
+    assert {value.dtype for value in tensors_in(tmp_path / "new").values()} == {torch.bfloat16}
+    card = (tmp_path / "new" / "README.md").read_text()
+    assert "outgrow grow old --widen '*.mlp.*=1.5' --deepen model.layers.0=+1 --dtype bfloat16 --out new" in card
+
+
+def test_requests_come_from_a_file_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_small("llama", tmp_path / "old")
+    (tmp_path / "plan.toml").write_text('[[growth]]\nepoch = 1\ngrow = [{ widen = "*.mlp.*", to = 30 }]\n')
+    assert main(["grow", str(tmp_path / "old"), "--plan", str(tmp_path / "plan.toml"), "--dry-run"]) == 0
+    assert "24 → 30" in capsys.readouterr().out
+
+
+WRONG = {
+    "nothing to grow": ([], "nothing to grow"),
+    "no directory": (["--widen", "*.mlp.*=1.5"], "--out DIR is missing"),
+    "a fade": (["--widen", "*.mlp.*=1.5", "--fade", "9", "--out", "new"], "no part of a plain checkpoint"),
+    "a place": (["--deepen", "model.layers.0=3", "--out", "new"], r"model.layers.0=+2"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_mistake_is_one_line_and_exit_code_2(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options, reason = WRONG[case]
+    assert main(["grow", str(tmp_path), *options]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_the_bar_shows_rate_and_remaining_time() -> None:
+    assert bar(10**9, 10**12, 1.0).endswith("1.0 of 1000.0 GB  1000 MB/s  17 min left")
+    assert bar(0, 10**9, 0.0).endswith("h left")
