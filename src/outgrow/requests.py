@@ -15,6 +15,7 @@ from outgrow.wrong_arguments import usage
 
 MOST_NEW_UNITS = 2**20  # per volume and growth: a larger number is taken for a typing error
 DEEPEN_METHODS = ("auto", "r2r", "r2r-paper", "residual", "net2net", "netmorph", "copy", "random")
+ORDERS = ("interleave", "stack")
 BRANCH_METHODS = ("auto", "r2r", "netmorph", "copy", "random")
 
 
@@ -102,38 +103,64 @@ class Widen:
 @usage("outgrow.Deepen('layer3.1')")
 @dataclass(frozen=True)
 class Deepen:
-    """A request to insert `count` new blocks after the module `after`.
+    """A request to insert `count` new blocks after the module `after`; without `after`, to deepen a stack to `layers` blocks.
 
     method: "auto" (r2r), "r2r", "r2r-paper", "residual", "net2net", "netmorph"; or "copy" and "random", which do not preserve
     the function. fade: number of optimizer steps over which the output of the new block fades in. Any block is exact then:
-    the default is a copy of its neighbour, and "copy" and "random" are exact too. layers: insert an `outgrow.ResidualBlock`
-    with this number of layers (where the model has no blocks of its own, that is the default, with two layers).
+    the default is a copy of its neighbour, and "copy" and "random" are exact too. layers: without `after`, the new number of
+    blocks of the model's stack; with it, insert an `outgrow.ResidualBlock` with this number of layers (where the model has no
+    blocks of its own, that is the default, with two layers). order: of the blocks of a stack and their copies, "interleave"
+    (a a b b) or "stack" (a b a b). stack: the path of the container, if the model has several stacks.
 
     Example:
         >>> Deepen(after="layer2.1", count=2).method
         'auto'
+        >>> Deepen(layers=24, stack="encoder.layers").summary
+        "Deepen 'encoder.layers' to 24 layers"
     """
 
-    after: str
+    after: str = ""
     count: int = 1
     method: str = "auto"
     fade: int | None = None
     layers: int | None = None
+    order: str = "interleave"
+    stack: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.after, str):
             raise SelectionError(f"after={self.after!r}: write the path of a module, e.g. after='layer2.1'")
+        if not self.after:
+            self._check_stack()
+        elif self.stack is not None or self.order != "interleave":
+            raise SelectionError("stack= and order= belong to layers=, the number of blocks of a whole stack: leave after= out")
         if type(self.count) is not int or self.count < 1:
             raise SizeError(f"count={self.count!r}: write the number of blocks to add, a whole number above 0")
         if self.method not in DEEPEN_METHODS:
             raise MethodError(f"method={self.method!r}: write one of {', '.join(map(repr, DEEPEN_METHODS))}")
-        if self.layers is not None and (type(self.layers) is not int or self.layers < 2):
+        if self.after and self.layers is not None and (type(self.layers) is not int or self.layers < 2):
             raise SizeError(f"layers={self.layers!r}: a residual block has two layers or more")
-        if self.layers is not None and self.method not in ("auto", "r2r", "residual", "random"):
+        if self.after and self.layers is not None and self.method not in ("auto", "r2r", "residual", "random"):
             raise MethodError(f"layers= is for residual blocks, and {self.method!r} does not build one: leave one of them out")
         check_fade(self.fade)
         if self.fade is not None and self.method in ("r2r", "r2r-paper"):
             raise MethodError("r2r is exact without a fade: write method='copy' (the default with fade=), or leave fade out")
+
+    def _check_stack(self) -> None:
+        if self.layers is None:
+            raise SelectionError("write after=, the path of a module, e.g. 'layer2.1'; or layers=, the new number of blocks")
+        if type(self.layers) is not int or self.layers < 1:
+            raise SizeError(f"layers={self.layers!r}: write the new number of blocks, a whole number")
+        if self.count != 1:
+            raise SizeError(f"layers={self.layers} is the new number of all blocks: leave count= out")
+        if self.order not in ORDERS:
+            raise MethodError(f"order={self.order!r}: write 'interleave' (a a b b) or 'stack' (a b a b)")
+        if self.stack is not None and not (isinstance(self.stack, str) and self.stack):
+            raise SelectionError(f"stack={self.stack!r}: write the path of a container of blocks, e.g. stack='encoder.layers'")
+        if self.method in ("residual", "net2net", "netmorph"):
+            raise MethodError(
+                f"a stack is deepened by copies of its blocks, and {self.method!r} makes others: name a place with after="
+            )
 
     @property
     def exact(self) -> bool:
@@ -142,7 +169,10 @@ class Deepen:
     @property
     def summary(self) -> str:
         """The request in a few words."""
-        return f"Deepen after {self.after!r} + {self.count}"
+        if self.after:
+            return f"Deepen after {self.after!r} + {self.count}"
+        order = "" if self.order == "interleave" else " (a b a b)"
+        return f"Deepen {repr(self.stack) + ' ' if self.stack else ''}to {self.layers} layers{order}"
 
     @property
     def named(self) -> str:

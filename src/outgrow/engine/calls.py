@@ -63,18 +63,20 @@ def widen(
 def deepen(
     model: nn.Module,
     example: Example,
-    after: str,
+    after: str = "",
     *,
     count: int = 1,
     method: str = "auto",
     fade: int | None = None,
     layers: int | None = None,
+    order: str = "interleave",
+    stack: str | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     average: nn.Module | Sequence[nn.Module] | None = None,
     seed: int = 0,
     check: bool = True,
 ) -> Growth:
-    """Put new blocks behind the module `after`, without changing what the model computes.
+    """Put new blocks behind the module `after`, or into a whole stack, without changing what the model computes.
 
     Args:
         after: the path of a block; `outgrow.places(model, example)` lists the blocks that a new one can follow.
@@ -85,7 +87,10 @@ def deepen(
             "netmorph" (a layer split in two), "copy" or "random" (which do not preserve the function).
         fade: the number of optimizer steps in which a gate opens that is closed at first: behind it the new block is a copy of
             its neighbour (or follows `method`), and the growth is exact for any block.
-        layers: insert an `outgrow.ResidualBlock` with this number of layers, two or more, instead of a copy of a block.
+        layers: without `after`, the new number of blocks of the model's stack; with it, insert an `outgrow.ResidualBlock` with
+            this number of layers, two or more, instead of a copy of a block.
+        order: of the blocks of a stack and their copies: "interleave" (a a b b) or "stack" (a b a b).
+        stack: the path of the stack, such as "encoder.layers", if the model has several.
 
     Example:
         >>> class Block(nn.Module):
@@ -99,7 +104,7 @@ def deepen(
         >>> len(model), growth.plan.renamed("2.weight")
         (5, '4.weight')
     """
-    request = Deepen(after, count, method, fade, layers)
+    request = Deepen(after, count, method, fade, layers, order, stack)
     return grow(model, example, request, optimizer=optimizer, average=average, seed=seed, check=check)
 
 

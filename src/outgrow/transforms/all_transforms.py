@@ -13,7 +13,7 @@ from typing import Any
 from outgrow.errors import GrowthError
 from outgrow.requests import Branch, Deepen, Kernel, Widen
 from outgrow.transforms.branch import branch_plan
-from outgrow.transforms.deepen.own_kind import deepen_plans
+from outgrow.transforms.deepen.plan_requests import deepen_plans
 from outgrow.transforms.kernel import kernel_plan
 from outgrow.transforms.site_and_step import Site, Step
 from outgrow.transforms.widen.plan_requests import widen_plan

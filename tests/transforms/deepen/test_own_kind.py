@@ -196,7 +196,7 @@ def test_a_block_that_nobody_would_run_is_refused() -> None:
     ("arguments", "words"),
     [
         ({"after": "nowhere"}, "has no module 'nowhere'"),
-        ({"after": ""}, "is the model itself: .*candidates are 0, 1, 2"),
+        ({"after": ""}, "write after=, the path of a module"),
         ({"after": "2.0", "method": "netmorph"}, "no linear layer or convolution"),
         ({"after": "2.0", "method": "net2net"}, "does not end in an activation"),
         ({"after": "2.0", "count": 0}, "whole number above 0"),

@@ -54,7 +54,7 @@ class Deeper:
 
     def of(self, model: nn.Module, example: Tensor) -> Transform | None:
         methods: Sequence[str] = METHODS if self.fade is None else BEHIND_A_FADE
-        paths = [path for path, _ in model.named_modules()]
+        paths = [path for path, _ in model.named_modules() if path]
         if self.among != "modules":
             promised = {place.name: place.methods for place in outgrow.places(model, example) if place.growable}
             paths = [name for name, found in promised.items() if self.among == "offered" or "r2r-paper" in found]

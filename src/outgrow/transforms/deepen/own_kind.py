@@ -119,13 +119,13 @@ def _holds_blocks(module: nn.Module) -> bool:
     return (isinstance(module, CONTAINERS) and bool(kinds)) or (len(kinds) == 1 and len(module._modules) > 1)
 
 
-def deepen_plans(site: Site, request: Deepen) -> Step:
+def plans_behind(site: Site, request: Deepen) -> Step:
     """The plans that put new modules behind another one, with their starting values."""
     model, example = site.model, site.example
-    if request.after not in dict(model.named_modules(remove_duplicate=False)) or not request.after:
+    if request.after not in dict(model.named_modules(remove_duplicate=False)):
         names = [*blocks_and_layers(model), *[""] * 9]
         listed = ", ".join(filter(None, names[:8])) + (" …" if names[8] else "")
-        what = f"the model has no module {request.after!r}" if request.after else "after='' is the model itself"
+        what = f"the model has no module {request.after!r}"
         raise SelectionError(f"{what}: outgrow.places(model, example) lists the places; candidates are {listed or 'none'}")
     container = model.get_submodule(request.after.rpartition(".")[0])
     reasons = []
@@ -175,19 +175,44 @@ def own_kind(
     """
     container_path, _, key = request.after.rpartition(".")
     container = model.get_submodule(container_path)
-    paths = [joined_path(container_path, name) for name in container._modules]
-    found = calls_without_values(model, example, paths) if known is None else {}
-    before = len(container._modules)
+    found = block_calls(model, example, container_path) if known is None else {}
+    templates = known or [template_for(model, found, request, step, SiblingKinds()) for step in range(request.count)]
+    place = list(container._modules).index(key)
+    return put_copies(model, example, container_path, [(place, each) for each in templates], found, request, seed, journal)
+
+
+def block_calls(model: nn.Module, example: Example, container: str) -> dict[str, list[Call]]:
+    """The calls of the children of a container, by path."""
+    names = model.get_submodule(container)._modules
+    return calls_without_values(model, example, [joined_path(container, name) for name in names])
+
+
+def put_copies(
+    model: nn.Module,
+    example: Example,
+    container_path: str,
+    copies: Sequence[tuple[int, Template]],
+    found: dict[str, list[Call]],
+    request: Deepen,
+    seed: int,
+    journal: Journal,
+) -> tuple[Plan, ...]:
+    """Plans that put copies of blocks behind blocks of the same container.
+
+    copies: for each, the index of the block that it follows, ascending, and what is copied; both as they are now. found: calls
+    of the blocks; if it is empty, no trial run is made.
+    """
+    container = model.get_submodule(container_path)
+    keys = list(container._modules)
+    before = len(keys)
     plans: list[Plan] = []
     counted = counters(container)
     lists, order = layer_lists(model, container_path), list(range(before))
-    templates = known or [template_for(model, found, request, step, SiblingKinds()) for step in range(request.count)]
-    first = list(container._modules).index(key) + 1
-    for step, template in enumerate(templates):
-        at, source = first + step, template.index + (step if template.index >= first else 0)
+    for step, (place, template) in enumerate(copies):
+        at, source = place + 1 + step, template.index + sum(other < template.index for other, _ in copies[:step])
         prefix, number = numbering(container) or (None, 0)
         start = _start(template, request, seed + step)
-        insert = Insert(container_path, at, source, _key(container, at, key), prefix, number, start=start)
+        insert = Insert(container_path, at, source, _key(container, at, keys[place]), prefix, number, start=start)
         settings = depth_settings(model, insert, len(container._modules))
         order.insert(at, order[source])
         apply_insert(model, insert, journal, shared=True)
@@ -202,7 +227,7 @@ def own_kind(
         container_path or "the model", before, len(container._modules), request.named, request.exact, LEARNS if thawed else ""
     )
     if found:
-        _check_called(model, example, joined(plans), [path for path in paths if found[path]])
+        _check_called(model, example, joined(plans), [path for path, calls in found.items() if calls])
     return (*plans[:-1], replace(plans[-1], changes=(change,)))
 
 
@@ -225,8 +250,18 @@ def _key(container: nn.Module, at: int, after: str) -> str:
     return f"{after}_{number}"
 
 
-def template_for(model: nn.Module, found: dict[str, list[Call]], request: Deepen, step: int, known: SiblingKinds) -> Template:
-    """The sibling to copy: the nearest one at the new block's position in the repeating order of kinds."""
+def template_for(
+    model: nn.Module,
+    found: dict[str, list[Call]],
+    request: Deepen,
+    step: int,
+    known: SiblingKinds,
+    preferred: int | None = None,
+) -> Template:
+    """The sibling to copy: the nearest one at the new block's position in the repeating order of kinds.
+
+    preferred: the index of the block to copy, if it is of the kind that belongs there.
+    """
     path, _, key = request.after.rpartition(".")
     container = model.get_submodule(path)
     children = dict(container._modules)
@@ -242,7 +277,7 @@ def template_for(model: nn.Module, found: dict[str, list[Call]], request: Deepen
     off = [period is not None and (i - index - 1 - step) % period != 0 for i in range(len(kinds))]
     place = index if period is not None else index + 1
     candidates = sorted(
-        range(len(kinds)), key=lambda i: (off[i], -usual[i], abs(i - place), i > index)
+        range(len(kinds)), key=lambda i: (off[i], -usual[i], i != preferred, abs(i - place), i > index)
     )  # a first block may differ from all others
     for candidate in candidates:
         name = names[candidate]
