@@ -193,6 +193,15 @@ def test_kinds_of_image_models(name: str) -> None:
     assert {kind: dict(sizes) for kind, sizes in found.items() if kind} == TIMM[name]
 
 
+def test_squeezed_channels_of_a_stream_have_no_kind() -> None:
+    import timm
+
+    network = timm.create_model("legacy_seresnet18", num_classes=7).eval()
+    kinds = {volume.name: volume.kind for volume in outgrow.volumes(network, torch.randn(2, 3, 64, 64))}
+    assert kinds["layer1.0.conv1"] == "mlp"
+    assert kinds["layer1.0.se_module.fc1"] is None
+
+
 def test_squeezed_channels_have_no_kind() -> None:
     import timm
 

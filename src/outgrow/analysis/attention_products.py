@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from outgrow.analysis.effects import Contract, Operand
+from outgrow.analysis.labels import Labels
 from outgrow.analysis.roles import READS
 
 if TYPE_CHECKING:
-    from outgrow.analysis.volumes import Anatomy
+    from outgrow.analysis.volumes import Anatomy, Volume
 
 HEADS, HEAD_DIM = "heads", "head_dim"
 BATCHED = ("aten.bmm", "aten.baddbmm")  # products with an axis 0 that both factors share and the result keeps
@@ -56,8 +58,8 @@ def attention_units(anatomy: Anatomy, attentions: list[Attention], kinds: dict[i
                 axes = [place for place, axis in enumerate(block.axes) if axis in first.contracted]
                 for number in anatomy.volumes_by_label.of(block.labels) if axes else ():
                     if kinds[number] == HEAD_DIM:
-                        ids = np.moveaxis(anatomy.units(anatomy.volumes[number], block.labels), axes[0], 0)
-                        features = int(np.count_nonzero(ids.reshape(len(ids), -1)[:, 0] == 0))
+                        line = next(_lines(block.labels, axes[0]))
+                        features = int(np.count_nonzero(anatomy.units(anatomy.volumes[number], line) == 0))
                         found |= {number: f"{features} features of each head"} if features > 1 else {}
         (value, axis) = (second.right.value, 2) if second.left.value in attention.scores else (second.left.value, 1)
         shape = anatomy.reading.trace.values[value].shape
@@ -140,7 +142,21 @@ def _product(anatomy: Anatomy, index: int) -> tuple[Contract, frozenset[int]]:
 def _units(anatomy: Anatomy, side: Operand) -> Iterator[Place]:
     """For each block of a factor and each volume in it: the block's axes, the volume, the axes along which its units lie."""
     for block in side.layout:
+        lines = [list(_lines(block.labels, place)) for place in range(len(block.axes))]
         for number in anatomy.volumes_by_label.of(block.labels):
-            ids = anatomy.units(anatomy.volumes[number], block.labels)
-            along = [axis for place, axis in enumerate(block.axes) if (ids != ids.take([0], axis=place)).any()]
+            volume = anatomy.volumes[number]
+            along = [
+                axis for axis, some in zip(block.axes, lines, strict=True) if any(map(partial(_vary, anatomy, volume), some))
+            ]
             yield frozenset(block.axes), number, frozenset(along)
+
+
+def _lines(labels: Labels, axis: int) -> Iterator[Labels]:
+    """The labels along an axis at the first and last index of all others: enough to see whether units change along it."""
+    for corner in (0, -1):
+        yield labels[tuple(slice(None) if place == axis else corner for place in range(labels.ndim))]
+
+
+def _vary(anatomy: Anatomy, volume: Volume, labels: Labels) -> bool:
+    ids = anatomy.units(volume, labels)
+    return bool((ids != ids[0]).any())

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from outgrow.analysis.attention_products import BATCHED, attention_kinds, attention_units, find_attentions
-from outgrow.analysis.effects import Contract, Ignore
+from outgrow.analysis.effects import Contract, Ignore, Map, Move, PerUnit, Scale, Shift
 from outgrow.analysis.labels import Layout
 from outgrow.analysis.residual_sums import ResidualSum, find_residual_sums, is_nonlinear
 from outgrow.analysis.rules import experts
@@ -119,10 +119,37 @@ def _add_product(anatomy: Anatomy, flow: _Flow, op: Op, effect: Contract) -> Non
     targets = _volumes(anatomy, tuple(block for block in weight.layout if not set(block.axes) & (effect.contracted | shared)))
     flow.stacked |= _volumes(anatomy, _on(weight.layout, shared)) - sources
     flow.written |= targets
+    gated = targets & flow.streams and _is_gate(anatomy, op, targets & flow.streams)
     for source in sources:
-        for target in targets:
+        for target in () if gated else targets:
             flow.after[source].add(target)
             flow.before[target].add(source)
+
+
+def _is_gate(anatomy: Anatomy, op: Op, volumes: set[int]) -> bool:
+    """Whether a product with a weight only makes factors for other activations with the same units, by a nonlinear function.
+
+    Squeeze and excitation of a stream does that: it scales what a block writes, and writes nothing itself.
+    """
+    reading, gates = anatomy.reading, False
+    todo, seen = [(op.outputs[0], False)], {op.outputs[0]}
+    while todo:
+        value, nonlinear = todo.pop()
+        for index in anatomy.consumers.get(value, ()):
+            user, effect = reading.trace.ops[index], reading.effects[index]
+            if isinstance(effect, Contract) and not effect.contracted:
+                other = effect.left if effect.right.value == value else effect.right
+                if not reading.constant[other.value] and _volumes(anatomy, other.layout) & volumes:
+                    if not nonlinear:
+                        return False
+                    gates = True
+                    continue
+            elif not isinstance(effect, (Move, Map, Shift, Scale, PerUnit)):
+                return False
+            new = [output for output in user.outputs if output not in seen]
+            seen.update(new)
+            todo += [(output, nonlinear or is_nonlinear(anatomy, user)) for output in new]
+    return gates
 
 
 def _on(layout: Layout, axes: Collection[int]) -> Layout:
