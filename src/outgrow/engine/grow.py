@@ -23,7 +23,7 @@ from outgrow.distributed.ddp import together
 from outgrow.engine.carry_out import Work
 from outgrow.engine.dry_run_findings import Ready, shapes_of
 from outgrow.engine.plan_steps import steps_of
-from outgrow.engine.report import Growth, remarks
+from outgrow.engine.report import UNIT, Growth, remarks, unit_notes
 from outgrow.engine.responsible_volumes import named
 from outgrow.errors import TraceError, VerifyError
 from outgrow.growth_plan.plan import joined, recorded
@@ -265,7 +265,9 @@ def _planned(request: Request, look: Look, example: Example, work: Work, dry: bo
     model = request.model
     if look.ready is not None:
         notes = [
-            note for note in look.ready.notes if not look.ready.adds_modules or note.startswith((unrun.NOTE, value_reads.NOTE))
+            note
+            for note in look.ready.notes
+            if not look.ready.adds_modules or note.startswith((unrun.NOTE, value_reads.NOTE, UNIT))
         ]
         return Planned(look.ready.steps, notes)
     draws = look.base.draws if look.base is not None else dry and verify.draws(model, example)
@@ -274,6 +276,7 @@ def _planned(request: Request, look: Look, example: Example, work: Work, dry: bo
     with_peers = outputs_with_peers(model, example, trace.idle_peers) if request.check else ()
     steps = steps_of(model, example, request.transforms, request.seed, anatomy, work.journal)
     notes = [*unrun.note(model, trace.unused, trace.idle_peers), *value_reads.note(trace), *shape_branches.note(model, trace)]
+    notes += unit_notes(anatomy.volumes, (plan for step in steps for plan in step.plans))
     return Planned(steps, notes, anatomy, with_peers, trace.idle_peers)
 
 

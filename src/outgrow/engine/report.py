@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
 
+from outgrow.analysis.volumes import Volume
 from outgrow.growth_plan.plan import Plan
 from outgrow.history.cohorts import Cohorts, cohorts
 from outgrow.modules.fade_warnings import fading
@@ -23,6 +25,20 @@ def remarks(model: nn.Module, untrained: str) -> list[str]:
             "example, give one with more samples"
         )
     return [remark for remark in found if remark]
+
+
+UNIT = "one unit of "
+
+
+def unit_notes(volumes: Sequence[Volume], plans: Iterable[Plan]) -> list[str]:
+    """Notes on volumes that grow and whose unit is more than a head or a feature, one per kind of unit."""
+    grown = {change.volume for plan in plans for change in plan.changes}
+    alike: dict[str, list[str]] = {}
+    for volume in volumes:
+        if volume.unit and volume.name in grown:
+            alike.setdefault(volume.unit, []).append(volume.name)
+    more = {unit: f" (and {len(names) - 1} more)" if len(names) > 1 else "" for unit, names in alike.items()}
+    return [f"{UNIT}{names[0]}{more[unit]} is {unit}" for unit, names in alike.items()]
 
 
 @dataclass(eq=False)

@@ -125,6 +125,15 @@ def test_a_plan_by_kind_changes_nothing(tokens: Tensor) -> None:
     assert model.blocks[0].mlp.up.out_features == home.HIDDEN
 
 
+def test_the_report_says_what_a_unit_of_heads_is() -> None:
+    family = BY_NAME["llama"]
+    growth = outgrow.widen(family.build(), family.example(), kind="heads", by=2)
+    name = "model.layers.0.self_attn.q_proj"
+    note = f"one unit of {name} (and 1 more) is 2 query heads with the key and value head that they share"
+    assert note in str(growth).splitlines()
+    assert "one unit of" not in str(outgrow.widen(family.build(), family.example(), kind="mlp", by=2))
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
 def test_kinds_of_a_library_model_grow_exactly(name: str) -> None:
     family = BY_NAME[name]
