@@ -22,6 +22,7 @@ from outgrow.model.unwrap import bare
 from outgrow.process.garbage_collection import without_garbage_collection
 from outgrow.trace.operators import Trace
 from outgrow.transforms.widen.norm_epsilon import missing_eps
+from outgrow.transforms.widen.same_sizes import SameSizes
 from outgrow.wrong_arguments import usage
 
 
@@ -30,7 +31,9 @@ from outgrow.wrong_arguments import usage
 def volumes(model: nn.Module, example: Example) -> list[Volume]:
     """List all volumes of a model: name, size, slots, the methods by which each can grow, or why it can't.
 
-    The model may be on the meta device: volumes depend on its code and its shapes, not on values.
+    The methods are those that are exact. Whether the model's code follows a new size is found by the growth itself, and by
+    `outgrow.plan`, which run it; where the code gives two volumes one size, the reason says so. The model may be on the meta
+    device: volumes depend on its code and its shapes, not on values.
 
     Example:
         >>> import torch
@@ -86,6 +89,9 @@ def _volumes_in(model: nn.Module, trace: Trace) -> list[Volume]:
 
 
 def _explained(model: nn.Module, anatomy: Anatomy) -> Anatomy:
+    sizes = SameSizes(anatomy)
     for volume in anatomy.volumes:
         explain(model, anatomy, volume)
+        if volume.methods and (doubt := sizes.reason(volume)):
+            volume.reason = "; ".join(filter(None, (volume.reason, doubt)))
     return anatomy
