@@ -37,7 +37,8 @@ def widen(
 
     Args:
         where: names or globs; a pattern selects a volume if it matches its name, or the path of every module that writes it.
-        factor: the ratio of the new size to the old one, rounded to the nearest size that the volume and the method allow.
+        factor: the ratio of the new size to the old one, rounded to the nearest size that the volume and the method allow;
+            "auto" takes a method that reaches size × factor if that is a whole number and there is one.
         by: the number of units to add; pass exactly one of `factor`, `by` and `to`.
         to: the new number of units.
         method: "auto", "r2r", "net2net", "netmorph", "mean", "random", or an instance such as `outgrow.R2R(init="he")`.

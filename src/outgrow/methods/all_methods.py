@@ -1,4 +1,7 @@
-"""The methods by name. "auto" tries the methods of `AUTO` in order and takes the first that is exact on the path."""
+"""The methods by name. "auto" tries the methods of `AUTO` in order and takes the first that is exact on the path.
+
+Net2Net comes with random shares there: copies with equal shares have equal gradients and stay equal.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from outgrow.methods.net2net import Net2Net
 from outgrow.methods.netmorph import NetMorph, RandomPad
 from outgrow.methods.r2r import R2R
 
-AUTO: tuple[Method, ...] = (R2R(), NetMorph(), MeanFill(), NetMorph(zero="writers"), Net2Net())
+AUTO: tuple[Method, ...] = (R2R(), NetMorph(), MeanFill(), NetMorph(zero="writers"), Net2Net(split="random"))
 BY_NAME: dict[str, tuple[Method, ...]] = {
     "auto": AUTO,
     "r2r": (R2R(),),
@@ -52,7 +55,7 @@ def candidates(method: str | Method, fade: int | None = None) -> tuple[Method, .
 def _faded(method: str | Method, steps: int) -> tuple[Method, ...]:
     """The methods to try with `fade=`: the fade, and with "auto" also methods that are exact without it where it is refused."""
     if method == "auto":
-        return (Faded(steps=steps), MeanFill(), NetMorph(zero="writers"), Net2Net())
+        return (Faded(steps=steps), MeanFill(), NetMorph(zero="writers"), Net2Net(split="random"))
     if method in ("random", "netmorph"):
         return (Faded(steps=steps),)
     if isinstance(method, RandomPad) or (isinstance(method, NetMorph) and method.zero == "readers"):

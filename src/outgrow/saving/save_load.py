@@ -45,7 +45,7 @@ from outgrow.wrong_arguments import usage
 
 M = TypeVar("M", bound=nn.Module)
 SAVE, LOAD = "outgrow.save(model, 'model.safetensors')", "outgrow.load(model, 'model.safetensors')"
-NOT_FINITE = "go back to weights from before training diverged; Run.save(path, finite=False) writes a diverged run anyway"
+NOT_FINITE = "go back to weights from before training diverged; torch.save(model.state_dict(), path) writes these anyway"
 
 
 @usage("outgrow.save(model, 'model.safetensors')")

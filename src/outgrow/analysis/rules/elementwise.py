@@ -27,6 +27,7 @@ BINARY = """
     maximum minimum fmax fmin atan2 remainder fmod where masked_fill eq ne lt le gt ge logical_and logical_or logical_xor
     bitwise_and bitwise_or bitwise_xor addcmul addcdiv lerp hypot xlogy floor_divide
 """.split()
+BINARY_KEEPS_ZERO = {"maximum", "minimum", "where", "lerp"}  # zero wherever all their operands are zero; others: not assumed
 SAME = """
     clone alias detach _to_copy lift_fresh lift_fresh_copy contiguous _conj _conj_physical conj_physical _neg_view bernoulli
     native_dropout
@@ -110,7 +111,7 @@ def pointwise(reading: Reading, op: Op) -> Outcome:
     """A function of several tensors, entry by entry."""
     refs = refs_in(op.args)
     layout, _ = broadcast(reading, op, refs)
-    return Outcome((layout,), Map(tuple(ref.value for ref in refs), base_name(op) in ("maximum", "minimum", "where", "lerp")))
+    return Outcome((layout,), Map(tuple(ref.value for ref in refs), base_name(op) in BINARY_KEEPS_ZERO))
 
 
 def add(reading: Reading, op: Op) -> Outcome:

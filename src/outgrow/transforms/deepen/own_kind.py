@@ -76,11 +76,11 @@ class SiblingKinds:
         """The period of a container's children that keep a shape, and for each child, the number of children of its kind."""
         key = path, tuple(shape)
         if key not in self.patterns:
-            kinds = self.of_children(path, container)
+            kinds = [_without_dropout(kind) for kind in self.of_children(path, container)]
             calls = [found[joined_path(path, name)] for name in container._modules]
             period = _period([kind if _keeps(one, shape) else None for kind, one in zip(kinds, calls, strict=True)])
-            counts = Counter(map(id, kinds))
-            self.patterns[key] = period, [counts[id(kind)] for kind in kinds]
+            counts = Counter(kinds)
+            self.patterns[key] = period, [counts[kind] for kind in kinds]
         return self.patterns[key]
 
     def identity(self, kind: Any, block: nn.Module, given: Call, request: Deepen) -> Identity:
@@ -306,6 +306,18 @@ def _shapes(output: Any) -> list[tuple[int, ...]]:
 
 def _keeps(calls: Sequence[Call], shape: list[tuple[int, ...]]) -> bool:
     return len(calls) == 1 and _shapes(calls[0].output) == shape == _shapes(calls[0].example)
+
+
+def _without_dropout(kind: Any) -> Any:
+    """A block's kind without its dropout and nn.Identity modules: libraries put nn.Identity where a dropout rate is zero."""
+    if kind is None:
+        return None
+    return tuple(entry for entry in kind if entry[1] is not nn.Identity and not _is_dropout(entry[1]))
+
+
+def _is_dropout(module_class: type) -> bool:
+    name = module_class.__name__.lower()
+    return "drop" in name or name == "stochasticdepth"
 
 
 def _period(kinds: Sequence[Any]) -> int | None:

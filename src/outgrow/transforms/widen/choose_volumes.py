@@ -24,6 +24,7 @@ from outgrow.text.plurals import counted
 from outgrow.transforms.widen.make_plan import Choice
 
 MENTIONED = 4  # modules that an error mentions
+WHOLE = 1e-9  # rounding of size × factor, relative to the size
 SAME = "the nearest possible size is the present one"
 
 
@@ -209,7 +210,7 @@ def _name(method: str | Method) -> str:
 def _choice(
     anatomy: Anatomy, volume: Volume, request: Widen, without: Mapping[tuple[str, State], str]
 ) -> tuple[Choice | None, str]:
-    """The first method that is exact here and can reach the size; or the reason why none is."""
+    """The first method that is exact here and reaches the size, else the first that comes near it; or why there is none."""
     if volume.pinned:
         return None, volume.pinned
     problem = irregular(anatomy, volume)
@@ -218,6 +219,7 @@ def _choice(
     reasons: list[str] = []
     stuck: list[str] = []
     misfits: list[SizeError] = []
+    near: Choice | None = None  # reaches a size near the one that a factor requests
     methods = candidates(request.method, request.fade)
     for method in methods:
         verdict = judge(anatomy, volume, method.state)
@@ -235,17 +237,30 @@ def _choice(
         except SizeError as error:
             misfits.append(error)
             continue
-        if new:
+        if new and _is_requested(volume, request, new):
             return Choice(volume, new, method, verdict), ""
+        if new:
+            near = near or Choice(volume, new, method, verdict)
+            continue
         if automatic and verdict.multiples:
             reasons.append(f"{method.name}: exact only as whole copies of all {volume.size} units (factor=2, 3, …)")
         else:
             reasons.append(f"{method.name}: {SAME}")
+    if near is not None:
+        return near, ""
     if misfits:
         raise misfits[0]
     if reasons and all(reason.endswith(SAME) for reason in reasons):
         return None, f"{SAME}: write a larger factor, or by={volume.grain} or more"
     return None, "; ".join(dict.fromkeys(reasons + stuck))
+
+
+def _is_requested(volume: Volume, request: Widen, new: int) -> bool:
+    """Whether a number of new units gives the requested size. A factor that gives no whole number of units requests no size."""
+    if request.factor is None:
+        return True
+    wanted = volume.count * (request.factor - 1)
+    return abs(wanted - round(wanted)) > WHOLE * volume.count or new == round(wanted)
 
 
 def _new_units(volume: Volume, request: Widen, step: int, method: Method, rounding: bool) -> int:
