@@ -193,6 +193,16 @@ def test_kinds_of_image_models(name: str) -> None:
     assert {kind: dict(sizes) for kind, sizes in found.items() if kind} == TIMM[name]
 
 
+def test_heads_that_weights_mix_are_heads() -> None:
+    import timm
+
+    network = timm.create_model("cait_xxs24_224", num_classes=7, depth=2).eval()
+    found = sizes_by_kind(outgrow.volumes(network, torch.randn(2, 3, 224, 224)))
+    assert set(found["heads"]) == {4}
+    assert set(found["head_dim"]) == {48}
+    assert found[None] == {3: 1, 196: 1}  # colours and positions
+
+
 def test_squeezed_channels_of_a_stream_have_no_kind() -> None:
     import timm
 

@@ -2,8 +2,9 @@
 
     scores = q·kᵀ,    output = f(scores)·v
 
-f is anything without a weight: a softmax, a mask, a soft cap. Units on an axis that both factors share and the product keeps
-are heads. Units that q·kᵀ sums over are features of a head, and so are those that v adds to the output.
+f is anything without a weight, or with weights that mix heads alone: a softmax, a mask, a soft cap. Units on an axis that
+both factors share and the product keeps are heads. Units that q·kᵀ sums over are features of a head, and so are those that v
+adds to the output.
 """
 
 from __future__ import annotations
@@ -36,13 +37,15 @@ class Attention:
     first: int
     second: int
     scores: frozenset[int]
+    mixed: frozenset[int] = frozenset()  # volumes of heads that weights between the products mix
 
 
 def attention_kinds(anatomy: Anatomy, attentions: list[Attention]) -> dict[int, str]:
     """For each volume in attention, by its number: whether its units are heads or features of a head."""
     found: dict[int, str] = {}
     for attention in attentions:
-        for number, kind in (*_in_scores(anatomy, attention), *_in_output(anatomy, attention)):
+        mixed = ((number, HEADS) for number in attention.mixed)
+        for number, kind in (*_in_scores(anatomy, attention), *_in_output(anatomy, attention), *mixed):
             if found.get(number) != HEAD_DIM:
                 found[number] = kind
     return found
@@ -87,18 +90,36 @@ def find_attentions(anatomy: Anatomy) -> list[Attention]:
     products = {index for index, effect in enumerate(reading.effects) if is_product_of_activations(anatomy, effect)}
     for index in sorted(products):
         outputs = reading.trace.ops[index].outputs
-        between, todo, seconds = set(outputs), list(outputs), set[int]()
+        between, todo, seconds, heads = set(outputs), list(outputs), set[int](), set[int]()
         while todo:
             for user in anatomy.consumers.get(todo.pop(), ()):
                 effect = reading.effects[user]
                 if isinstance(effect, Contract) and effect.contracted:
                     seconds |= {user} & products
-                    continue
+                    mixed = set[int]() if user in products else _mixed_heads(anatomy, index, effect, heads)
+                    heads |= mixed
+                    if not mixed:
+                        continue
                 new = [value for value in reading.trace.ops[user].outputs if value not in between]
                 between.update(new)
                 todo.extend(new)
-        found += [Attention(index, second, frozenset(between)) for second in sorted(seconds)]
+        found += [Attention(index, second, frozenset(between), frozenset(heads)) for second in sorted(seconds)]
     return found
+
+
+def _mixed_heads(anatomy: Anatomy, first: int, effect: Contract, known: set[int]) -> set[int]:
+    """The heads that a weight reads and writes, if scores have no other units that it reads ("talking heads")."""
+    product, shared = _product(anatomy, first)
+    own = {number for side in (product.left, product.right) for _, number, along in _units(anatomy, side) if along & shared}
+    read, written = set[int](), set[int]()
+    for side in (effect.left, effect.right):
+        for block in side.layout:
+            numbers = anatomy.volumes_by_label.of(block.labels)
+            if not effect.contracted.isdisjoint(block.axes):
+                read.update(numbers)
+            elif anatomy.reading.constant[side.value]:
+                written.update(numbers)
+    return read | written if read and read <= own | known else set()
 
 
 def is_product_of_activations(anatomy: Anatomy, effect: object) -> bool:
