@@ -193,6 +193,15 @@ def test_kinds_of_image_models(name: str) -> None:
     assert {kind: dict(sizes) for kind, sizes in found.items() if kind} == TIMM[name]
 
 
+def test_the_layer_behind_linear_attention_writes_no_heads() -> None:
+    import timm
+
+    network = timm.create_model("coat_tiny", num_classes=7).eval()
+    found = sizes_by_kind(outgrow.volumes(network, torch.randn(2, 3, 224, 224)))
+    assert set(found["heads"]) == {2, 3}  # convolutions of three sizes split its 8 heads into 2, 3 and 3
+    assert "width" in found
+
+
 def test_heads_that_weights_mix_are_heads() -> None:
     import timm
 

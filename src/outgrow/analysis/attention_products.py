@@ -116,6 +116,8 @@ def _mixed_heads(anatomy: Anatomy, first: int, effect: Contract, known: set[int]
         for block in side.layout:
             numbers = anatomy.volumes_by_label.of(block.labels)
             if not effect.contracted.isdisjoint(block.axes):
+                if any(block.labels.size != anatomy.volumes[number].count for number in numbers):
+                    return set()  # it also reads the features of the heads: it is the layer behind attention
                 read.update(numbers)
             elif anatomy.reading.constant[side.value]:
                 written.update(numbers)
