@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from typing import Any
 
 from outgrow.errors import Problem, ScheduleError
 from outgrow.runs.schedule import At, Schedule, When
+from outgrow.transforms.all_transforms import TABLE
 
 
 def mark(event: At | When) -> str:
@@ -15,14 +17,21 @@ def mark(event: At | When) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", f"{event.time}: {event.grow!r}")
 
 
+def without_defaults(text: str) -> str:
+    """A mark without options that have their default values: files of earlier versions lack options that came later."""
+    known = [field for kind in TABLE for field in fields(kind.request) if field.default is not MISSING]
+    options = sorted({re.escape(f", {field.name}={field.default!r}") for field in known})
+    return re.sub(f"(?:{'|'.join(options)})(?=[,)])", "", text)
+
+
 def happened(schedule: Schedule, position: Mapping[str, Any]) -> list[int]:
     """Numbers of the events that a saved run has carried out, in the order in which it did."""
     if not isinstance(position, Mapping) or "done" not in position:
         raise ScheduleError(f"position={position!r:.60}: pass the result of run.position()")
     result: list[int] = []
-    for done in position["done"]:
-        same = (number for number, event in enumerate(schedule) if mark(event) == done and number not in result)
-        result.extend(list(same)[:1])
+    marks = [without_defaults(mark(event)) for event in schedule]
+    for done in map(without_defaults, position["done"]):
+        result.extend([number for number, known in enumerate(marks) if known == done and number not in result][:1])
     return result
 
 
