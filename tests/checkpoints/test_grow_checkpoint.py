@@ -237,3 +237,26 @@ def test_an_output_directory_that_is_not_empty_is_refused(tmp_path: Path) -> Non
     (tmp_path / "empty").mkdir()
     outgrow.grow_checkpoint(tmp_path / "old", MLP, out=tmp_path / "empty", verify="none")
     assert (tmp_path / "empty" / "config.json").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_tensors_are_computed_in_slabs(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from outgrow.checkpoints import row_slabs, stream_tensors
+
+    model = save_small("llama", tmp_path / "old", dtype)
+    requests = [Widen("model.embed_tokens", factor=1.5), Widen("*.mlp.*", factor=1.5)]
+    sliced = []
+
+    def counted(*arguments: Any) -> Any:
+        for first, rows in row_slabs.slabs(*arguments):
+            sliced.append((first, rows.shape))
+            yield first, rows
+
+    real = stream_tensors.Stream
+    monkeypatch.setattr("outgrow.checkpoints.grow_checkpoint.Stream", lambda plan, files: real(plan, files, large=1, slab=100))
+    monkeypatch.setattr(stream_tensors, "slabs", counted)
+    outgrow.grow_checkpoint(tmp_path / "old", *requests, out=tmp_path / "new")
+    assert len({shape for _, shape in sliced}) > 1
+    expected = grown_in_memory(model, "llama", requests)
+    for name, value in tensors_in(tmp_path / "new").items():
+        torch.testing.assert_close(value, expected[name].to(dtype), rtol=1e-6 if dtype == torch.float32 else 0, atol=0)

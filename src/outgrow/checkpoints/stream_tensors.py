@@ -1,7 +1,8 @@
 """Compute new tensors from stored ones, one at a time, and write them to their places.
 
 Tensors that do not change are copied as bytes. Others are computed in float32 if they are stored with fewer bits, and rounded
-once at the end, so that the result does not depend on the number of edits in between.
+once at the end, so that the result does not depend on the number of edits in between. Large tensors are computed in slabs of
+rows where their edits allow it.
 """
 
 from __future__ import annotations
@@ -11,24 +12,33 @@ import math
 import torch
 from torch import Tensor
 
-from outgrow.checkpoints.new_values import compute, is_unchanged, origin
+from outgrow.checkpoints.new_values import Edited, compute, is_unchanged, origin
 from outgrow.checkpoints.plan_checkpoint import CheckpointPlan, NewTensor
+from outgrow.checkpoints.row_slabs import in_slabs, slabs
 from outgrow.checkpoints.tensor_bytes import PIECE, Files, copy_bytes, read_tensor, write_tensor
 
 HALVES = (torch.float16, torch.bfloat16)
+LARGE = 2**27  # values from which on a tensor is computed in slabs, if its edits allow it
+SLAB = 2**22  # values of a slab
 
 
 class Stream:
-    """The new tensors of a planned growth, computed from the files of the old checkpoint."""
+    """The new tensors of a planned growth, computed from the files of the old checkpoint.
 
-    def __init__(self, plan: CheckpointPlan, files: Files) -> None:
-        self.plan, self.files = plan, files
+    large, slab: see `LARGE` and `SLAB`.
+    """
+
+    def __init__(self, plan: CheckpointPlan, files: Files, large: int = LARGE, slab: int = SLAB) -> None:
+        self.plan, self.files, self.large, self.slab = plan, files, large, slab
         self._stored = {named.name: plan.checkpoint.tensors[named.stored] for named in reversed(plan.names.used)}
 
     def write(self, tensor: NewTensor, handle: int, start: int) -> None:
         """Write a tensor to an open file."""
+        sliced = self._in_slabs(tensor)
         if self._is_copied(tensor):
             copy_bytes(self.files, self._stored[origin(tensor.value)], handle, start)
+        elif sliced is not None:
+            self._write_slabs(tensor, sliced, handle, start)
         else:
             write_tensor(handle, self.values(tensor), start)
 
@@ -40,11 +50,30 @@ class Stream:
         """An estimate of the bytes that computing a tensor takes: old and new values, and one block in between."""
         if self._is_copied(tensor):
             return PIECE
-        return 2 * math.prod(tensor.shape) * max(tensor.dtype.itemsize, 4) + tensor.size
+        values = math.prod(tensor.shape) if self._in_slabs(tensor) is None else 2 * self.slab
+        return 2 * values * max(tensor.dtype.itemsize, 4) + values * tensor.dtype.itemsize
 
     def _is_copied(self, tensor: NewTensor) -> bool:
         return is_unchanged(tensor.value) and self._stored[origin(tensor.value)].dtype == tensor.dtype
 
+    def _in_slabs(self, tensor: NewTensor) -> Edited | None:
+        return in_slabs(tensor.value) if math.prod(tensor.shape) >= self.large and len(tensor.shape) > 1 else None
+
+    def _write_slabs(self, tensor: NewTensor, value: Edited, handle: int, start: int) -> None:
+        stored = self._stored[origin(value)]
+        others = {name: compute(other, self._read) for name, other in value.others.items()}
+        row = tensor.size // tensor.shape[0]
+        step = max(1, self.slab * tensor.shape[0] // math.prod(tensor.shape))
+
+        def read(first: int, count: int) -> Tensor:
+            return _precise(read_tensor(self.files, stored, count, first))
+
+        for first, rows in slabs(value, read, tensor.shape[0], step, others):
+            write_tensor(handle, rows.to(tensor.dtype), start + first * row)
+
     def _read(self, name: str) -> Tensor:
-        tensor = read_tensor(self.files, self._stored[name])
-        return tensor.float() if tensor.dtype in HALVES else tensor
+        return _precise(read_tensor(self.files, self._stored[name]))
+
+
+def _precise(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in HALVES else tensor

@@ -6,6 +6,7 @@ Pages of a mapped file count as memory of the process; explicit reads keep the p
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -48,13 +49,14 @@ def open_files(paths: Iterator[str] | tuple[str, ...]) -> Iterator[Files]:
         files.close()
 
 
-def read_tensor(files: Files, stored: StoredTensor, rows: int | None = None) -> Tensor:
-    """The values of a stored tensor; only its first rows (along axis 0) if `rows` is given."""
+def read_tensor(files: Files, stored: StoredTensor, rows: int | None = None, first: int = 0) -> Tensor:
+    """The values of a stored tensor; only some of its rows (along axis 0), from `first` on, if `rows` is given."""
     shape = stored.shape if rows is None else (rows, *stored.shape[1:])
     tensor = torch.empty(shape, dtype=stored.dtype)
     target, done = memory_of(tensor), 0
+    start = stored.start + (stored.size // stored.shape[0] * first if first else 0)
     while done < len(target):
-        count = os.preadv(files.handle(stored.file), [target[done : done + MOST]], stored.start + done)
+        count = os.preadv(files.handle(stored.file), [target[done : done + MOST]], start + done)
         if not count:
             raise CheckpointError(f"{stored.file} became shorter while it was read")
         done += count
@@ -70,7 +72,7 @@ def write_tensor(handle: int, tensor: Tensor, start: int) -> None:
 
 def copy_bytes(files: Files, stored: StoredTensor, handle: int, start: int) -> None:
     """Copy the bytes of a stored tensor to an open file."""
-    done = 0
+    done = _copied_by_the_system(files.handle(stored.file), stored, handle, start)
     while done < stored.size:
         piece = os.pread(files.handle(stored.file), min(PIECE, stored.size - done), stored.start + done)
         if not piece:
@@ -79,6 +81,23 @@ def copy_bytes(files: Files, stored: StoredTensor, handle: int, start: int) -> N
         while written < len(piece):
             written += os.pwrite(handle, piece[written:], start + done + written)
         done += len(piece)
+
+
+def _copied_by_the_system(source: int, stored: StoredTensor, handle: int, start: int) -> int:
+    """The number of bytes that the system has copied without passing them through memory of the process; 0 if it can't."""
+    done = 0
+    copy = getattr(os, "copy_file_range", None)
+    while copy is not None and done < stored.size:
+        try:
+            count = copy(source, handle, min(MOST, stored.size - done), stored.start + done, start + done)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                raise
+            return done
+        if not count:
+            return done
+        done += count
+    return done
 
 
 def memory_of(tensor: Tensor) -> memoryview:
