@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,10 @@ def test_options_become_requests() -> None:
     assert widen_request("*.mlp.*=x2") == Widen("*.mlp.*", factor=2.0)
     assert widen_request("a.b=+4", method="net2net") == Widen("a.b", by=4, method="net2net")
     assert widen_request("a.b=1024") == Widen("a.b", to=1024)
+    assert widen_request("mlp=1.5") == Widen(kind="mlp", factor=1.5)
+    assert widen_request("heads=+2") == Widen(kind="heads", by=2)
+    assert widen_request("width=1024") == Widen(kind="width", to=1024)
+    assert deepen_request("layers=24") == Deepen(layers=24)
     assert deepen_request("model.layers.3=+2") == Deepen(after="model.layers.3", count=2)
 
 
@@ -44,6 +49,16 @@ def test_a_checkpoint_is_grown(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert {value.dtype for value in tensors_in(tmp_path / "new").values()} == {torch.bfloat16}
     card = (tmp_path / "new" / "README.md").read_text()
     assert "outgrow grow old --widen '*.mlp.*=1.5' --deepen model.layers.0=+1 --dtype bfloat16 --out new" in card
+
+
+def test_kinds_and_the_length_of_the_stack_say_what_grows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_small("llama", tmp_path / "old")
+    arguments = ["--widen", "mlp=1.5", "--widen", "heads=x2", "--widen", "width=24", "--deepen", "layers=6"]
+    assert main(["grow", str(tmp_path / "old"), *arguments, "--out", str(tmp_path / "new")]) == 0, capsys.readouterr().err
+    config = json.loads((tmp_path / "new" / "config.json").read_text())
+    sizes = ("intermediate_size", "num_attention_heads", "hidden_size", "num_hidden_layers", "max_position_embeddings")
+    assert [config[name] for name in sizes] == [36, 8, 24, 6, 64]
+    assert "compared: error" in capsys.readouterr().out
 
 
 def test_requests_come_from_a_file_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

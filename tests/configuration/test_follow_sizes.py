@@ -226,3 +226,19 @@ def test_a_block_that_fades_in_is_counted() -> None:
     growth = outgrow.deepen(model, example("llama"), "model.layers.0", fade=10)
     assert growth.notes[0] == "config: num_hidden_layers 2 → 3"
     assert shapes(type(model)(model.config)) == shapes(model)
+
+
+def test_a_number_of_positions_that_equals_the_width_stays() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=16,
+        max_position_embeddings=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        head_dim=8,
+        vocab_size=20,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    outgrow.widen(model, torch.arange(3, 9)[None], "model.embed_tokens", to=24)
+    assert (model.config.hidden_size, model.config.max_position_embeddings) == (24, 16)

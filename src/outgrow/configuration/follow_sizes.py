@@ -31,7 +31,7 @@ from outgrow.modules.gates import gates_of
 from outgrow.verify.outputs import Evaluation
 
 WIDTHS = ("hidden", "intermediate", "inner", "ffn", "d_ff", "embd", "embed", "d_model", "dim", "proj", "pooler_output")
-NO_WIDTHS = ("layers", "head_dim")
+NO_WIDTHS = ("layers", "head_dim", "position")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
 GROUPS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")  # groups of heads that share keys and values
 STREAMS = ("hidden_size", "n_embd", "d_model", "dim")
