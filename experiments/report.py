@@ -158,12 +158,10 @@ def earlier_part(found: Numbers) -> str:
 
 
 OPENING = (
-    '<figure class="plot first" data-group="opening" id="opening"><div class="view"></div><figcaption '
-    'class="quiet">ResNetCifar-18 '
-    "widened by two on CIFAR-10: accuracy at the end of whole runs, by compute spent after the small network was there. "
-    "Means over "
-    "seeds, with a band of one standard deviation.</figcaption><noscript><p>The tables below have all "
-    "values.</p></noscript></figure>"
+    '<figure class="plot first" data-group="opening" id="opening"><div class="view"></div><figcaption class="quiet">'
+    "ResNetCifar-18 widened by a factor of two on CIFAR-10: accuracy at the end of whole runs, by compute spent after the "
+    "small network was there. Means over seeds, with a band of one standard deviation.</figcaption>"
+    "<noscript><p>The tables below have all values.</p></noscript></figure>"
 )
 
 

@@ -2,7 +2,7 @@
 
 Three ways to spend a budget, counted in epochs of the network that is twice as wide, at equal FLOPs:
 
-    grown     the small network, widened by two with r2r, trained on     random   the same, widened by random padding
+    grown     the small network, twice as wide by r2r, trained on     random   the same, widened by random padding
     on        the small network, trained on as it is
     scratch   the wide network, from the beginning
 
