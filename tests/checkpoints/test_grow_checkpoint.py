@@ -253,7 +253,7 @@ def test_large_tensors_are_computed_in_slabs(dtype: torch.dtype, tmp_path: Path,
             yield first, rows
 
     real = stream_tensors.Stream
-    monkeypatch.setattr("outgrow.checkpoints.grow_checkpoint.Stream", lambda plan, files: real(plan, files, large=1, slab=100))
+    monkeypatch.setattr("outgrow.checkpoints.grow_checkpoint.Stream", lambda *given: real(*given, large=1, slab=100))
     monkeypatch.setattr(stream_tensors, "slabs", counted)
     outgrow.grow_checkpoint(tmp_path / "old", *requests, out=tmp_path / "new")
     assert len({shape for _, shape in sliced}) > 1

@@ -24,13 +24,13 @@ MILLION = 2**20
 SMALL = 2**14  # values: writing all of them takes no longer than calling a function
 
 
-def grown(old: Tensor, edits: Sequence[Edit], writes: Writes | None = None) -> Tensor:
+def grown(old: Tensor, edits: Sequence[Edit], writes: Writes | None = None, new: Tensor | None = None) -> Tensor:
     """A tensor of the final shape with the old values in place; new entries are not filled yet.
 
-    writes: if given, the old values are in place after `writes.make()`.
+    writes: if given, the old values are in place after `writes.make()`. new: memory for the result.
     """
     edits = edits_of(edits)
-    new = _empty(old, edits)
+    new = _empty(old, edits) if new is None else new
     if writes is None or type(new) is not Tensor or (moved := slices(new, old, edits)) is None:
         _move(new, old, edits)
     else:

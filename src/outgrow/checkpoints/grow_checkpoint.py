@@ -101,7 +101,7 @@ def _write(
     draft.begin(shards)
     advance = progress(plan.bytes) if progress is not None else lambda size: None
     with open_files(plan.checkpoint.files) as files:
-        stream = Stream(plan, files)
+        stream = Stream(plan, files, jobs)
         write_shards(draft, shards, stream.write, stream.memory, jobs, advance)
 
 

@@ -56,6 +56,7 @@ class Edited:
 
 Value = Stored | Copied | Edited
 Read = Callable[[str], Tensor]
+Allocate = Callable[[int, tuple[int, ...], torch.dtype], Tensor]  # memory for the result of the n-th plan
 
 
 def values_after(names: Iterable[str], steps: Sequence[Step]) -> dict[str, Value]:
@@ -121,20 +122,34 @@ def is_unchanged(value: Value) -> bool:
     return isinstance(value, Stored) or (isinstance(value, Copied) and not value.writes and is_unchanged(value.source))
 
 
+def plans_in(value: Value) -> int:
+    """The number of plans whose edits a value has been through."""
+    return 0 if isinstance(value, Stored) else plans_in(value.source) + isinstance(value, Edited)
+
+
+def needs_others(value: Value) -> bool:
+    """Whether a value depends on more than one stored tensor."""
+    return not isinstance(value, Stored) and (needs_others(value.source) or (isinstance(value, Edited) and bool(value.others)))
+
+
 @torch.no_grad()
-def compute(value: Value, read: Read) -> Tensor:
-    """The values of a tensor. read: returns the values of a stored tensor, in memory that may be changed."""
+def compute(value: Value, read: Read, allocate: Allocate | None = None) -> Tensor:
+    """The values of a tensor.
+
+    read: returns the values of a stored tensor, in memory that may be changed. allocate: returns memory for results.
+    """
     match value:
         case Stored():
             return read(value.name)
         case Copied():
-            tensor = compute(value.source, read)
+            tensor = compute(value.source, read, allocate)
             for write in value.writes:
                 write_into(tensor, write)
             return tensor
         case Edited():
-            old = compute(value.source, read)
+            old = compute(value.source, read, allocate)
             others = {name: compute(other, read) for name, other in value.others.items()}
-            new = grown(old, value.edits)
+            shape = value.edits.shape_from(tuple(old.shape))
+            new = grown(old, value.edits, new=None if allocate is None else allocate(plans_in(value), shape, old.dtype))
             fill_values(new, old, value.edits, others, value.seed, value.inits)
             return new

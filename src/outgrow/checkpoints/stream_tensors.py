@@ -12,7 +12,8 @@ import math
 import torch
 from torch import Tensor
 
-from outgrow.checkpoints.new_values import Edited, compute, is_unchanged, origin
+from outgrow.checkpoints.buffers import Buffers
+from outgrow.checkpoints.new_values import Edited, compute, is_unchanged, needs_others, origin
 from outgrow.checkpoints.plan_checkpoint import CheckpointPlan, NewTensor
 from outgrow.checkpoints.row_slabs import in_slabs, slabs
 from outgrow.checkpoints.tensor_bytes import PIECE, Files, copy_bytes, read_tensor, write_tensor
@@ -25,11 +26,12 @@ SLAB = 2**22  # values of a slab
 class Stream:
     """The new tensors of a planned growth, computed from the files of the old checkpoint.
 
-    large, slab: see `LARGE` and `SLAB`.
+    jobs: the number of threads that use it. large, slab: see `LARGE` and `SLAB`.
     """
 
-    def __init__(self, plan: CheckpointPlan, files: Files, large: int = LARGE, slab: int = SLAB) -> None:
+    def __init__(self, plan: CheckpointPlan, files: Files, jobs: int = 1, large: int = LARGE, slab: int = SLAB) -> None:
         self.plan, self.files, self.large, self.slab = plan, files, large, slab
+        self._buffers = Buffers(jobs)
         self._stored = {named.name: plan.checkpoint.tensors[named.stored] for named in reversed(plan.names.used)}
 
     def write(self, tensor: NewTensor, handle: int, start: int) -> None:
@@ -44,7 +46,13 @@ class Stream:
 
     def values(self, tensor: NewTensor) -> Tensor:
         """The values of a new tensor, in the dtype of the file."""
-        return compute(tensor.value, self._read).to(tensor.dtype)
+        if needs_others(tensor.value):
+            return compute(tensor.value, self._read).to(tensor.dtype)
+        found = compute(tensor.value, self._read_again, self._allocate)
+        if found.dtype == tensor.dtype:
+            return found
+        purpose = "stored" if self._stored[origin(tensor.value)].dtype in HALVES else "rounded"
+        return self._buffers.take(purpose, tensor.shape, tensor.dtype).copy_(found)
 
     def memory(self, tensor: NewTensor) -> int:
         """An estimate of the bytes that computing a tensor takes: old and new values, and one block in between."""
@@ -70,6 +78,17 @@ class Stream:
 
         for first, rows in slabs(value, read, tensor.shape[0], step, others):
             write_tensor(handle, rows.to(tensor.dtype), start + first * row)
+
+    def _allocate(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return self._buffers.take(f"plan {number}", shape, dtype)
+
+    def _read_again(self, name: str) -> Tensor:
+        """The values of a stored tensor, in memory that the next tensor uses again."""
+        stored = self._stored[name]
+        tensor = read_tensor(self.files, stored, into=self._buffers.take("stored", stored.shape, stored.dtype))
+        if stored.dtype not in HALVES:
+            return tensor
+        return self._buffers.take("old", stored.shape, torch.float32).copy_(tensor)
 
     def _read(self, name: str) -> Tensor:
         return _precise(read_tensor(self.files, self._stored[name]))

@@ -49,10 +49,15 @@ def open_files(paths: Iterator[str] | tuple[str, ...]) -> Iterator[Files]:
         files.close()
 
 
-def read_tensor(files: Files, stored: StoredTensor, rows: int | None = None, first: int = 0) -> Tensor:
-    """The values of a stored tensor; only some of its rows (along axis 0), from `first` on, if `rows` is given."""
+def read_tensor(
+    files: Files, stored: StoredTensor, rows: int | None = None, first: int = 0, into: Tensor | None = None
+) -> Tensor:
+    """The values of a stored tensor; only some of its rows (along axis 0), from `first` on, if `rows` is given.
+
+    into: memory for the values.
+    """
     shape = stored.shape if rows is None else (rows, *stored.shape[1:])
-    tensor = torch.empty(shape, dtype=stored.dtype)
+    tensor = torch.empty(shape, dtype=stored.dtype) if into is None else into
     target, done = memory_of(tensor), 0
     start = stored.start + (stored.size // stored.shape[0] * first if first else 0)
     while done < len(target):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 SIZE = r"(?P<times>[x×])?(?P<plus>\+)?(?P<number>\d+(?:\.\d+)?)"
+MOST_JOBS = 4  # unless more are requested
 EVERY = 0.2  # seconds between two updates of the bar
 Subparsers = Any  # argparse has no public name for it
 
@@ -52,7 +53,8 @@ def add_grow(commands: Subparsers) -> None:
     grow.add_argument("--seed", type=int, default=0, metavar="N", help="seed of drawn values (0)")
     grow.add_argument("--dtype", choices=DTYPES, help="type of the new weights (that of the old ones)")
     grow.add_argument("--shard-size", default="5GB", metavar="SIZE", help="largest size of a file (5GB)")
-    grow.add_argument("--jobs", type=int, default=1, metavar="N", help="tensors that are computed at the same time (1)")
+    cores = min(os.cpu_count() or 1, MOST_JOBS)
+    grow.add_argument("--jobs", type=int, default=cores, metavar="N", help=f"tensors computed at the same time ({cores})")
     compared = "compare the models cut to a few layers (brief), whole (full), or not at all (none)"
     grow.add_argument("--verify", choices=("brief", "full", "none"), default="brief", help=compared)
     grow.add_argument("--dry-run", action="store_true", help="print the plan, sizes, FLOPs and needed disk, and write nothing")
