@@ -260,3 +260,16 @@ def test_large_tensors_are_computed_in_slabs(dtype: torch.dtype, tmp_path: Path,
     expected = grown_in_memory(model, "llama", requests)
     for name, value in tensors_in(tmp_path / "new").items():
         torch.testing.assert_close(value, expected[name].to(dtype), rtol=1e-6 if dtype == torch.float32 else 0, atol=0)
+
+
+def test_two_growths_do_not_write_to_one_directory(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    save_small("llama", tmp_path / "old")
+
+    def meanwhile(total: int) -> Any:
+        with pytest.raises(CheckpointError, match="another process is writing"):
+            outgrow.grow_checkpoint(tmp_path / "old", MLP, out=tmp_path / "new", verify="none")
+        return lambda size: None
+
+    outgrow.grow_checkpoint(tmp_path / "old", MLP, out=tmp_path / "new", verify="none", progress=meanwhile)
+    assert {path.name for path in tmp_path.iterdir()} == {"old", "new"}

@@ -25,7 +25,7 @@ from outgrow.checkpoints.read_checkpoint import INDEX, read_checkpoint
 from outgrow.checkpoints.report import CheckpointGrowth, bytes_of, sizes
 from outgrow.checkpoints.stream_tensors import Stream
 from outgrow.checkpoints.tensor_bytes import open_files
-from outgrow.checkpoints.write_shards import DONE, Advance, Draft, Shard, index_of, lay_out, write_shards
+from outgrow.checkpoints.write_shards import DONE, Advance, Draft, Shard, index_of, lay_out, locked, write_shards
 from outgrow.errors import CheckpointError, VerifyError
 from outgrow.model.example import Example
 from outgrow.transforms.all_transforms import Transform
@@ -85,12 +85,13 @@ def grow_checkpoint(
     plan = plan_checkpoint(old, transforms, seed, example, dtype)
     shards = lay_out(plan.tensors, limit)
     draft = Draft(target + SUFFIX, _identity(plan, shards))
-    try:
-        _check_disk(plan, draft)
-        _write(plan, draft, shards, jobs, progress)
-        comparison = _finish(plan, draft, shards, target, verify, example, command)
-    except BaseException as error:
-        raise _with_way_out(error, draft, shards) from error
+    with locked(draft.folder):
+        try:
+            _check_disk(plan, draft)
+            _write(plan, draft, shards, jobs, progress)
+            comparison = _finish(plan, draft, shards, target, verify, example, command)
+        except BaseException as error:
+            raise _with_way_out(error, draft, shards) from error
     names = tuple(shard.name for shard in shards)
     return CheckpointGrowth(plan, target, names, comparison, time.perf_counter() - started, tuple(copied_files(old.folder)[1]))
 
@@ -164,7 +165,7 @@ def _with_way_out(error: BaseException, draft: Draft, shards: list[Shard]) -> Ba
     if isinstance(error, VerifyError):
         shutil.rmtree(draft.folder, ignore_errors=True)
         return error
-    if not os.path.isdir(draft.folder):
+    if not os.path.isdir(draft.folder) or not os.listdir(draft.folder):
         return error
     total = sum(tensor.size for shard in shards for tensor, _ in shard.places.values())
     made = sum(tensor.size for shard in shards for tensor, _ in shard.places.values() if tensor.name in draft.done)

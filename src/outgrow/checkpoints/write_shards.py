@@ -8,6 +8,7 @@ not continued.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 
 from outgrow.checkpoints.plan_checkpoint import NewTensor
 from outgrow.checkpoints.read_checkpoint import NAMES, WEIGHTS
+from outgrow.errors import CheckpointError
 
 DONE, PART = "done.jsonl", ".part"
 SYNC = 2**29  # bytes after which finished tensors are synced to the disk and noted
@@ -133,6 +135,28 @@ class Draft:
             log.flush()
             os.fsync(log.fileno())
         self.done.update(names)
+
+
+@contextlib.contextmanager
+def locked(folder: str) -> Iterator[None]:
+    """Create a draft directory that no other process uses in the meantime; it is removed again if it stays empty."""
+    os.makedirs(folder, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(ImportError):  # Windows has no such locks
+            import fcntl
+
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise CheckpointError(
+                    f"another process is writing to {folder}: wait for it, or name another directory"
+                ) from error
+        yield
+    finally:
+        os.close(handle)
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
 
 
 def write_shards(
