@@ -146,12 +146,14 @@ def _check(optimizer: Any) -> tuple[StaleOptimizerError | None, list[str]]:
     problems = [*_gone(held), *_stale(optimizer, held, entries)]
     if problems:
         call = _WATCH.grown[entries[0][0]][1] if entries else "grow"
-        message = (
-            f"{type(optimizer).__name__} holds state from before its parameters grew; it did not step. Pass it to the growth, "
-            f"outgrow.{call}(model, example, …, optimizer=optimizer), so that its state grows too; or make a new optimizer "
-            "after the growth"
+        found = f"{type(optimizer).__name__} holds state from before its parameters grew; it did not step."
+        way_out = (
+            f"Pass it to the growth, outgrow.{call}(model, example, …, optimizer=optimizer), so that its state grows too; or make "
+            "a new optimizer after the growth"
         )
-        return StaleOptimizerError(message, problems), []
+        if isinstance(optimizer, LBFGS):
+            way_out = "Its state can't grow: make a new optimizer after the growth"
+        return StaleOptimizerError(f"{found} {way_out}", problems), []
     _WATCH.checked.put(optimizer, _Checked(optimizer, entries))
     return None, [] if checked is not None else list(_left_out(held))
 
