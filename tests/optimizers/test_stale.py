@@ -48,7 +48,7 @@ def test_a_stale_lbfgs_is_stopped_and_what_is_not_stale_steps_freely() -> None:
     for optimizer in (head, plain, stale):
         optimizer.step(lambda: backward(model, data[0]))
     outgrow.widen(model, data[0][0], "*", factor=1.5, optimizer=unused)
-    with pytest.raises(StaleOptimizerError, match="state can.t grow: make a new optimizer(.|\n)*flat history"):
+    with pytest.raises(StaleOptimizerError, match=r"state can.t grow: make a new optimizer(.|\n)*flat history"):
         stale.step(lambda: backward(model, data[0]))
     train(other, bystander, data)
     for optimizer in (head, plain, unused, torch.optim.LBFGS(model.parameters(), max_iter=3)):
