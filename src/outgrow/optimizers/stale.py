@@ -148,8 +148,8 @@ def _check(optimizer: Any) -> tuple[StaleOptimizerError | None, list[str]]:
         call = _WATCH.grown[entries[0][0]][1] if entries else "grow"
         found = f"{type(optimizer).__name__} holds state from before its parameters grew; it did not step."
         way_out = (
-            f"Pass it to the growth, outgrow.{call}(model, example, …, optimizer=optimizer), so that its state grows too; or make "
-            "a new optimizer after the growth"
+            f"Pass it to the growth, outgrow.{call}(model, example, …, optimizer=optimizer), so that its state grows too; or "
+            "make a new optimizer after the growth"
         )
         if isinstance(optimizer, LBFGS):
             way_out = "Its state can't grow: make a new optimizer after the growth"
