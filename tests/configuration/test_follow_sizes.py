@@ -68,7 +68,7 @@ def shapes(model: nn.Module) -> dict[str, torch.Size]:
     [
         ("llama", "*.mlp.*", {"factor": 1.5}, {"intermediate_size": 36, "hidden_size": 16}),
         ("llama", "*.self_attn.*", {"by": 2}, {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4}),
-        ("llama", "*", {"factor": 1.5}, {"hidden_size": 24, "intermediate_size": 36, "num_attention_heads": 8, "head_dim": 4}),
+        ("llama", "*", {"factor": 1.5}, {"hidden_size": 24, "intermediate_size": 36, "num_attention_heads": 6, "head_dim": 4}),
         ("qwen2", "*.self_attn.*", {"by": 2}, {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4}),
         ("gemma", "*.self_attn.*", {"by": 2}, {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4}),
         ("bert", "*.intermediate.*", {"factor": 1.5}, {"intermediate_size": 36}),
