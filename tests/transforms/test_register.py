@@ -245,7 +245,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "nothing": (None, "no outgrow.extending.Plan"),
     "no change": (Plan((), ()), "names no changes"),
     "no tensor": (Plan((Change("0", 5, 6, "x"),), (Insertion("9.weight", 0, 5, (5,), (0,), "zero"),)), "no such tensor"),
-    "size": (Plan((Change("0", 5, 6, "x"),), (Insertion(WEIGHT, 0, 4, (4,), (0,), "zero"),)), "expects 4 entries"),
+    "size": (Plan((Change("0", 5, 6, "x"),), (Insertion(WEIGHT, 0, 4, (4,), (0,), "zero"),)), "expects size 4 along axis 0"),
     "position": (Plan((Change("0", 5, 6, "x"),), (Insertion(WEIGHT, 0, 5, (7,), (0,), "zero"),)), "do not lie in 6"),
     "sources": (Plan((Change("0", 5, 6, "x"),), (Insertion(WEIGHT, 0, 5, (5,), (), "zero"),)), "an old position for each"),
     "attribute": (Plan((Change("0", 5, 6, "x"),), (), (Setting("0", "rows", 5, 6),)), "no such attribute"),
