@@ -24,6 +24,14 @@ SOURCES = str(Path(outgrow.__file__).parent)
 OFTEN = ("run.py", "grow.py", "signals.py")  # every line of these, and some lines of others
 
 
+@pytest.fixture(autouse=True)
+def python_handles_interrupts() -> Iterator[None]:
+    """Python's own handler for Ctrl-C, which is missing in a process that was started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Scene:
     """A run at whose second step the model grows."""
 
