@@ -12,6 +12,7 @@ from torch import nn
 from benchmarks import speed
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured through /proc")
 def test_a_tiny_growth_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def tiny(name: str) -> tuple[nn.Module, Any]:

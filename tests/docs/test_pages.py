@@ -180,6 +180,7 @@ def test_the_readme_says_how_many_families_count() -> None:
     assert f"of {len(others)} models of other libraries {sum(result['counts'] for result in others.values())} count" in text
 
 
+@pytest.mark.exhaustive
 def test_pages_are_refreshed_without_effect_on_each_other(tmp_path: Path) -> None:
     """Both pages register another method under one name; the third fails, and stays as it is."""
     method = """```python

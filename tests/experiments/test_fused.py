@@ -15,11 +15,13 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-SLOW = [pytest.param(name, marks=pytest.mark.exhaustive) for name in ("several", "plain", "small", "faded", "drifting")]
+SLOW = [
+    pytest.param(name, marks=pytest.mark.exhaustive) for name in ("residual", "several", "plain", "small", "faded", "drifting")
+]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="the fused engine needs Triton: pip install triton")
-@pytest.mark.parametrize("case", ["residual", *SLOW])
+@pytest.mark.parametrize("case", SLOW)
 def test_fused_and_eager_agree(case: str) -> None:
     interpreted = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
     environment = {**os.environ, **interpreted, "PYTHONPATH": str(ROOT)}
