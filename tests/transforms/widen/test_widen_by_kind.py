@@ -63,7 +63,7 @@ def test_a_kind_that_is_missing_is_refused_with_the_kinds_there_are(tokens: Tens
     with pytest.raises(SelectionError) as refusal:
         outgrow.grow(gpt(), tokens, outgrow.Widen(kind="experts", factor=2))
     lines = str(refusal.value).splitlines()
-    assert lines[0] == "no volume is of kind 'experts'"
+    assert lines[0].startswith("no volume is of kind 'experts': select by name instead")
     assert "  - kind='mlp': 2 volumes, e.g. blocks.0.mlp.gate" in lines
     assert "  - kind='outputs': 1 volume, e.g. head; none of them can grow: it is an output of the model" in lines
     assert [line.split(":")[0].strip(" -") for line in lines[1:]] == [

@@ -61,7 +61,10 @@ def selected(anatomy: Anatomy, request: Widen) -> list[tuple[Volume, bool]]:
         return select(anatomy.volumes, request.patterns)
     alike = [volume for volume in anatomy.volumes if volume.kind == request.kind]
     if not alike:
-        raise SelectionError(f"no volume is of kind {request.kind!r}", _kinds_there_are(anatomy))
+        raise SelectionError(
+            f"no volume is of kind {request.kind!r}: select by name instead, where='NAME', as outgrow.volumes lists them",
+            _kinds_there_are(anatomy),
+        )
     found = [(volume, exact) for volume, exact in select(anatomy.volumes, request.patterns) if volume.kind == request.kind]
     if not found:
         names = ", ".join(volume.name for volume in alike[:MENTIONED]) + (", …" if len(alike) > MENTIONED else "")
