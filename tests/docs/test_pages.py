@@ -148,7 +148,7 @@ def test_the_pages_show_the_results_that_are_kept() -> None:
     assert late.clear
     assert late.value < 0 < early.value
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert "random padding multiplies the loss at the growth by more than 30, and r2r leaves it unchanged" in readme
+    assert "random padding multiplies the test loss at the growth by more than 30, and r2r leaves it unchanged" in readme
     assert "far ahead of one that starts over; with a long budget it is behind" in readme
 
 
