@@ -24,3 +24,17 @@ def randomise(model: nn.Module, generator: torch.Generator) -> None:
         else:
             drawn *= 0.3
         tensor.copy_(drawn)
+
+
+@torch.no_grad()
+def randomise_parameters(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Random values for every parameter, by its name and shape: two models with the same parameters get the same values."""
+    for name, parameter in model.named_parameters():
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + len(name) * 1009 + sum(map(ord, name)))
+        drawn = torch.randn(parameter.shape, generator=generator, dtype=DTYPE)
+        if parameter.ndim > 1:
+            drawn *= max(parameter[0].numel(), 1) ** -0.5
+        else:
+            drawn = 0.3 * drawn + ("bias" not in name)
+        parameter.copy_(drawn)
+    return model
