@@ -12,12 +12,12 @@ from typing import Any
 
 from outgrow.checkpoints.plan_checkpoint import CheckpointPlan
 from outgrow.checkpoints.read_checkpoint import CONFIG, PICKLES
+from outgrow.checkpoints.report import TRAINING
 from outgrow.transforms.all_transforms import described
 
 CARD, PLAN = "README.md", "outgrow_plan.json"
 WRITTEN = (CONFIG, CARD, PLAN)
 WEIGHT_FILES = (".safetensors", ".safetensors.index.json", ".msgpack", ".h5", ".onnx", ".gguf", *PICKLES)
-TRAINING = ("optimizer", "scheduler", "trainer_state", "training_args", "rng_state", "scaler")  # first parts of names
 KEPT_FIELDS = r"(?m)^(?:license|license_name|license_link|language|pipeline_tag):[^\n\S]*\S.*$"
 
 

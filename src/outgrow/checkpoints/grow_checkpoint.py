@@ -25,6 +25,7 @@ from outgrow.checkpoints.read_checkpoint import INDEX, read_checkpoint
 from outgrow.checkpoints.report import CheckpointGrowth, bytes_of, sizes
 from outgrow.checkpoints.stream_tensors import Stream
 from outgrow.checkpoints.tensor_bytes import open_files
+from outgrow.checkpoints.training_state import TrainingState, read_training_state, training_files
 from outgrow.checkpoints.write_shards import DONE, Advance, Draft, Shard, index_of, lay_out, locked, write_shards
 from outgrow.errors import CheckpointError, VerifyError
 from outgrow.model.example import Example
@@ -46,6 +47,7 @@ def grow_checkpoint(
     shard_size: int | str = "5GB",
     jobs: int = 1,
     verify: str = "brief",
+    training_state: bool = False,
     example: Example | None = None,
     command: str = "",
     progress: Callable[[int], Advance] | None = None,
@@ -65,6 +67,8 @@ def grow_checkpoint(
         jobs: tensors that are computed at the same time.
         verify: "brief" compares the old and the new model cut to a few layers with their real weights, "full" compares the
             whole models, "none" nothing.
+        training_state: also grow the optimizer's state of a Trainer's checkpoint, and copy the other files of the training
+            state, so that `Trainer.train(resume_from_checkpoint=out)` goes on.
         example: inputs for models that take neither tokens nor images.
         command: for the model card.
         progress: called with the total number of bytes; returns a function that is called with the bytes that were written.
@@ -83,27 +87,39 @@ def grow_checkpoint(
     old = read_checkpoint(checkpoint)
     target = check_out(out)
     plan = plan_checkpoint(old, transforms, seed, example, dtype)
+    state = read_training_state(plan) if training_state else None
     shards = lay_out(plan.tensors, limit)
-    draft = Draft(target + SUFFIX, _identity(plan, shards))
+    draft = Draft(target + SUFFIX, _identity(plan, shards, training_state))
     with locked(draft.folder):
         try:
-            _check_disk(plan, draft)
-            _write(plan, draft, shards, jobs, progress)
+            _check_disk(plan.bytes + (0 if state is None else state.bytes), draft)
+            _write(plan, draft, shards, jobs, progress, state)
             comparison = _finish(plan, draft, shards, target, verify, example, command)
         except BaseException as error:
             raise _with_way_out(error, draft, shards) from error
     names = tuple(shard.name for shard in shards)
-    return CheckpointGrowth(plan, target, names, comparison, time.perf_counter() - started, tuple(copied_files(old.folder)[1]))
+    taken = training_files(old.folder) if state is not None else []
+    left = tuple(name for name in copied_files(old.folder)[1] if name not in taken)
+    return CheckpointGrowth(plan, target, names, comparison, time.perf_counter() - started, left, tuple(taken))
 
 
 def _write(
-    plan: CheckpointPlan, draft: Draft, shards: list[Shard], jobs: int, progress: Callable[[int], Advance] | None
+    plan: CheckpointPlan,
+    draft: Draft,
+    shards: list[Shard],
+    jobs: int,
+    progress: Callable[[int], Advance] | None,
+    state: TrainingState | None,
 ) -> None:
+    """Write the weights into the draft, and then the training state, which is always written from its beginning."""
     draft.begin(shards)
-    advance = progress(plan.bytes) if progress is not None else lambda size: None
+    total = plan.bytes + (0 if state is None else state.bytes)
+    advance = progress(total) if progress is not None else lambda size: None
     with open_files(plan.checkpoint.files) as files:
         stream = Stream(plan, files, jobs)
         write_shards(draft, shards, stream.write, stream.memory, jobs, advance)
+    if state is not None:
+        state.write(draft.folder, advance)
 
 
 def _finish(
@@ -124,11 +140,11 @@ def _finish(
     return comparison
 
 
-def _identity(plan: CheckpointPlan, shards: list[Shard]) -> str:
+def _identity(plan: CheckpointPlan, shards: list[Shard], training_state: bool) -> str:
     """A text that is equal only for the same growth of the same files."""
     files = [(path, os.path.getsize(path), os.stat(path).st_mtime_ns) for path in plan.checkpoint.files]
     headers = [shard.header[8:].decode() for shard in shards]
-    text = json.dumps([plan_record(plan), files, [shard.name for shard in shards], headers], sort_keys=True)
+    text = json.dumps([plan_record(plan), files, [shard.name for shard in shards], headers, training_state], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -144,12 +160,12 @@ def check_out(out: Path) -> str:
     return target
 
 
-def _check_disk(plan: CheckpointPlan, draft: Draft) -> None:
+def _check_disk(size: int, draft: Draft) -> None:
     free = shutil.disk_usage(os.path.dirname(draft.folder)).free + _used(draft.folder)
-    if free < plan.bytes + SPARE:
+    if free < size + SPARE:
         raise CheckpointError(
             f"the disk of {os.path.dirname(draft.folder)} has {sizes(free)} left, and the new checkpoint needs "
-            f"{sizes(plan.bytes + SPARE)}: free some space, or name a directory on another disk"
+            f"{sizes(size + SPARE)}: free some space, or name a directory on another disk"
         )
 
 

@@ -11,6 +11,7 @@ from outgrow.errors import CheckpointError
 from outgrow.growth_plan.plan import COLUMNS, Change
 from outgrow.text.tables import table
 
+TRAINING = ("optimizer", "scheduler", "trainer_state", "training_args", "rng_state", "scaler")  # first parts of names
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -24,6 +25,7 @@ class CheckpointGrowth:
     comparison: Comparison | None
     seconds: float
     left: tuple[str, ...] = ()  # files of the old directory that were not copied
+    training: tuple[str, ...] = ()  # files of the training state that were grown or copied
 
     def __str__(self) -> str:
         rate = self.plan.bytes / max(self.seconds, 1e-9) / 1e6
@@ -33,7 +35,11 @@ class CheckpointGrowth:
             f"{'file' if len(self.shards) == 1 else 'files'}, {self.seconds:.1f} s ({rate:,.0f} MB/s)",
             f"compared: {self.comparison}" if self.comparison is not None else "compared: no (--verify none)",
         ]
-        lines += [f"not copied: {', '.join(self.left)}"] if self.left else []
+        lines += [f"training state: {', '.join(self.training)}"] if self.training else []
+        state = [name for name in self.left if name.startswith(TRAINING)]
+        others = [name for name in self.left if name not in state]
+        lines += [f"training state not copied (--training-state grows it too): {', '.join(state)}"] if state else []
+        lines += [f"not copied: {', '.join(others)}"] if others else []
         lines += [f"not used by the model: {', '.join(self.plan.names.ignored[:3])}"] if self.plan.names.ignored else []
         return "\n".join(lines)
 

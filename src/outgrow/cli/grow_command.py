@@ -57,6 +57,8 @@ def add_grow(commands: Subparsers) -> None:
     grow.add_argument("--jobs", type=int, default=cores, metavar="N", help=f"tensors computed at the same time ({cores})")
     compared = "compare the models cut to a few layers (brief), whole (full), or not at all (none)"
     grow.add_argument("--verify", choices=("brief", "full", "none"), default="brief", help=compared)
+    kept = "a Trainer's checkpoint: also grow the optimizer's state, so that training resumes from NEW"
+    grow.add_argument("--training-state", action="store_true", help=kept)
     grow.add_argument("--dry-run", action="store_true", help="print the plan, sizes, FLOPs and needed disk, and write nothing")
     grow.add_argument("--quiet", action="store_true", help="no progress bar")
     grow.set_defaults(run=run_grow)
@@ -69,6 +71,7 @@ def run_grow(args: argparse.Namespace) -> str:
     from outgrow.checkpoints.plan_checkpoint import plan_checkpoint
     from outgrow.checkpoints.read_checkpoint import read_checkpoint
     from outgrow.checkpoints.report import bytes_of, sizes, summary
+    from outgrow.checkpoints.training_state import read_training_state
     from outgrow.checkpoints.write_shards import lay_out
 
     load_plugins()
@@ -84,11 +87,12 @@ def run_grow(args: argparse.Namespace) -> str:
     if args.dry_run:
         limit = bytes_of(args.shard_size)
         planned = plan_checkpoint(read_checkpoint(args.checkpoint), requests, args.seed, dtype=dtype)
+        state = read_training_state(planned).bytes if args.training_state else 0
         if args.out is not None:
             check_out(args.out)
         files = len(lay_out(planned.tensors, limit))
         largest = f"largest tensor: {sizes(planned.largest)}"
-        disk = f"needed disk: {sizes(planned.bytes)} in {files} {'file' if files == 1 else 'files'}; {largest}"
+        disk = f"needed disk: {sizes(planned.bytes + state)} in {files} {'file' if files == 1 else 'files'}; {largest}"
         return "\n".join([summary(planned), disk, "nothing was written (--dry-run)"])
     if args.out is None:
         raise CommandError("--out DIR is missing: the directory of the new checkpoint (or --dry-run to write nothing)")
@@ -101,6 +105,7 @@ def run_grow(args: argparse.Namespace) -> str:
         shard_size=args.shard_size,
         jobs=args.jobs,
         verify=args.verify,
+        training_state=args.training_state,
         command=written(args),
         progress=None if args.quiet or not sys.stderr.isatty() else progress_bar,
     )
@@ -122,6 +127,7 @@ def written(args: argparse.Namespace) -> str:
     for option in ("plan", "method", "dtype"):
         if getattr(args, option) is not None:
             parts += [f"--{option}", str(getattr(args, option))]
+    parts += ["--training-state"] if args.training_state else []
     parts += ["--seed", str(args.seed)] if args.seed else []
     return shlex.join([*parts, "--out", _last(args.out)])
 
