@@ -89,12 +89,6 @@ def test_headers_describe_all_tensors(tmp_path: Path) -> None:
     assert len(found.files) == len(shards(tmp_path)) > 1
 
 
-def test_packed_experts_are_refused_with_the_way_out(tmp_path: Path) -> None:
-    save_small("mixtral", tmp_path / "old")
-    with pytest.raises(CheckpointError, match="merges or splits it when it loads"):
-        outgrow.grow_checkpoint(tmp_path / "old", outgrow.Widen("*.mlp.*", factor=1.5), out=tmp_path / "new")
-
-
 def test_names_without_the_prefix_of_the_base_model_are_kept(tmp_path: Path) -> None:
     """GPT-2's own checkpoint stores `h.0.…` and masks as buffers, although its class is the one with a head."""
     model: Any = save_small("gpt2", tmp_path / "old")

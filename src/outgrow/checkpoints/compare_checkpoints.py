@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from outgrow.checkpoints.build_on_meta import class_of, config_of, example_for
 from outgrow.checkpoints.cut_models import VOCABULARY, Cut, cut_model
 from outgrow.checkpoints.plan_checkpoint import CheckpointPlan
-from outgrow.checkpoints.read_checkpoint import StoredTensor, read_header
+from outgrow.checkpoints.read_checkpoint import MergedTensor, StoredTensor, read_header
 from outgrow.checkpoints.tensor_bytes import open_files
 from outgrow.configuration.per_layer import COUNTS
 from outgrow.errors import CheckpointError, VerifyError
@@ -59,7 +59,7 @@ class Side:
 
     config: Any
     cuts: tuple[Cut, ...]
-    stored: Mapping[str, StoredTensor]
+    stored: Mapping[str, StoredTensor | MergedTensor]
     rounded: torch.dtype | None = None
 
 
@@ -96,7 +96,9 @@ def sides(plan: CheckpointPlan, folder: str, whole: bool) -> tuple[Side, Side, s
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if entry.name.endswith(".safetensors"):
             written.update(read_header(entry.path))
-    new_names = {tensor.alias: written[tensor.name] for tensor in plan.tensors}
+    new_names = {
+        tensor.alias: MergedTensor(tuple(written[part] for part, _ in tensor.entries), tensor.shape) for tensor in plan.tensors
+    }
     if whole:
         return Side(config, (), names, plan.dtype), Side(plan.model.config, (), new_names), "of the whole model"
     old_cuts, new_cuts = [], []
@@ -127,7 +129,9 @@ def _counts(config: Mapping[str, Any]) -> set[int]:
     return {value for name, value in config.items() if name in COUNTS and type(value) is int}.union(*nested)
 
 
-def _cuts(plan: CheckpointPlan, container: str, count: int, names: Mapping[str, StoredTensor]) -> tuple[Cut, Cut]:
+def _cuts(
+    plan: CheckpointPlan, container: str, count: int, names: Mapping[str, StoredTensor | MergedTensor]
+) -> tuple[Cut, Cut]:
     """The first layers of the old stack; in the new one the same, and some of the new blocks."""
     size = sum(4 * stored.size // stored.dtype.itemsize for name, stored in names.items() if name.startswith(f"{container}.0."))
     few = 1 if size > LARGE else LAYERS
@@ -141,7 +145,7 @@ def _cuts(plan: CheckpointPlan, container: str, count: int, names: Mapping[str, 
 
 
 def _built(kind: Any, side: Side, vocabulary: int) -> nn.Module:
-    with open_files(tuple(dict.fromkeys(stored.file for stored in side.stored.values()))) as files:
+    with open_files(tuple(dict.fromkeys(part.file for stored in side.stored.values() for part in stored.parts))) as files:
         return cut_model(kind, side.config, side.cuts, vocabulary, side.stored, files, side.rounded)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outgrow.checkpoints.read_checkpoint import StoredTensor
+from outgrow.checkpoints.read_checkpoint import MergedTensor, StoredTensor
 from outgrow.checkpoints.tensor_bytes import Files, read_tensor
 from outgrow.configuration.per_layer import COUNTS, FIRST, LAYER_NUMBERS, PER_LAYER
 from outgrow.configuration.rebuild_from_config import EmptyOnMeta
@@ -87,7 +87,7 @@ def cut_model(
     config: Any,
     cuts: Sequence[Cut],
     vocabulary: int,
-    stored: Mapping[str, StoredTensor],
+    stored: Mapping[str, StoredTensor | MergedTensor],
     files: Files,
     rounded: torch.dtype | None = None,
 ) -> nn.Module:
@@ -143,7 +143,7 @@ def _put(held: dict[str, Any], values: Mapping[int, Tensor]) -> None:
 
 
 def _read(
-    files: Files, stored: StoredTensor | None, shape: tuple[int, ...], name: str, rounded: torch.dtype | None
+    files: Files, stored: StoredTensor | MergedTensor | None, shape: tuple[int, ...], name: str, rounded: torch.dtype | None
 ) -> Tensor | None:
     """The values of a stored tensor, or its first rows if the vocabulary was cut."""
     if stored is None:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from outgrow.checkpoints.build_on_meta import build_on_meta, class_of, config_of, example_for
+from outgrow.checkpoints.merged_tensors import Loading, as_loaded
 from outgrow.checkpoints.new_values import IN_MEMORY, Edited, Stored, Value, origin, values_after
 from outgrow.checkpoints.read_checkpoint import NAMES, Checkpoint
 from outgrow.checkpoints.tensor_names import Names, aliases_of, match_names
@@ -41,6 +42,7 @@ class NewTensor:
     shape: Shape
     value: Value
     alias: str  # its name in the model
+    entries: tuple[tuple[str, Shape], ...]  # names and shapes in the file: several if it holds the tensor in parts
 
     @property
     def size(self) -> int:
@@ -95,6 +97,7 @@ def plan_checkpoint(
     _check_fades(requests)
     kind = class_of(checkpoint)
     model = build_on_meta(kind, config_of(checkpoint))
+    checkpoint, loading = as_loaded(checkpoint, model)
     names = match_names(checkpoint, model)
     before = shapes_of(model)
     inputs = example_for(model) if example is None else example
@@ -105,7 +108,7 @@ def plan_checkpoint(
         model.config.dtype = dtype
     values = values_after(before, ready.steps)
     _check_shapes(model, values, before)
-    tensors = _new_tensors(checkpoint, model, names, values, growth.plan, dtype)
+    tensors = _new_tensors(checkpoint, model, names, loading, values, growth.plan, dtype)
     return CheckpointPlan(checkpoint, model, growth, names, tensors, tuple(requests), seed, describe_example(inputs), dtype)
 
 
@@ -160,6 +163,7 @@ def _new_tensors(
     checkpoint: Checkpoint,
     model: nn.Module,
     names: Names,
+    loading: Loading,
     values: Mapping[str, Value],
     plan: Plan,
     dtype: torch.dtype | None,
@@ -177,7 +181,9 @@ def _new_tensors(
                 raise CheckpointError(f"{named.stored}: the grown model has no name for it, since it is tied to {name}")
             kind = checkpoint.tensors[named.stored].dtype
             kind = dtype if dtype is not None and kind.is_floating_point else kind
-            found.append(NewTensor(names.stored_as(alias, named), kind, shapes[name], values[name], alias))
+            stored = names.stored_as(alias, named)
+            entries = loading.entries(stored, shapes[name], named.stored)
+            found.append(NewTensor(stored, kind, shapes[name], values[name], alias, entries))
     unknown = [one.name for one in found if one.dtype not in NAMES]
     if unknown:
         raise CheckpointError(f"{unknown[0]} can't be written as {dtype}; known: {', '.join(map(str, NAMES))}")

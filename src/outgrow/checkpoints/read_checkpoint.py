@@ -48,6 +48,27 @@ class StoredTensor:
     start: int  # in the file
     size: int  # bytes
 
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]:
+        """The stored tensors whose bytes are those of the tensor: only this one."""
+        return (self,)
+
+
+@dataclass(frozen=True)
+class MergedTensor:
+    """A tensor that files hold in parts: the bytes of all parts, one after another, are its bytes."""
+
+    parts: tuple[StoredTensor, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts[0].dtype
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
+
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
@@ -55,12 +76,12 @@ class Checkpoint:
 
     folder: str
     config: Mapping[str, Any]
-    tensors: Mapping[str, StoredTensor]
+    tensors: Mapping[str, StoredTensor | MergedTensor]
 
     @cached_property
     def files(self) -> tuple[str, ...]:
         """Paths of the files with weights."""
-        return tuple(dict.fromkeys(tensor.file for tensor in self.tensors.values()))
+        return tuple(dict.fromkeys(part.file for tensor in self.tensors.values() for part in tensor.parts))
 
     @property
     def bytes(self) -> int:

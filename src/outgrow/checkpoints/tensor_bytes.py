@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outgrow.checkpoints.read_checkpoint import StoredTensor
+from outgrow.checkpoints.read_checkpoint import MergedTensor, StoredTensor
 from outgrow.errors import CheckpointError
 
 PIECE = 2**24  # bytes that are copied at once
@@ -50,7 +50,7 @@ def open_files(paths: Iterator[str] | tuple[str, ...]) -> Iterator[Files]:
 
 
 def read_tensor(
-    files: Files, stored: StoredTensor, rows: int | None = None, first: int = 0, into: Tensor | None = None
+    files: Files, stored: StoredTensor | MergedTensor, rows: int | None = None, first: int = 0, into: Tensor | None = None
 ) -> Tensor:
     """The values of a stored tensor; only some of its rows (along axis 0), from `first` on, if `rows` is given.
 
@@ -58,14 +58,24 @@ def read_tensor(
     """
     shape = stored.shape if rows is None else (rows, *stored.shape[1:])
     tensor = torch.empty(shape, dtype=stored.dtype) if into is None else into
-    target, done = memory_of(tensor), 0
-    start = stored.start + (stored.size // stored.shape[0] * first if first else 0)
+    target = memory_of(tensor)
+    skip = stored.size // stored.shape[0] * first if first else 0
+    for part in stored.parts:
+        size = min(part.size - skip, len(target))
+        if size > 0:
+            _read_bytes(files, part, part.start + skip, target[:size])
+            target = target[size:]
+        skip = max(0, skip - part.size)
+    return tensor
+
+
+def _read_bytes(files: Files, stored: StoredTensor, start: int, target: memoryview) -> None:
+    done = 0
     while done < len(target):
         count = os.preadv(files.handle(stored.file), [target[done : done + MOST]], start + done)
         if not count:
             raise CheckpointError(f"{stored.file} became shorter while it was read")
         done += count
-    return tensor
 
 
 def write_tensor(handle: int, tensor: Tensor, start: int) -> None:
@@ -75,8 +85,14 @@ def write_tensor(handle: int, tensor: Tensor, start: int) -> None:
         done += os.pwrite(handle, source[done : done + MOST], start + done)
 
 
-def copy_bytes(files: Files, stored: StoredTensor, handle: int, start: int) -> None:
+def copy_bytes(files: Files, stored: StoredTensor | MergedTensor, handle: int, start: int) -> None:
     """Copy the bytes of a stored tensor to an open file."""
+    for part in stored.parts:
+        _copy_part(files, part, handle, start)
+        start += part.size
+
+
+def _copy_part(files: Files, stored: StoredTensor, handle: int, start: int) -> None:
     done = _copied_by_the_system(files.handle(stored.file), stored, handle, start)
     while done < stored.size:
         piece = os.pread(files.handle(stored.file), min(PIECE, stored.size - done), stored.start + done)

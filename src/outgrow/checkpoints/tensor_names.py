@@ -1,8 +1,8 @@
 """Match the names in a checkpoint with those of the model's tensors, as Transformers does when it loads.
 
 Names are equal, or differ by the prefix of the base model (`h.0.…` in the file, `transformer.h.0.…` in the model). A tied
-tensor may be stored under any of its names. Transformers can also rename and merge tensors on load (packed experts); such files
-are refused, since a merged tensor could not be written back as it was.
+tensor may be stored under any of its names. Tensors that Transformers renames or merges already have the model's names here
+(see `checkpoints/merged_tensors.py`).
 """
 
 from __future__ import annotations
@@ -10,18 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
+from outgrow.checkpoints.merged_tensors import SAVE_AGAIN
 from outgrow.checkpoints.read_checkpoint import Checkpoint
 from outgrow.errors import CheckpointError, Problem
 from outgrow.model.sandbox import tensors_of
-
-SAVE_AGAIN = (
-    "load it once with Transformers and save it with model.save_pretrained(path, save_original_format=False), which writes the "
-    "model's own names, and grow that directory"
-)
 
 
 @dataclass(frozen=True)
@@ -55,12 +50,9 @@ def match_names(checkpoint: Checkpoint, model: nn.Module) -> Names:
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     first, state = first_names(model), model.state_dict(keep_vars=True)
     used, ignored, problems = [], [], []
-    converted = _converted(model, checkpoint.tensors)
     for stored, tensor in checkpoint.tensors.items():
         alias = next((name for name in (stored, prefix + stored, stored.removeprefix(prefix)) if name in state), None)
-        if stored in converted:
-            problems.append(Problem(stored, "Transformers merges or splits it when it loads the file", SAVE_AGAIN))
-        elif alias is None and _is_ignored(model, stored):
+        if alias is None and _is_ignored(model, stored):
             ignored.append(stored)
         elif alias is None:
             problems.append(Problem(stored, f"{type(model).__name__} has no tensor of that name", SAVE_AGAIN))
@@ -104,17 +96,3 @@ def _is_ignored(model: nn.Module, name: str) -> bool:
 def _is_optional(model: nn.Module, name: str) -> bool:
     patterns: Iterable[str] = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
     return any(re.search(pattern, name) for pattern in patterns)
-
-
-def _converted(model: nn.Module, names: Iterable[str]) -> set[str]:
-    """Stored tensors that Transformers merges, splits or rearranges when it loads them."""
-    try:
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-    except ImportError:  # Transformers 4 loads tensors as they are
-        return set()
-    typed: Any = model
-    transforms: list[Any] = get_model_conversion_mapping(typed)
-    renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
-    converters = [one for one in transforms if isinstance(one, WeightConverter)]
-    return {name for name in names if converters and rename_source_key(name, renamings, converters)[1] is not None}

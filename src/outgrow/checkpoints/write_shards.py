@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,10 +62,11 @@ def _shard(name: str, tensors: Sequence[NewTensor]) -> Shard:
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     start, starts = 0, []
     for tensor in ordered:
-        offsets = [start, start + tensor.size]
-        entries[tensor.name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
         starts.append(start)
-        start += tensor.size
+        for part, shape in tensor.entries:
+            end = start + math.prod(shape) * tensor.dtype.itemsize
+            entries[part] = {"dtype": NAMES[tensor.dtype], "shape": list(shape), "data_offsets": [start, end]}
+            start = end
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
@@ -76,7 +78,7 @@ def index_of(shards: Sequence[Shard]) -> bytes | None:
     if len(shards) == 1:
         return None
     total = sum(tensor.size for shard in shards for tensor, _ in shard.places.values())
-    places = {name: shard.name for shard in shards for name in shard.places}
+    places = {part: shard.name for shard in shards for tensor, _ in shard.places.values() for part, _ in tensor.entries}
     return (json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=2) + "\n").encode()
 
 

@@ -188,13 +188,14 @@ def _layers(model: nn.Module, path: str) -> Layers:
 def _compare_layers(here: Layers, fresh: Layers, run: Layers, path: str) -> None:
     """Compare the layers of a stack in the attributes in which they differ from each other.
 
-    An attribute that is equal in all layers of the model may be the user's own setting (gradient checkpointing, say) and is
-    ignored. Code may set attributes while it runs (Swin's windows): a layer may equal that of the rebuilt model before or after
-    a run.
+    An attribute that is equal in all layers that have it may be the user's own setting (gradient checkpointing, say), or a size
+    that no code reads, and is ignored. Code may set attributes while it runs (Swin's windows): a layer may equal that of the
+    rebuilt model before or after a run.
     """
     for key in dict.fromkeys(key for layers in (here, fresh) for layer in layers.values() for key in layer):
         mine, new, used = ([layer.get(key) for layer in layers.values()] for layers in (here, fresh, run))
-        if mine in (new, used) or (_uniform(mine) and _uniform(new)):
+        same_layers = [value is None for value in mine] == [value is None for value in new]
+        if mine in (new, used) or (same_layers and _uniform(mine) and _uniform(new)):
             continue
         index = next(i for i, (one, other) in enumerate(zip(mine, new, strict=True)) if one != other)
         place = joined_path(path, list(here)[index], *key)
@@ -202,7 +203,9 @@ def _compare_layers(here: Layers, fresh: Layers, run: Layers, path: str) -> None
 
 
 def _uniform(values: list[Any]) -> bool:
-    return all(value == values[0] for value in values)
+    """Whether values are equal, except for those of layers that have none."""
+    found = [value for value in values if value is not None]
+    return all(value == found[0] for value in found)
 
 
 def _settings(layer: nn.Module) -> dict[tuple[str, str], Any]:

@@ -112,6 +112,25 @@ def _addmm(bias: Tensor, left: Tensor, right: Tensor) -> Tensor | None:
     return left.new_empty([left.shape[0], right.shape[1]])
 
 
+def _grouped_mm(x: Tensor, weight: Tensor, *rest: Any) -> Tensor | None:
+    """(rows, in) by (experts, in, out). Torch describes bfloat16 only, although its kernels take float16 and float32 too."""
+    if x.dtype not in (torch.float16, torch.float32) or weight.dtype != x.dtype or (x.ndim, weight.ndim) != (2, 3):
+        return None
+    outer, step = weight.shape[2], 16 // x.element_size()
+    if x.shape[1] != weight.shape[1] or any(_distance(tensor) % step for tensor in (x, weight)):
+        raise RuntimeError(
+            f"_grouped_mm takes no {tuple(x.shape)} by {tuple(weight.shape)}: rows must begin at multiples of 16 bytes, so the "
+            f"sizes of experts in {x.dtype} must be multiples of {step}"
+        )
+    return torch.empty_strided((len(x), outer), (-(-outer // step) * step, 1), dtype=x.dtype, device="meta")
+
+
+def _distance(matrix: Tensor) -> int:
+    """The distance of rows in memory, or of columns if the matrix is transposed, counted in values."""
+    (high, wide), (down, right) = matrix.shape[-2:], matrix.stride()[-2:]
+    return right if down == 1 and right >= max(1, high) else down if right == 1 and down >= max(1, wide) else 1
+
+
 def _contiguous_floats(*tensors: Tensor) -> bool:
     """Whether tensors are contiguous and of one common type, so that no type promotion or memory format matters."""
     return all(t.is_contiguous() and t.numel() and t.dtype == tensors[0].dtype for t in tensors) and tensors[0].dtype in (
@@ -126,6 +145,8 @@ SHAPE_FORMULAS: dict[Any, Callable[..., Any]] = {  # the slowest operators; they
     aten.cat.default: _cat,
     aten.addmm.default: _addmm,
 }
+if hasattr(aten, "_grouped_mm"):
+    SHAPE_FORMULAS[aten._grouped_mm.default] = _grouped_mm  # one that torch describes in part
 
 
 class _Uncacheable(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 import outgrow
 from outgrow.analysis.analyse import dissect
+from outgrow.model.meta_copy import CachedShapes
 from tests.helpers.grow_everywhere import reasons
 from tests.helpers.judging import assert_same_function
 
@@ -80,3 +82,31 @@ def test_experts_grow_exactly_in_their_default_form(name: str, method: str) -> N
 def test_the_number_of_experts_stays() -> None:
     found = reasons(build("Mixtral"), {"input_ids": torch.arange(14).view(2, 7)})
     assert "experts are chosen by data (model.layers.0.mlp.experts)" in found.values()
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_are_analysed_without_values(name: str) -> None:
+    """On the meta device, where torch describes the grouped product in bfloat16 only."""
+    model, ids = build(name), torch.arange(14).view(2, 7) % 30
+    twin = copy.deepcopy(model).to("meta")
+    found = [[(one.name, one.kind, one.size) for one in outgrow.volumes(each, {"input_ids": ids})] for each in (model, twin)]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_grouped_product_has_the_geometry_of_its_kernel(dtype: torch.dtype, transposed: bool) -> None:
+    offsets = torch.tensor([1, 5], dtype=torch.int32)
+    for inner, outer in itertools.product((1, 4, 6, 8), repeat=2):
+        x, weight = torch.ones(5, inner, dtype=dtype), torch.ones(2, outer, inner, dtype=dtype).mT
+        weight = weight if transposed else weight.contiguous()
+        results: list[Any] = []
+        for device in ("cpu", "meta"):
+            try:
+                with CachedShapes():
+                    result = torch._grouped_mm(x.to(device), weight.to(device), offs=offsets.to(device))
+                results.append((result.shape, result.stride(), result.dtype))
+            except RuntimeError as error:
+                results.append("16 bytes" in str(error) and "refused")
+        assert results[0] == results[1]
+        assert results[0]
