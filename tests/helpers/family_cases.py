@@ -95,10 +95,10 @@ def _refused(usual: Cell, part: str, reason: str) -> Cell:
     return replace(usual, refused=(part, reason))
 
 
-POST_NORM = _refused(USUAL["depth"], "a norm follows its sum", "a norm follows the sum of each block")
+FADED = Cell((Deepen(layers=4, fade=2),), "with `fade=`", steps=2)
 OUT_OF_A_NORM = _refused(BOTH["width"], "takes its statistics over the units", "the stream comes out of a norm")
 TIED = "does not describe the grown model", "the configuration derives the head size from the width, which can't grow"
-BERT = {"heads": _refused(USUAL["heads"], *TIED), "width": OUT_OF_A_NORM, "depth": POST_NORM}
+BERT = {"heads": _refused(USUAL["heads"], *TIED), "width": OUT_OF_A_NORM, "depth": FADED}
 NO_EPSILON = "layer_norm.eps would be", "the configuration has no ε, which follows the width"
 RETURNED = "it is an output of the model", "the stream is an output of the model"
 ENCODER = "encoder.conv1.weight would have the shape", "the stream of the encoder is an output of the model"
@@ -132,7 +132,7 @@ TABLE = (
         {
             "heads": _refused(USUAL["heads"], "it is looked up by index", "queries, keys and values in one packed layer"),
             "width": _refused(USUAL["width"], *TIED[:1], "the configuration derives the head size from the width"),
-            "depth": _refused(USUAL["depth"], "reads no hidden units that could be paired", "heads in one packed layer"),
+            "depth": FADED,  # its heads are in one packed layer, and can't be paired
         },
         **DECODER,
     ),

@@ -16,7 +16,7 @@ from outgrow.model.example import Example, outputs_in
 from outgrow.model.journal import Journal
 from outgrow.model.module_calls import calls_of
 from outgrow.modules.blocks import make_identity, make_rotation
-from outgrow.modules.gates import close_gates, link_ramps, soften
+from outgrow.modules.gates import close_around, close_gates, link_ramps, soften
 from outgrow.verify.outputs import RandomAtMean
 
 
@@ -32,6 +32,8 @@ def put_in(models: Sequence[nn.Module], example: Example, insert: Insert, journa
         begin(block, start, batch)
     if start.gates:
         close_gates(model, blocks, start.gates, start.steps)
+    if start.whole:
+        close_around(model, blocks, start.steps)
     if start.soft:
         soften(blocks, start.soft, start.steps)
     if insert.made or start.soft:

@@ -85,7 +85,7 @@ def _check(plan: Plan) -> None:
         if insert.made or insert.wraps or insert.prefix is None:
             reason = "the new layer is of another kind than the blocks around it, which the configuration can't describe"
             problems.append(Problem(insert.path, reason, "deepen a stack of equal blocks"))
-        elif insert.start.gates:
+        elif insert.start.gates or insert.start.whole:
             reason = "the new block fades in by a gate that is no part of a plain model"
             problems.append(Problem(insert.path, reason, f"leave the fade out, or {IN_MEMORY}"))
         elif insert.start.draw is not None:

@@ -4,7 +4,7 @@ The block is traced by itself, on the inputs that it gets in the model's forward
 to its input through sums; the other summands are its branches. An activation ψ after a sum must not change the block's input:
 that has passed an activation φ already, and ψ(φ(x)) = φ(x) (ReLU after ReLU; not GELU). Any other ψ that is a module of the
 block can start as a P-activation, (1 − λ)·x + λ·ψ(x), if the block fades in. A norm on the skip (post-norm transformers) can't
-be the identity.
+be the identity: a block with one fades in as a whole, x + λ·(block(x) − x).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from outgrow.analysis.analyse import dissect
-from outgrow.analysis.effects import Contract, Ignore, Map, Move, Normalise, PerUnit, Scale, Sum
+from outgrow.analysis.effects import Contract, Effect, Ignore, Map, Move, Normalise, PerUnit, Scale, Sum
 from outgrow.analysis.rules.elementwise import SAME
 from outgrow.analysis.rules.reduce import POOL_LINEAR
 from outgrow.analysis.volumes import Anatomy
@@ -37,7 +37,8 @@ class Identity:
     """How to make a block the identity: by its weights, or by gates after some of its modules.
 
     skip_activations: activations on its skip, each with the number of the output that the skip leads to.
-    soft: modules of the block on its skip that start as P-activations.
+    soft: modules of the block on its skip that start as P-activations. whole: there are no such modules, and a gate around the
+    block is needed.
     """
 
     anatomy: Anatomy
@@ -45,6 +46,7 @@ class Identity:
     gates: tuple[str, ...] = ()
     skip_activations: tuple[tuple[int, Op], ...] = ()
     soft: tuple[str, ...] = ()
+    whole: bool = False
 
 
 def identity_of(
@@ -60,12 +62,23 @@ def identity_of(
     inputs = [value.index for value in reading.trace.values if value.kind == "input"]
     if not shapes or not inputs:
         raise NotZero("it takes or returns no tensor")
+    pairs = _through(anatomy, inputs, shapes)
+    try:
+        return _by_parts(block, anatomy, pairs, literal, faded)
+    except NotZero:
+        if not faded or len(pairs) != 1 or not _without_layers(anatomy, *pairs[0]):
+            raise
+        return Identity(anatomy, Search(anatomy, literal).found(), whole=True)
+
+
+def _by_parts(block: nn.Module, anatomy: Anatomy, pairs: Sequence[tuple[int, int]], literal: bool, faded: bool) -> Identity:
+    """How to make a block the identity by making each of its branches zero. pairs: inputs, and outputs that must equal them."""
     search = Search(anatomy, literal)
     gates: list[str] = []
     soft: list[str] = []
     skip_activations: list[tuple[int, Op]] = []
     found = False
-    for number, (start, end) in enumerate(_through(anatomy, inputs, shapes)):
+    for number, (start, end) in enumerate(pairs):
         skip = SkipConnection(anatomy, start, faded)
         branches = skip.branches(end)
         soft += [_own_module(block, op) for op in skip.changing]
@@ -138,6 +151,21 @@ def _gate_at(anatomy: Anatomy, value: int) -> str:
             case _:
                 break
     raise NotZero("a branch ends in the block's own code, not in a module after which a gate could be inserted")
+
+
+def _without_layers(anatomy: Anatomy, start: int, end: int) -> bool:
+    """Whether a value reaches another one on a path without layers: a skip, possibly with norms and activations on it."""
+    values = seen = {end}
+    while values and start not in seen:
+        ops = [anatomy.maker[value] for value in values if value in anatomy.maker]
+        passed = [op for op in ops if not _is_layer(anatomy.reading.effects[op.index])]
+        values = {ref.value for op in passed for ref in op.refs} - seen
+        seen = seen | values
+    return start in seen
+
+
+def _is_layer(effect: Effect | None) -> bool:
+    return effect is None or (isinstance(effect, Contract) and bool(effect.contracted))
 
 
 def _own_module(block: nn.Module, op: Op) -> str:

@@ -54,6 +54,7 @@ class Start:
     rotation: tuple[int, int] | None = None  # its layer is an orthogonal matrix: side, and seed
     gates: tuple[str, ...] = ()  # modules whose outputs fade in over `steps` optimizer steps
     soft: tuple[str, ...] = ()  # activations that start as the identity and fade in over `steps` optimizer steps
+    whole: bool = False  # the difference between its output and its input fades in over `steps` optimizer steps
     steps: int = 0
 
     def __str__(self) -> str:
@@ -65,5 +66,5 @@ class Start:
         parts += [f"the identity on the output of {self.identity}"] if self.identity else []
         parts += ["undoes the rotation of the layer before it"] if self.rotation is not None else []
         parts += [f"{', '.join(self.soft)} {'starts' if len(self.soft) == 1 else 'start'} as the identity"] if self.soft else []
-        parts += [f"faded in over {counted(self.steps, 'step')}"] if self.gates else []
+        parts += [f"faded in over {counted(self.steps, 'step')}"] if self.gates or self.whole else []
         return "; ".join(parts)

@@ -1,7 +1,8 @@
 """Fade in new blocks: their outputs are multiplied by a gate that goes from 0 to 1 over some optimizer steps, then is removed.
 
-    branch:      y → λ·y            a copied block starts as the identity and ends as itself
-    activation:  x → (1 − λ)·x + λ·ψ(x)    NetMorph's P-activation: any ψ is legal where it is inserted
+    branch:      y → λ·y                     a copied block starts as the identity and ends as itself
+    block:       x → x + λ·(block(x) − x)    the same for a block without such branches, as one with a norm after its sum
+    activation:  x → (1 − λ)·x + λ·ψ(x)      NetMorph's P-activation: any ψ is legal where it is inserted
 
 At λ = 0 the growth is exact for any block; there is no jump later, since λ increases by 1/steps per step. A gate advances when
 an optimizer with parameters of its block has made a step. It is not part of the state dict: `outgrow.save` writes the progress
@@ -26,6 +27,8 @@ from outgrow.errors import MethodError, SizeError
 from outgrow.model.other_optimizers import held_parameters
 from outgrow.modules.fade_warnings import stop_warning, warn_when_written
 from outgrow.wrong_arguments import usage
+
+WHOLE_BLOCK = ":block"  # ends the key of a gate around a block, in `gates_of` and in files; no path of a module ends so
 
 
 class Gate:
@@ -72,10 +75,32 @@ class Gate:
 
     def open(self) -> None:
         for module in self.held:
-            for key in [key for key, hook in module._forward_hooks.items() if hook is self]:
-                del module._forward_hooks[key]
+            _remove_hooks(module, [key for key, hook in module._forward_hooks.items() if hook is self])
             if not any(isinstance(hook, Gate) for hook in module._forward_hooks.values()):
                 stop_warning(module)
+
+
+class BlockGate(Gate):
+    """The gate around a block: x → x + λ·(block(x) − x), x being the first tensor of floats that the block is given."""
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any = None) -> Any:
+        given = (*args, *kwargs.values())
+        x = next(one for one in given if isinstance(one, Tensor) and one.is_floating_point())
+        made = output[0] if isinstance(output, tuple) else output
+        mixed = x + self.level.to(made) * (made - x)
+        return (mixed, *output[1:]) if isinstance(output, tuple) else mixed
+
+    def attach(self, module: nn.Module) -> None:
+        """Put the gate around a block, before hooks that record its output."""
+        module.register_forward_hook(self, prepend=True, with_kwargs=True)
+        self.held.append(module)
+        warn_when_written(module)
+
+
+def _remove_hooks(module: nn.Module, keys: Sequence[int]) -> None:
+    for key in keys:
+        del module._forward_hooks[key]
+        module._forward_hooks_with_kwargs.pop(key, None)
 
 
 @usage("outgrow.PActivation(torch.nn.Tanh(), steps=100)")
@@ -205,6 +230,14 @@ def close_gates(model: nn.Module, blocks: Sequence[nn.Module], paths: Sequence[s
             gate.attach(block.get_submodule(path))
 
 
+def close_around(model: nn.Module, blocks: Sequence[nn.Module], steps: int) -> None:
+    """Put one gate around a block and its averaged copies; it advances with the first block."""
+    gate = BlockGate(blocks[0], steps)
+    gate.follow_training_of(model)
+    for block in blocks:
+        gate.attach(block)
+
+
 def soften(blocks: Sequence[nn.Module], paths: Sequence[str], steps: int) -> None:
     """Put P-activations in place of activations of a new block and of its averaged copies."""
     for block in blocks:
@@ -230,10 +263,15 @@ def link_ramps(blocks: Sequence[nn.Module]) -> None:
 
 
 def gates_of(model: nn.Module) -> dict[str, Gate]:
-    """Gates of fades in progress, by the path of the module, or of the P-activation's activation, that they multiply."""
+    """Gates of fades in progress, by the path of the module, or of the P-activation's activation, that they multiply.
+
+    The key of a gate around a block is the block's path with `WHOLE_BLOCK` behind it.
+    """
     found: dict[str, Gate] = {}
     for path, module in model.named_modules():
-        found.update((path, hook) for hook in module._forward_hooks.values() if isinstance(hook, Gate))
+        for hook in module._forward_hooks.values():
+            if isinstance(hook, Gate):
+                found[path + WHOLE_BLOCK * isinstance(hook, BlockGate)] = hook
         if isinstance(module, PActivation):
             found[f"{path}.activation"] = module.gate
     return {path: gate for path, gate in found.items() if gate.done < gate.steps}
@@ -249,8 +287,7 @@ def without_gates(block: nn.Module) -> None:
 
 
 def _take_off(module: nn.Module) -> None:
-    for key in [key for key, hook in module._forward_hooks.items() if isinstance(hook, Gate)]:
-        del module._forward_hooks[key]
+    _remove_hooks(module, [key for key, hook in module._forward_hooks.items() if isinstance(hook, Gate)])
     if not isinstance(module, PActivation):
         stop_warning(module)
 
@@ -259,11 +296,11 @@ def share_gates(model: nn.Module, copy: nn.Module) -> None:
     """Make a copy of a model (an average of its weights) share the model's gates; only the model's steps count."""
     twins = dict(copy.named_modules())
     soft = {path: module for path, module in model.named_modules() if isinstance(module, PActivation)}
-    for path, gate in gates_of(model).items():
-        if path.removesuffix(".activation") in soft:
-            continue
-        _take_off(twins[path])
-        gate.attach(twins[path])
+    gates = {path: gate for path, gate in gates_of(model).items() if path.removesuffix(".activation") not in soft}
+    for path in gates:
+        _take_off(twins[path.removesuffix(WHOLE_BLOCK)])
+    for path, gate in gates.items():
+        gate.attach(twins[path.removesuffix(WHOLE_BLOCK)])
     for path, module in soft.items():
         twin, parent = twins[path], path.rpartition(".")
         assert isinstance(twin, PActivation)
@@ -277,7 +314,7 @@ def restore_gates(model: nn.Module, levels: Mapping[str, tuple[int, int]]) -> No
     The model may have been trained further since, so that gates have advanced or plain activations have replaced P-activations.
     """
     modules = dict(model.named_modules())
-    for path in [path for path in levels if path not in modules]:
+    for path in [path for path in levels if path.removesuffix(WHOLE_BLOCK) not in modules]:
         soft = path.removesuffix(".activation")
         parent, _, key = soft.rpartition(".")
         modules[parent]._modules[key] = PActivation(modules[soft], levels[path][1]).train(modules[soft].training)
@@ -285,8 +322,9 @@ def restore_gates(model: nn.Module, levels: Mapping[str, tuple[int, int]]) -> No
     for module in modules.values():
         _take_off(module)
     activations = {f"{path}.activation" for path, module in modules.items() if isinstance(module, PActivation)}
-    for path in [path for path in levels if path not in activations]:
-        gate = Gate(_owner(model, path), levels[path][1], levels[path][0])
+    for key in [key for key in levels if key not in activations]:
+        path = key.removesuffix(WHOLE_BLOCK)
+        gate = (Gate if key == path else BlockGate)(_owner(model, path), levels[key][1], levels[key][0])
         gate.follow_training_of(model)
         gate.attach(modules[path])
     for path, module in modules.items():

@@ -146,6 +146,8 @@ def plans_behind(site: Site, request: Deepen) -> Step:
     instead = "outgrow.places(model, example) lists the places, and the exact methods there"
     if request.fade is None and (request.method == "net2net" or any("not idempotent" in reason for reason in reasons)):
         instead += "; with fade= any activation is exact"
+    if request.fade is None and any("post-norm" in reason for reason in reasons):
+        instead += "; with fade= a copy of the block is exact: it fades in as a whole"
     raise MethodError("the model can't be deepened there", [Problem(request.after, "; ".join(reasons), instead)])
 
 
@@ -237,7 +239,8 @@ def _start(template: Template, request: Deepen, seed: int) -> Start:
     if identity is None:
         return Start(draw)
     gates, soft = (identity.gates, identity.soft) if request.fade else ((), ())
-    return Start(draw, resolved(identity.anatomy, identity.zeroing, seed), gates=gates, soft=soft, steps=request.fade or 0)
+    writes, whole = resolved(identity.anatomy, identity.zeroing, seed), bool(request.fade and identity.whole)
+    return Start(draw, writes, gates=gates, soft=soft, whole=whole, steps=request.fade or 0)
 
 
 def _key(container: nn.Module, at: int, after: str) -> str:
