@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import outgrow
 from outgrow.errors import MethodError
 from tests.helpers.fading import steps
-from tests.helpers.judging import assert_same_function, shake, state_of
+from tests.helpers.judging import assert_same_function, shake
 
 X = torch.randn(6, 3, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 FRESH = [torch.randn(4, 3, 7, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)]
@@ -120,15 +120,13 @@ def test_several_copies_and_a_second_growth_during_the_fade() -> None:
     assert [type(block.act) for block in model[1:-1]] == [nn.GELU] * 5
 
 
-@pytest.mark.parametrize(
-    ("kind", "reason"), [(Functional, "self.act = nn.GELU"), (TwoNames, "holds that module under several names")]
-)
-def test_an_activation_that_nothing_can_take_the_place_of_is_refused(kind: type[Block], reason: str) -> None:
+@pytest.mark.parametrize("kind", [Functional, TwoNames])
+def test_if_nothing_can_take_the_place_of_an_activation_the_whole_block_fades_in(kind: type[Block]) -> None:
     model = made(kind)
-    before = state_of(model)
-    with pytest.raises(MethodError, match=reason):
-        outgrow.deepen(model, X, "1", method="copy", fade=4)
-    assert state_of(model) == before
+    old = copy.deepcopy(model)
+    growth = outgrow.deepen(model, X, "1", method="copy", fade=4)
+    assert growth.plan.inserts[0].start.whole
+    assert_same_function(old, model, FRESH)
 
 
 def test_without_a_fade_the_refusal_names_it() -> None:

@@ -66,7 +66,7 @@ def identity_of(
     try:
         return _by_parts(block, anatomy, pairs, literal, faded)
     except NotZero:
-        if not faded or len(pairs) != 1 or not _without_layers(anatomy, *pairs[0]):
+        if not faded or len(pairs) != 1 or not _around_layers(anatomy, *pairs[0]):
             raise
         return Identity(anatomy, Search(anatomy, literal).found(), whole=True)
 
@@ -153,8 +153,10 @@ def _gate_at(anatomy: Anatomy, value: int) -> str:
     raise NotZero("a branch ends in the block's own code, not in a module after which a gate could be inserted")
 
 
-def _without_layers(anatomy: Anatomy, start: int, end: int) -> bool:
-    """Whether a value reaches another one on a path without layers: a skip, possibly with norms and activations on it."""
+def _around_layers(anatomy: Anatomy, start: int, end: int) -> bool:
+    """Whether a value reaches another one past all layers, of which there are some: a skip, with norms or activations on it."""
+    if not any(_is_layer(effect) for effect in anatomy.reading.effects):
+        return False
     values = seen = {end}
     while values and start not in seen:
         ops = [anatomy.maker[value] for value in values if value in anatomy.maker]
