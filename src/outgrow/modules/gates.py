@@ -83,7 +83,7 @@ class Gate:
 class BlockGate(Gate):
     """The gate around a block: x → x + λ·(block(x) − x), x being the first tensor of floats that the block is given."""
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any = None) -> Any:
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:  # type: ignore[override]
         given = (*args, *kwargs.values())
         x = next(one for one in given if isinstance(one, Tensor) and one.is_floating_point())
         made = output[0] if isinstance(output, tuple) else output
