@@ -44,6 +44,7 @@ __all__ = [
     "deepen",
     "grow",
     "grow_checkpoint",
+    "inspect_checkpoint",
     "kernel",
     "load",
     "places",

@@ -2,6 +2,7 @@
 
 from outgrow.analysis.rules.user_rules import rule as rule
 from outgrow.checkpoints.grow_checkpoint import grow_checkpoint as grow_checkpoint
+from outgrow.checkpoints.inspect_checkpoint import inspect_checkpoint as inspect_checkpoint
 from outgrow.comparing.compare import Comparison as Comparison
 from outgrow.comparing.compare import compare as compare
 from outgrow.distributed.fsdp import shard as shard

@@ -81,15 +81,25 @@ def example_for(model: nn.Module, batch: int = BATCH, length: int = LENGTH) -> E
     """Inputs on which a model of Transformers runs, chosen by its main input."""
     config: Any = model.config
     name = getattr(model, "main_input_name", "")
-    makers: Mapping[str, Any] = {"input_ids": _text, "pixel_values": _image}
+    makers: Mapping[str, Any] = {"input_ids": _text, "pixel_values": _image, "input_features": _sound}
+    if _compares_images_with_texts(model):
+        return {**_text(config.text_config, batch, length), **_image(config.vision_config, batch, length)}
     if name not in makers:
         raise CheckpointError(
             f"{type(model).__name__} takes {name or 'unknown inputs'}, and there is no standard example for that: pass example="
         )
     found: dict[str, torch.Tensor] = makers[name](config, batch, length)
     if getattr(config, "is_encoder_decoder", False):
-        found["decoder_input_ids"] = found["input_ids"].flip(1)
+        found["decoder_input_ids"] = _text(config, batch, length)["input_ids"].flip(1)
     return found
+
+
+def _compares_images_with_texts(model: nn.Module) -> bool:
+    """Whether a model (as CLIP) takes images and texts and does not generate texts."""
+    config: Any = model.config
+    both = all(getattr(config, f"{part}_config", None) is not None for part in ("text", "vision"))
+    generates: Any = getattr(model, "can_generate", None)
+    return both and not (callable(generates) and generates())
 
 
 def _text(config: Any, batch: int, length: int) -> dict[str, torch.Tensor]:
@@ -100,6 +110,12 @@ def _text(config: Any, batch: int, length: int) -> dict[str, torch.Tensor]:
     usual = [token for token in range(min(size, 512)) if token not in special] or [0]
     ids = torch.tensor([usual[(7 * n + 3) % len(usual)] for n in range(batch * length)]).view(batch, length)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _sound(config: Any, batch: int, length: int) -> dict[str, torch.Tensor]:
+    """Spectra of the length that the model expects."""
+    shape = batch, int(config.num_mel_bins), 2 * int(config.max_source_positions)
+    return {"input_features": torch.randn(shape, generator=torch.Generator().manual_seed(0))}
 
 
 def _image(config: Any, batch: int, length: int) -> dict[str, torch.Tensor]:

@@ -99,17 +99,28 @@ def plan_checkpoint(
     model = build_on_meta(kind, config_of(checkpoint))
     checkpoint, loading = as_loaded(checkpoint, model)
     names = match_names(checkpoint, model)
-    before = shapes_of(model)
     inputs = example_for(model) if example is None else example
+    growth, values = grow_on_meta(kind, model, inputs, requests, seed)
+    if dtype is not None:
+        model.config.dtype = dtype
+    tensors = _new_tensors(checkpoint, model, names, loading, values, growth.plan, dtype)
+    return CheckpointPlan(checkpoint, model, growth, names, tensors, tuple(requests), seed, describe_example(inputs), dtype)
+
+
+def grow_on_meta(
+    kind: Any, model: nn.Module, inputs: Example, requests: Sequence[Transform], seed: int = 0
+) -> tuple[Growth, dict[str, Value]]:
+    """Grow a model on the meta device, its configuration included; returns the report, and expressions for its tensors.
+
+    Raises GrowthError if the growth is not exact, or if the result could not be a plain checkpoint of the model's class `kind`.
+    """
+    before = shapes_of(model)
     with shapes_suffice():
         growth, ready = dry_run(model, on_meta(inputs), requests, seed)
     _check_result(model, kind, growth)
-    if dtype is not None:
-        model.config.dtype = dtype
     values = values_after(before, ready.steps)
     _check_shapes(model, values, before)
-    tensors = _new_tensors(checkpoint, model, names, loading, values, growth.plan, dtype)
-    return CheckpointPlan(checkpoint, model, growth, names, tensors, tuple(requests), seed, describe_example(inputs), dtype)
+    return growth, values
 
 
 def _check_fades(requests: Sequence[Transform]) -> None:

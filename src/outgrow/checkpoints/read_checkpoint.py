@@ -113,12 +113,17 @@ def read_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
                 f"{folder} is a file: name the directory of a Transformers checkpoint, with {CONFIG} and {WEIGHTS} in it"
             )
         raise CheckpointError(f"{folder}: there is no such directory")
-    config = _read_json(os.path.join(folder, CONFIG), f"{folder} is not a Transformers checkpoint")
+    config = read_config(folder)
     if os.path.exists(os.path.join(folder, INDEX)):
         return Checkpoint(folder, config, _sharded(folder))
     if os.path.exists(os.path.join(folder, WEIGHTS)):
         return Checkpoint(folder, config, read_header(os.path.join(folder, WEIGHTS)))
     raise CheckpointError(_without_weights(folder))
+
+
+def read_config(folder: str) -> dict[str, Any]:
+    """The configuration of a checkpoint directory as plain data."""
+    return _read_json(os.path.join(folder, CONFIG), f"{folder} is not a Transformers checkpoint")
 
 
 def _read_json(path: str, without: str) -> dict[str, Any]:

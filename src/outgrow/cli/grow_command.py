@@ -10,8 +10,6 @@ is the new length of the main stack, `--deepen PATH=+2` adds two blocks behind a
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib
 import os
 import re
 import shlex
@@ -20,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from outgrow.cli.model_names import CommandError, with_torchvision
+from outgrow.cli.model_names import CommandError, prepare_transformers
 from outgrow.cli.plugins import load_plugins
 
 if TYPE_CHECKING:
@@ -75,8 +73,7 @@ def run_grow(args: argparse.Namespace) -> str:
     from outgrow.checkpoints.write_shards import lay_out
 
     load_plugins()
-    with contextlib.suppress(ImportError):  # of Transformers, which is reported when it is needed
-        with_torchvision(lambda: importlib.import_module("transformers.image_utils"))
+    prepare_transformers()
     if args.fade is not None:
         raise CommandError(
             "--fade needs optimizer steps, and a gate that is no part of a plain checkpoint: leave it out (the methods for "

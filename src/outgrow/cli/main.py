@@ -3,6 +3,7 @@
     outgrow inspect timm:resnet18
     outgrow inspect mycode.models:build --input 3,32,32
     outgrow inspect grown.safetensors [--model timm:resnet18]     (or run.pt, as Run.save writes it)
+    outgrow inspect CHECKPOINT                                    (a directory of Transformers)
     outgrow compare timm:resnet18 layer1.0.conv1
     outgrow timeline schedule.toml --model timm:resnet18 [--svg timeline.svg]
     outgrow grow CHECKPOINT --widen mlp=1.5 --deepen layers=24 --out NEW
@@ -23,7 +24,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from outgrow.cli.grow_command import add_grow
-from outgrow.cli.model_names import CommandError, named_model
+from outgrow.cli.model_names import CommandError, named_model, prepare_transformers
 from outgrow.cli.plugins import load_plugins
 from outgrow.text.plurals import counted
 from outgrow.text.tables import WIDTH, make_table
@@ -65,8 +66,9 @@ def make_parser() -> Parser:
         "inspect",
         help="list the volumes of a model, or the growths and tensors of a checkpoint",
         description="List the volumes of a model: size, modules that write and read it, methods that can grow it, and the "
-        "reasons why others can't; and the places where the model can be deepened. For a checkpoint without --model: its "
-        "growths and tensors.",
+        "reasons why others can't; and the places where the model can be deepened. For a file of outgrow.save without --model: "
+        "its growths and tensors. For a directory of Transformers: the kinds of units and stacks that can grow, the steps that "
+        "work, and whether its configuration can express the result.",
     )
     _add_target(inspect)
     inspect.add_argument("--all", action="store_true", help="print one row per volume, and nothing shortened")
@@ -99,7 +101,8 @@ def _add_target(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "target",
         metavar="TARGET",
-        help="timm:NAME, MODULE:CALLABLE (or a module's attribute), or a file written by outgrow.save or Run.save",
+        help="timm:NAME, MODULE:CALLABLE (or a module's attribute), a file written by outgrow.save or Run.save, or a "
+        "directory of Transformers",
     )
     command.add_argument("--model", metavar="TARGET", help="for a checkpoint: the small model to load it into (timm:NAME, …)")
     command.add_argument(
@@ -178,6 +181,8 @@ def _message(error: Exception) -> str:
 
 def run_inspect(args: argparse.Namespace) -> str:
     """The output of `outgrow inspect`."""
+    if os.path.isdir(args.target):
+        return _inspect_directory(args)
     if _is_file(args.target):
         if args.target.endswith((".toml", ".json")):
             raise CommandError(
@@ -194,6 +199,18 @@ def run_inspect(args: argparse.Namespace) -> str:
             "leave --model out"
         )
     return _inspect_model(args)
+
+
+def _inspect_directory(args: argparse.Namespace) -> str:
+    """What can grow in a Transformers checkpoint, and whether the result can be saved."""
+    from outgrow.checkpoints.inspect_checkpoint import inspect_checkpoint
+
+    if args.model is not None or args.shapes:
+        raise CommandError(f"{args.target} is a directory with the configuration of its model: leave --model and --input out")
+    load_plugins()
+    prepare_transformers()
+    found = inspect_checkpoint(args.target)
+    return json.dumps(found.to_json(), indent=2, ensure_ascii=False) if args.json else str(found)
 
 
 def run_compare(args: argparse.Namespace) -> str:
@@ -267,6 +284,8 @@ def _volume_tables(volumes: Sequence[Volume], full: bool) -> list[str]:
 
     Unless `full`, volumes that differ only in the number of their block share one row.
     """
+    from outgrow.methods.group_reasons import grouped_reasons
+
     groups: dict[object, list[Volume]] = {}
     for volume in volumes:
         lists = len(_modules(volume, "writes")), len(_modules(volume, "reads"))
@@ -279,7 +298,7 @@ def _volume_tables(volumes: Sequence[Volume], full: bool) -> list[str]:
         modules = [", ".join(m) if full else _shortened(m) for m in (_modules(first, "writes"), _modules(first, "reads"))]
         rows.append((name, str(first.size), first.kind or "–", *modules, ", ".join(first.methods) or "–"))
         if first.reason:
-            reasons.append((name, _reasons(first)))
+            reasons.append((name, grouped_reasons(first.reason)))
         if first.unit:
             units.append((name, first.unit))
     header = ("volume", "size", "kind", "written by", "read by", "grows by")
@@ -309,20 +328,6 @@ def _shortened(modules: Sequence[str], most: int = 2) -> str:
     if len(modules) <= most:
         return ", ".join(modules)
     return f"{modules[0]} + {len(modules) - 1} more"
-
-
-def _reasons(volume: Volume) -> str:
-    """The reasons why methods can't grow a volume; methods with the same reason are grouped."""
-    from outgrow.methods.all_methods import by_name
-
-    names = by_name()
-    methods: dict[str, list[str]] = {}
-    for part in re.split(rf"; (?=(?:{'|'.join(names)}): )", volume.reason):
-        method, colon, reason = part.partition(": ")
-        if not colon or method not in names:
-            method, reason = "", part
-        methods.setdefault(reason, []).append(method)
-    return "; ".join(f"{', '.join(names)}: {reason}".removeprefix(": ") for reason, names in methods.items())
 
 
 def _checkpoint_text(about: Description, checksums: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -113,6 +114,12 @@ def with_torchvision(action: Callable[[], Any]) -> Any:
             raise
     _torchvision_stand_ins()
     return action()
+
+
+def prepare_transformers() -> None:
+    """Import the part of Transformers that imports torchvision; a missing library is reported where it is needed."""
+    with contextlib.suppress(ImportError):
+        with_torchvision(lambda: importlib.import_module("transformers.image_utils"))
 
 
 @functools.cache  # the operators exist as long as the Library object
