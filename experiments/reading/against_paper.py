@@ -83,21 +83,32 @@ def unexplained(numbers: Numbers) -> str:
 STUDENTS = ("NCT-R2WiderR", "NCT-NetMorph", "NCT-R2DeeperR", "NCT-Net2WiderNet", "NCT-Net2DeeperNet")
 
 
+PAPERS_SCRATCH = {"NCT-R2WiderR": "NCT-RandomWide", "NCT-NetMorph": "NCT-RandomWide", "NCT-R2DeeperR": "NCT-RandomDeep"}
+
+
 def at_least_scratch(numbers: Numbers) -> Claim | None:
     pairs = [pair for name in STUDENTS if (pair := against_fairest(numbers.results, name))]
     if not pairs:
         return None
     worse = [pair for pair in pairs if pair.late.clear and pair.late.value < 0]
     said = "; ".join(f"{look(pair.arm).label} {signed(pair.late.value)}" for pair in pairs)
-    rivals = ", ".join(sorted({pair.against for pair in pairs}))
+    own = [
+        pair for one, other in PAPERS_SCRATCH.items() if (pair := paired(numbers.results, one, other, "the paper's scratch"))
+    ]
+    beside = "; ".join(f"{look(pair.arm).label} {signed(pair.late.value)}" for pair in own)
+    rivals = "; ".join(
+        f"{name}: {sum(stage['epochs'] for stage in numbers.results[name]['arm']['stages']):g} epochs"
+        for name in sorted({pair.against for pair in pairs})
+    )
     return Claim(
         "§6.1",
         "All three transforms converge to at least the score of the network from scratch.",
-        f"Against the fairest scratch, last ten epochs: {said}.",
+        f"Against the fairest scratch, last ten epochs: {said}." + (f" Against the paper’s: {beside}." if beside else ""),
         DIFFERS if worse else AGREES,
-        f"The fairest scratch is the one that ends highest among those of the same network ({rivals}). Intervals: "
+        f"The fairest scratch is the one that ends highest among those of the same network ({rivals}; students have 250 epochs "
+        "before the growth and 250 after it). Intervals: "
         + "; ".join(f"{look(pair.arm).label} {points(pair.late)}" for pair in pairs)
-        + ". Networks without skips have had no scratch with a dropped rate unless one is named here.",
+        + ".",
     )
 
 

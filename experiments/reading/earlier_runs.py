@@ -35,7 +35,7 @@ def differences(content: dict[str, Any], arm: Arm) -> list[str]:
 
 
 def earlier(results: Results) -> dict[str, list[str]]:
-    """Names of arms by what differs from today's description; the validation set counts for those that have none."""
+    """Names of arms by what differs from today's description."""
     today = {arm.name: arm for arm in (*paper_arms(), *more_arms(), *appendix_b_arms())}
     found: dict[str, list[str]] = defaultdict(list)
     for name, content in results.items():
@@ -53,10 +53,11 @@ def some(names: list[str], most: int = 4) -> str:
 def notes(results: Results) -> list[str]:
     """Sentences for the report and the documentation; none where all results are of today's arms."""
     made = [f"Run earlier, with {what}: {some(names)}." for what, names in earlier(results).items()]
-    if all(content["data"] == "CIFAR-10" for content in results.values()):
+    whole = [name for name, content in results.items() if content["data"] == "CIFAR-10"]
+    if whole:
         made.append(
-            "Run earlier, without a validation set: these networks were trained on all 50,000 images and evaluated on the test "
-            "set; the author held 1,000 training images out."
+            f"Run earlier, without a validation set: {some(whole)}. These networks were trained on all 50,000 images; the "
+            "author held 1,000 training images out."
         )
     missing = sorted({arm.name for arm in (*more_arms(), *appendix_b_arms())} - set(results))
     if missing:

@@ -73,7 +73,8 @@ def steps_after(numbers: Numbers) -> Finding | None:
         return Finding(
             "0|arms fall after it", "The epoch after the growth loses nothing", "No arm falls by a point or more.", "good"
         )
-    worst = max(jumped or rows, key=lambda row: row.soon or 0.0)
+    usual = [row for row in jumped if "(scale" not in row.arm]  # scales that were chosen in order to do harm head no card
+    worst = max(usual or jumped or rows, key=lambda row: row.soon or 0.0)
     fallen = [f"{row.arm} {row.before:.1f} → {row.one_epoch:.1f} %" for row in fell]
     loud = [f"{row.arm} × {row.soon:.1f}" for row in jumped]
     text = "Arms whose accuracy is a point or more lower at the next evaluation: " + (", ".join(fallen) or "none") + "."
