@@ -45,3 +45,5 @@ from outgrow.saving.save_load import save as save
 from outgrow.transforms.deepen.places import places as places
 from outgrow.transforms.register import register_transform as register_transform
 from outgrow.transforms.widen.list_volumes import volumes as volumes
+from outgrow.upcycling.upcycle import Upcycling as Upcycling
+from outgrow.upcycling.upcycle import upcycle as upcycle

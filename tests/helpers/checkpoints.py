@@ -15,13 +15,15 @@ from torch import Tensor, nn
 
 from tests.helpers.library_models import FAMILIES, Family
 
-READER = """
-import json, sys, warnings
+SHIM = """
 import torch
 if torch.version.cuda is None:  # the torchvision wheel registers its operators for CUDA builds of torch only
     library = torch.library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
         library.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
+READER = """
+import json, sys, warnings
 import transformers
 from safetensors.torch import load_file, save_file
 transformers.logging.disable_progress_bar()
@@ -71,6 +73,6 @@ def logits_elsewhere(folders: Sequence[Path], examples: Sequence[dict[str, Tenso
         ids, result = scratch / f"ids{number}.safetensors", scratch / f"logits{number}.safetensors"
         save_file({name: value.contiguous() for name, value in example.items()}, ids)
         tasks.append((str(folder), str(ids), str(result)))
-    done = subprocess.run([sys.executable, "-c", READER, json.dumps(tasks)], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", SHIM + READER, json.dumps(tasks)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return [load_file(result)["logits"] for _, _, result in tasks]

@@ -26,6 +26,13 @@ from outgrow.transforms.widen.make_plan import Choice
 MENTIONED = 4  # modules that an error mentions
 WHOLE = 1e-9  # rounding of size × factor, relative to the size
 SAME = "the nearest possible size is the present one"
+NEW_MODELS = {  # kinds that only a new model has more of: the reason, and the way out
+    "experts": (
+        "a new expert would take the place of one that is chosen now, or change the weights of all: more of them are exact "
+        "only if all experts have copies or slices, and more are chosen per token, which is another setting of the model",
+        "outgrow.upcycle(model, example, experts=…) returns a new model with more experts",
+    )
+}
 
 
 def matches(volume: Volume, pattern: str) -> bool:
@@ -172,6 +179,8 @@ def choose(
         named = {volume.name: volume for volume in anatomy.volumes}
         reasons = [Problem(skip.volume, skip.reason, _other_volumes(named[skip.volume], anatomy.volumes)) for skip in skipped]
         what = f"kind={request.kind!r}" if request.kind else repr(request.where)
+        if request.kind in NEW_MODELS:
+            reasons = [Problem(what, *NEW_MODELS[request.kind]), *(Problem(skip.volume, skip.reason) for skip in skipped)]
         raise MethodError(f"nothing that {what} selects can grow by method {_name(request.method)}", reasons[:20])
     return choices, skipped
 
