@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outgrow.apply.draws import BLOCK, KEPT
 from outgrow.apply.final_positions import Positions
 from outgrow.checkpoints.buffers import Buffers
 from outgrow.checkpoints.new_values import Value, compute, is_unchanged, needs_others, origin
@@ -26,6 +27,7 @@ from outgrow.checkpoints.tensor_bytes import PIECE, Files, copy_bytes, read_tens
 HALVES = (torch.float16, torch.bfloat16)
 LARGE = 2**20  # values from which on a tensor is computed in slabs, if its edits allow it
 SLAB = 2**19  # values of a slab
+SLABS = 10  # slabs in memory at the same time: old, new, drawn and rounded values
 COPIED = 2**17  # bytes of neighbouring rows from which on they are copied as bytes
 
 
@@ -63,7 +65,9 @@ class Stream:
         """An estimate of the bytes that computing a tensor takes: old and new values, and one block in between."""
         if self._is_copied(tensor):
             return PIECE
-        values = 8 * self.slab if self._in_slabs(tensor) else math.prod(tensor.shape)
+        values = math.prod(tensor.shape)
+        if self._in_slabs(tensor):
+            return SLABS * self.slab * 4 + min(KEPT * BLOCK * 4, 2 * values)
         return 2 * values * max(tensor.dtype.itemsize, 4) + values * tensor.dtype.itemsize
 
     def _is_copied(self, tensor: NewTensor) -> bool:
