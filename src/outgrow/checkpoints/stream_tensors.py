@@ -91,14 +91,14 @@ class Stream:
         stage = stage_of(tensor.value, Leaf(read, stored.shape, precise(stored.dtype), whole, self.slab))
         row = tensor.size // tensor.shape[0]
         old = stage.stored(np.arange(tensor.shape[0]))
-        if stored.dtype != tensor.dtype:
+        if stored.dtype != tensor.dtype or len(stored.parts) > 1:
             old[:] = ELSEWHERE
         for first, count, source in runs_of(old, max(1, COPIED // row)):
             if source == ELSEWHERE:
                 for at, rows in slabs(stage, first, count, self.slab):
                     write_tensor(handle, rows.to(tensor.dtype), start + at * row)
             else:
-                copy_bytes(self.files, rows_of(stored, source, count), handle, start + first * row)
+                copy_bytes(self.files, rows_of(stored.parts[0], source, count, row), handle, start + first * row)
 
     def _allocate(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return self._buffers.take(f"plan {number}", shape, dtype)
@@ -121,9 +121,8 @@ def precise(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in HALVES else dtype
 
 
-def rows_of(stored: StoredTensor, first: int, count: int) -> StoredTensor:
-    """Some rows of a stored tensor."""
-    row = stored.size // stored.shape[0]
+def rows_of(stored: StoredTensor, first: int, count: int, row: int) -> StoredTensor:
+    """Some rows of a stored tensor. row: bytes of one."""
     return replace(stored, shape=(count, *stored.shape[1:]), start=stored.start + first * row, size=count * row)
 
 
