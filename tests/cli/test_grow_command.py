@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ def test_options_become_requests() -> None:
     assert widen_request("width=1024") == Widen(kind="width", to=1024)
     assert deepen_request("layers=24") == Deepen(layers=24)
     assert deepen_request("model.layers.3=+2") == Deepen(after="model.layers.3", count=2)
+    assert deepen_request("encoder.block=24") == Deepen(layers=24, stack="encoder.block")
 
 
 @pytest.mark.parametrize("text", ["mlp", "mlp=", "=2", "mlp=two", "mlp=x+2", "mlp=+1.5", "mlp=-3"])
@@ -68,10 +70,68 @@ def test_requests_come_from_a_file_too(tmp_path: Path, capsys: pytest.CaptureFix
     assert "24 → 30" in capsys.readouterr().out
 
 
+PLAN = """
+widen = ["mlp=1.5"]
+grow = [{ deepen = "", layers = 5, order = "stack" }]
+seed = 3
+dtype = "bfloat16"
+shard-size = "8KB"
+jobs = 2
+verify = "none"
+quiet = true
+"""
+
+
+def test_a_plan_file_holds_every_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_small("llama", tmp_path / "old")
+    (tmp_path / "plan.toml").write_text(PLAN + f'out = "{tmp_path}/planned"\n')
+    command = ["grow", str(tmp_path / "old")]
+    assert main([*command, "--plan", str(tmp_path / "plan.toml")]) == 0, capsys.readouterr().err
+    assert "compared: no" in capsys.readouterr().out
+    planned = tensors_in(tmp_path / "planned")
+    assert {value.dtype for value in planned.values()} == {torch.bfloat16}
+    assert len(list((tmp_path / "planned").glob("*.safetensors"))) > 1
+    assert json.loads((tmp_path / "planned" / "config.json").read_text())["num_hidden_layers"] == 5
+    replaced = ["--seed", "0", "--out", str(tmp_path / "other"), "--widen", "width=24"]
+    assert main([*command, "--plan", str(tmp_path / "plan.toml"), *replaced]) == 0, capsys.readouterr().err
+    config = json.loads((tmp_path / "other" / "config.json").read_text())
+    assert (config["hidden_size"], config["intermediate_size"]) == (24, 36)
+    assert json.loads((tmp_path / "other" / "outgrow_plan.json").read_text())["growths"][0]["plan"]["seed"] == 0
+
+
+WRONG_PLANS = {
+    "option": ('wident = "mlp=1.5"', "there is no option 'wident': did you mean 'widen'?"),
+    "choice": ('verify = "some"', "invalid choice: 'some'"),
+    "type": ('seed = "many"', "invalid int value: 'many'"),
+    "flag": ("training-state = 1", "training-state = 1: write true or false"),
+    "table": ("seed = { a = 1 }", "write a text or a number"),
+    "request": ("grow = [{ widen = '*', factr = 2 }]", "there is no key 'factr'"),
+    "both": ("grow = []\ngrowth = []", "both grow and growth"),
+    "two growths": ("[[growth]]\nepoch = 1\ngrow = [{ widen = '*', to = 9 }]\n" * 2, "a schedule|2 growths"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_PLANS)
+def test_a_mistake_in_a_plan_file_names_the_file(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, reason = WRONG_PLANS[case]
+    (tmp_path / "plan.toml").write_text(text)
+    assert main(["grow", str(tmp_path), "--plan", str(tmp_path / "plan.toml"), "--dry-run"]) == 2
+    shown = capsys.readouterr().err
+    assert re.search(reason, shown)
+    assert "plan.toml" in shown
+
+
 WRONG = {
     "nothing to grow": ([], "nothing to grow"),
     "no directory": (["--widen", "*.mlp.*=1.5"], "--out DIR is missing"),
-    "a fade": (["--widen", "*.mlp.*=1.5", "--fade", "9", "--out", "new"], "no part of a plain checkpoint"),
+    "a fade": (
+        ["--widen", "*.mlp.*=1.5", "--fade", "9", "--out", "new"],
+        "outgrow.transformers.Grow and fade= in its requests",
+    ),
+    "a model": (
+        ["--widen", "*.mlp.*=1.5", "--model", "timm:resnet18", "--out", "new"],
+        "leave --model, --input and --batch out",
+    ),
     "a place": (["--deepen", "model.layers.0=3", "--out", "new"], r"model.layers.0=+2"),
 }
 

@@ -16,7 +16,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "unknown option": (("inspect", "given_models:ready", "--inputs=3", "--x"), ("--x",)),
     "no such thing": (("inspect", "nothing"), ("nothing", "neither a file nor a model", "timm:resnet18")),
     "no such file": (("inspect", "no.safetensors"), ("no.safetensors", "no such file")),
-    "folder": (("inspect", "."), ("folder",)),
+    "folder": (("inspect", "."), ("is not a Transformers checkpoint", "config.json")),
     "text file": (("inspect", "given_models.py"), ("given_models.py", "not a safetensors file")),
     "no such module": (("inspect", "no_such_module:f"), ("no_such_module",)),
     "broken module": (("inspect", "broken_models:f"), ("broken_models", "SyntaxError")),

@@ -15,15 +15,38 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from outgrow.cli.model_names import CommandError, prepare_transformers
+from outgrow.cli.grow_saved_file import run_grow_file
+from outgrow.cli.model_names import CommandError, input_shape, prepare_transformers
+from outgrow.cli.plan_file import merged, options_in
 from outgrow.cli.plugins import load_plugins
 
 if TYPE_CHECKING:
     from outgrow.transforms.all_transforms import Transform
 
+DESCRIPTION = """\
+Grow a checkpoint into a larger one that computes the same.
+
+CHECKPOINT is a directory of Transformers (config.json and safetensors, in one file or shards), which may be a Trainer's:
+tensors are streamed, so that memory does not depend on the size of the model, and the result loads without outgrow. Or it is a
+file of outgrow.save, whose model (--model) is grown in memory. outgrow inspect CHECKPOINT shows what can grow."""
+EPILOG = """\
+WHAT is a kind of units (mlp, heads, head_dim, width, experts, vocab, outputs) or a pattern of module names ('*.mlp.*').
+SIZE is a factor with a decimal point or a cross (1.5, x2), a number of new units (+2), or the new size (1024).
+
+  outgrow grow small --widen mlp=1.5 --widen heads=x2 --deepen layers=24 --out large
+  outgrow grow run/checkpoint-1000 --deepen layers=24 --training-state --out grown
+  outgrow grow model.safetensors --model mycode:build --widen '*=1.5' --fade 200 --out larger.safetensors
+  outgrow grow small --plan plan.toml --dry-run"""
+NO_FADE = (
+    "a fade needs optimizer steps, and a gate that is no part of a plain checkpoint: leave it out (the methods for checkpoints "
+    "are exact without it), or fade in during training, with outgrow.transformers.Grow and fade= in its requests; a file of "
+    "outgrow.save can hold a fade"
+)
+SHARD_SIZE = "5GB"
+LISTS = ("widen", "deepen")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 SIZE = r"(?P<times>[x×])?(?P<plus>\+)?(?P<number>\d+(?:\.\d+)?)"
 MOST_JOBS = 4  # unless more are requested
@@ -36,35 +59,83 @@ def add_grow(commands: Subparsers) -> None:
     grow = commands.add_parser(
         "grow",
         help="grow a checkpoint on the disk into a larger one that computes the same",
-        description="Grow a Transformers checkpoint (config.json and safetensors) into a larger one that computes the same and "
-        "loads without outgrow. Tensors are streamed, so that memory does not depend on the size of the model.",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    grow.add_argument("checkpoint", metavar="CHECKPOINT", help="directory of the checkpoint")
-    grow.add_argument("--out", metavar="DIR", help="the new directory; it must not exist, or be empty")
+    kinds = "a directory of Transformers (also of a Trainer), or a file of outgrow.save with --model"
+    grow.add_argument("checkpoint", metavar="CHECKPOINT", help=kinds)
+    add_options(grow)
+    grow.set_defaults(run=run_grow)
+
+
+def add_options(grow: argparse.ArgumentParser) -> None:
+    """Add all options; their defaults are None, so that a plan file can set them."""
+    grow.add_argument("--out", metavar="NEW", help="the new directory or file; it must not exist, or be an empty directory")
     what = "mlp=1.5 (factor), heads=+2 (more), width=1024 (new size); instead of a kind, a pattern of module names"
     grow.add_argument("--widen", action="append", default=[], metavar="WHAT=SIZE", help=what)
-    where = "layers=24 (length of the main stack), or PATH=+2 (blocks behind a module)"
+    where = "layers=24 (length of the main stack), PATH=24 (of the stack of that name), or PATH.3=+2 (blocks behind a module)"
     grow.add_argument("--deepen", action="append", default=[], metavar="WHAT=SIZE", help=where)
-    grow.add_argument("--plan", metavar="FILE", help="a .toml or .json file with the requests of one growth, as in a schedule")
+    plan = (
+        "a .toml or .json file with any of these options (widen = ['mlp=1.5']), or requests as in a schedule (grow = [{ … }])"
+    )
+    grow.add_argument("--plan", metavar="FILE", help=plan)
     grow.add_argument("--method", metavar="NAME", help="method for all requests (default: the first exact one)")
-    grow.add_argument("--fade", metavar="STEPS", type=int, help="refused: a fade is no part of a plain checkpoint")
-    grow.add_argument("--seed", type=int, default=0, metavar="N", help="seed of drawn values (0)")
+    fade = "a file of outgrow.save: new parts fade in over so many optimizer steps; a directory can't hold a fade"
+    grow.add_argument("--fade", metavar="STEPS", type=int, help=fade)
+    grow.add_argument("--seed", type=int, metavar="N", help="seed of drawn values (0)")
     grow.add_argument("--dtype", choices=DTYPES, help="type of the new weights (that of the old ones)")
-    grow.add_argument("--shard-size", default="5GB", metavar="SIZE", help="largest size of a file (5GB)")
-    cores = min(os.cpu_count() or 1, MOST_JOBS)
-    grow.add_argument("--jobs", type=int, default=cores, metavar="N", help=f"tensors computed at the same time ({cores})")
-    compared = "compare the models cut to a few layers (brief), whole (full), or not at all (none)"
-    grow.add_argument("--verify", choices=("brief", "full", "none"), default="brief", help=compared)
+    grow.add_argument("--shard-size", metavar="SIZE", help=f"largest size of a file ({SHARD_SIZE})")
+    grow.add_argument("--jobs", type=int, metavar="N", help=f"tensors computed at the same time ({_cores()})")
+    compared = "compare the models cut to a few layers (brief, the default), whole (full), or not at all (none)"
+    grow.add_argument("--verify", choices=("brief", "full", "none"), help=compared)
     kept = "a Trainer's checkpoint: also grow the optimizer's state, so that training resumes from NEW"
     grow.add_argument("--training-state", action="store_true", help=kept)
     grow.add_argument("--dry-run", action="store_true", help="print the plan, sizes, FLOPs and needed disk, and write nothing")
     grow.add_argument("--quiet", action="store_true", help="no progress bar")
-    grow.set_defaults(run=run_grow)
+    model = "a file of outgrow.save: the small model that it was grown from, timm:NAME or MODULE:CALLABLE"
+    grow.add_argument("--model", metavar="TARGET", help=model)
+    shape = "with --model: shape of an input without the batch, e.g. 3,224,224; repeat it for each input"
+    grow.add_argument("--input", dest="shapes", action="append", type=input_shape, metavar="N,N,…", help=shape)
+    grow.add_argument("--batch", type=int, metavar="N", help="with --model: batch size of the inputs (2)")
+
+
+def _cores() -> int:
+    return min(os.cpu_count() or 1, MOST_JOBS)
+
+
+def settled(given: argparse.Namespace) -> tuple[argparse.Namespace, list[Transform]]:
+    """All options, from the command line, the plan file, or their defaults; and the requests."""
+    args, requests = given, list[Any]()
+    if given.plan is not None:
+        parser = argparse.ArgumentParser(prog=given.plan, add_help=False, allow_abbrev=False, exit_on_error=False)
+        add_options(parser)
+        parser.error = _raise  # type: ignore[method-assign]
+        try:
+            planned, requests = options_in(given.plan, parser)
+        except argparse.ArgumentError as error:
+            raise CommandError(f"{given.plan}: {error}") from error
+        args = merged(given, planned, LISTS)
+    requests += requests_of(args)
+    if not requests:
+        raise CommandError("nothing to grow: write --widen mlp=1.5, --deepen layers=24 or --plan FILE")
+    args.seed, args.verify = args.seed or 0, args.verify or "brief"
+    return args, requests
+
+
+def _raise(message: str) -> NoReturn:
+    raise CommandError(message)
 
 
 def run_grow(args: argparse.Namespace) -> str:
     """The output of `outgrow grow`."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages for torch, which is not imported yet: a quarter less time
+    load_plugins()
+    args, requests = settled(args)
+    return (run_grow_file if os.path.isfile(args.checkpoint) else _run_grow_directory)(args, requests)
+
+
+def _run_grow_directory(args: argparse.Namespace, requests: Sequence[Transform]) -> str:
     from outgrow.checkpoints.grow_checkpoint import check_out, grow_checkpoint
     from outgrow.checkpoints.plan_checkpoint import plan_checkpoint
     from outgrow.checkpoints.read_checkpoint import read_checkpoint
@@ -72,17 +143,15 @@ def run_grow(args: argparse.Namespace) -> str:
     from outgrow.checkpoints.training_state import read_training_state
     from outgrow.checkpoints.write_shards import lay_out
 
-    load_plugins()
     prepare_transformers()
     if args.fade is not None:
-        raise CommandError(
-            "--fade needs optimizer steps, and a gate that is no part of a plain checkpoint: leave it out (the methods for "
-            "checkpoints are exact without it), or grow the model in memory with outgrow.grow and train it there"
-        )
-    requests = requests_of(args)
+        raise CommandError(f"--fade {args.fade}: {NO_FADE}")
+    if args.model is not None or args.shapes or args.batch:
+        raise CommandError(f"{args.checkpoint} is no file of outgrow.save: leave --model, --input and --batch out")
+    shard_size, jobs = args.shard_size or SHARD_SIZE, args.jobs if args.jobs is not None else _cores()
     dtype = None if args.dtype is None else _dtype(args.dtype)
     if args.dry_run:
-        limit = bytes_of(args.shard_size)
+        limit = bytes_of(shard_size)
         planned = plan_checkpoint(read_checkpoint(args.checkpoint), requests, args.seed, dtype=dtype)
         state = read_training_state(planned).bytes if args.training_state else 0
         if args.out is not None:
@@ -99,8 +168,8 @@ def run_grow(args: argparse.Namespace) -> str:
         out=args.out,
         seed=args.seed,
         dtype=dtype,
-        shard_size=args.shard_size,
-        jobs=args.jobs,
+        shard_size=shard_size,
+        jobs=jobs,
         verify=args.verify,
         training_state=args.training_state,
         command=written(args),
@@ -134,23 +203,10 @@ def _last(path: str) -> str:
 
 
 def requests_of(args: argparse.Namespace) -> list[Transform]:
-    """The requests of the options `--plan`, `--widen` and `--deepen`."""
-    found = [] if args.plan is None else _planned(args.plan)
+    """The requests of the options `--widen` and `--deepen`."""
     method = {} if args.method is None else {"method": args.method}
-    found += [widen_request(text, **method) for text in args.widen]
-    found += [deepen_request(text, **method) for text in args.deepen]
-    if not found:
-        raise CommandError("nothing to grow: write --widen mlp=1.5, --deepen layers=24 or --plan FILE")
-    return found
-
-
-def _planned(path: str) -> list[Transform]:
-    from outgrow.runs.schedule import Schedule
-
-    events = list(Schedule.from_file(path))
-    if len(events) != 1:
-        raise CommandError(f"{path} describes {len(events)} growths, and a checkpoint is grown once: leave one")
-    return list(events[0].grow)
+    found = [widen_request(text, **method) for text in args.widen]
+    return found + [deepen_request(text, **method) for text in args.deepen]
 
 
 def widen_request(text: str, **more: Any) -> Transform:
@@ -175,11 +231,11 @@ def _selection(what: str) -> dict[str, Any]:
 
 
 def deepen_request(text: str, **more: Any) -> Transform:
-    """A request to deepen, from `layers=N` or `PATH=+N`.
+    """A request to deepen, from `layers=N`, `STACK=N` or `MODULE=+N`.
 
     Example:
-        >>> deepen_request("model.layers.3=+2").summary
-        "Deepen after 'model.layers.3' + 2"
+        >>> deepen_request("model.layers.3=+2").summary, deepen_request("encoder.block=24").summary
+        ("Deepen after 'model.layers.3' + 2", "Deepen 'encoder.block' to 24 layers")
     """
     from outgrow.requests import Deepen
 
@@ -188,6 +244,8 @@ def deepen_request(text: str, **more: Any) -> Transform:
         if "to" not in size:
             raise CommandError(f"--deepen {text}: write the new number of layers, e.g. layers=24")
         return Deepen(layers=size["to"], **more)
+    if "to" in size and not what.rpartition(".")[2].isdecimal():
+        return Deepen(layers=size["to"], stack=what, **more)
     if "by" not in size:
         raise CommandError(f"--deepen {text}: write how many blocks to add behind {what}, e.g. {what}=+2")
     return Deepen(after=what, count=size["by"], **more)

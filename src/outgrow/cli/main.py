@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from outgrow.cli.grow_command import add_grow
-from outgrow.cli.model_names import CommandError, named_model, prepare_transformers
+from outgrow.cli.model_names import CommandError, input_shape, named_model, prepare_transformers
 from outgrow.cli.plugins import load_plugins
 from outgrow.text.plurals import counted
 from outgrow.text.tables import WIDTH, make_table
@@ -120,20 +120,13 @@ def _add_input(command: argparse.ArgumentParser) -> None:
         "--shape",
         dest="shapes",
         action="append",
-        type=_shape,
+        type=input_shape,
         metavar="N,N,…",
         help="shape of an input without the batch, e.g. 3,224,224; repeat it for each input",
     )
     command.add_argument("--batch", type=_positive, default=2, metavar="N", help="batch size of the inputs (2)")
     command.add_argument("--dtype", choices=DTYPES, help="type of the inputs, and of the model if floating-point (float32)")
     command.add_argument("--json", action="store_true", help="print JSON instead of tables")
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    sizes = re.split(r" *[,x] *", text.strip("()[] ").removesuffix(","))
-    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a shape: write positive integers with commas, e.g. 3,224,224")
-    return tuple(map(int, sizes))
 
 
 def _positive(text: str) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +27,14 @@ class InputShape:
     """The default input shape of a model, without the batch."""
 
     sizes: tuple[int, ...]
+
+
+def input_shape(text: str) -> tuple[int, ...]:
+    """The shape of an input without the batch, from e.g. 3,224,224."""
+    sizes = re.split(r" *[,x] *", text.strip("()[] ").removesuffix(","))
+    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shape: write positive integers with commas, e.g. 3,224,224")
+    return tuple(map(int, sizes))
 
 
 def named_model(source: str, shapes: Sequence[tuple[int, ...]] | None, batch: int, dtype: str | None) -> tuple[nn.Module, Any]:

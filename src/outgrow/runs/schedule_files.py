@@ -232,18 +232,22 @@ def _listed(names: Collection[str]) -> str:
 def read(path: str | os.PathLike[str]) -> Schedule:
     """Read a schedule from a .toml or .json file."""
     check_path(path, "outgrow.Schedule.from_file('schedule.toml')", ScheduleError)
+    return from_dict(read_table(path), str(path))
+
+
+def read_table(path: str | os.PathLike[str]) -> Any:
+    """The contents of a .toml or .json file as plain data."""
     path = Path(path)
     kind = _kind(path)
     try:
         text = path.read_bytes().decode("utf-8-sig")
-        data = _parse_toml(text) if kind == "TOML" else json.loads(text, object_pairs_hook=_once)
+        return _parse_toml(text) if kind == "TOML" else json.loads(text, object_pairs_hook=_once)
     except OSError as error:
         raise ScheduleError(f"{path} can't be read: {error.strerror or error}") from error
     except ValueError as error:  # raised by both parsers, and by decoding
         raise ScheduleError(f"{path} is not valid {kind}: {error}") from error
     except RecursionError as error:
         raise ScheduleError(f"{path} is not a schedule: its brackets are nested too deeply") from error
-    return from_dict(data, str(path))
 
 
 def write(schedule: Schedule, path: str | os.PathLike[str]) -> None:
