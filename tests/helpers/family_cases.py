@@ -155,7 +155,7 @@ TABLE = (
                 USUAL["heads"], "EncDecAttention.q.weight would have the shape", "heads of cross-attention can't grow"
             ),
             "width": _refused(USUAL["width"], *RETURNED),
-            "depth": _refused(_stacks("encoder.block", "decoder.block"), "does not run on the example", "to be examined"),
+            "depth": _stacks("encoder.block", "decoder.block"),
         },
         **FLOAT32_NORMS,
     ),

@@ -96,11 +96,14 @@ def _stage(model: nn.Module, path: str, config: Any, insert: Insert, old: int) -
 
 
 def _counts(path: str, config: Any, insert: Insert, old: int) -> list[str]:
-    """Names of the fields that count the layers; if encoder and decoder have a count each, only that of the right side."""
-    inside = insert.container.removeprefix(path).split(".")
-    side = next((side for side in SIDES if side in inside), "")
-    own = [name for name in vars(config) if side and side in name and name.endswith("layers")]
-    others = [name for name in COUNTS if not side or not any(other in name for other in SIDES)]
+    """Names of the fields that count the layers; if encoder and decoder have a count each, only that of the right side.
+
+    An encoder or decoder with a configuration of its own (T5's copies) counts its layers by the general names, too.
+    """
+    side = next((side for side in SIDES if side in insert.container.split(".")), "")
+    inside = side in path.split(".")
+    own = [name for name in vars(config) if side and not inside and side in name and name.endswith("layers")]
+    others = [name for name in COUNTS if not side or not any(s in name for s in SIDES if s != side or not inside)]
     return [name for name in own or others if type(vars(config).get(name)) is int and vars(config)[name] == old]
 
 

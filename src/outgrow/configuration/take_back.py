@@ -50,6 +50,8 @@ def _read_in_forward(model: nn.Module, example: Example, made: Sequence[Setting]
             calls_without_values(model, example, [])
         except Exception:  # reported where the model is compared with what it was
             return True
+    for kind in kinds:  # Transformers' other names of fields, such as num_hidden_layers for num_layers
+        names |= {own for other, own in getattr(kind, "attribute_map", {}).items() if other in names}
     return any(str(setting.item).lstrip("_") in names or setting.item in names for setting in made)
 
 

@@ -279,9 +279,8 @@ def template_for(
     reasons: dict[str, str] = {}
     off = [period is not None and (i - index - 1 - step) % period != 0 for i in range(len(kinds))]
     place = index if period is not None else index + 1
-    candidates = sorted(
-        range(len(kinds)), key=lambda i: (off[i], -usual[i], i != preferred, abs(i - place), i > index)
-    )  # a first block may differ from all others
+    more = [period is None and _has_more(kind, kinds) for kind in kinds]
+    candidates = sorted(range(len(kinds)), key=lambda i: (off[i], more[i], -usual[i], i != preferred, abs(i - place), i > index))
     for candidate in candidates:
         name = names[candidate]
         block, calls = list(children.values())[candidate], found[name]
@@ -335,6 +334,15 @@ def _period(kinds: Sequence[Any]) -> int | None:
             return period
     tensors = {tuple((path, held) for path, _, held, _ in kind if held) for kind in kinds if kind is not None}
     return len(kinds) if len(tensors) <= 1 else None
+
+
+def _has_more(kind: Any, others: Sequence[Any]) -> bool:
+    """Whether a block holds all tensors of another one and more: T5's first block computes the positions for all of them."""
+    return kind is not None and any(_tensors(other) < _tensors(kind) for other in others if other is not None)
+
+
+def _tensors(kind: Any) -> frozenset[Any]:
+    return frozenset((path, held) for path, _, tensors, _ in kind for held in tensors)
 
 
 def _check_called(model: nn.Module, example: Example, plan: Plan, before: Sequence[str]) -> None:
