@@ -131,6 +131,21 @@ def test_every_changed_field_is_reported_and_the_library_reloads_the_model(
     assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(*pairs, strict=True))
 
 
+@pytest.mark.parametrize("order", ["interleave", "stack"])
+@pytest.mark.parametrize(("stack", "counts"), [("encoder.block", (4, 2)), ("decoder.block", (2, 4))])
+def test_only_the_first_block_of_each_stack_of_t5_has_positions(
+    stack: str, counts: tuple[int, int], order: str, tmp_path: Path
+) -> None:
+    kind = family("t5")
+    model, example = kind.build(), kind.example()
+    growth = outgrow.grow(model, example, outgrow.Deepen(layers=4, stack=stack, order=order))
+    assert NOT_UPDATED not in str(growth)
+    assert (model.config.num_layers, model.config.num_decoder_layers) == counts
+    assert model.encoder.config.num_layers == counts[0]
+    assert model.decoder.config.num_layers == counts[1]
+    assert reloads(model, kind, tmp_path)
+
+
 def test_a_configuration_that_can_not_describe_the_model_is_as_before(path: Path) -> None:
     """Swin shifts the windows of every other block, so that one stage of one block can't have a second one like it."""
     options = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 2}

@@ -64,5 +64,8 @@ def _watched(model: nn.Module, example: Example, both_modes: bool, peers: IdlePe
 def without_values(error: Exception) -> TraceError:
     """The error for a model on the meta device that does not run there: most likely its code reads a value."""
     found = f"it does not run there: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    way_out = "if its code reads values, load the weights first (model.to_empty(…), load_state_dict); else pass another example"
+    way_out = (
+        "if its code reads values of the example, such as a mask, pass the example with values, not on the meta device; if it "
+        "reads others, load the weights first (model.to_empty(…), load_state_dict)"
+    )
     return TraceError("the model is on the meta device, without values", [Problem("the model", found, way_out)])

@@ -14,12 +14,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from outgrow.apply.apply_plan import apply_setting
 from outgrow.configuration.explain_differences import Guess, explained, shown
+from outgrow.configuration.lists_and_ratios import new_lists, new_ratios
 from outgrow.configuration.rebuild_from_config import NAME, RebuiltDiffers, rebuilt
 from outgrow.errors import TraceError
 from outgrow.growth_plan.plan import Plan, Setting, renamed
@@ -202,6 +204,7 @@ def _options(config: Any, sizes: Pairs, floats: Pairs) -> dict[str, tuple[Any, l
     fields = vars(config)
     options: dict[str, tuple[Any, list[Any]]] = {}
     shared = next((fields[name] for name in GROUPS if type(fields.get(name)) is int), 0)
+    widths = {name: value for name, value in fields.items() if _is_width(name) and type(value) in (int, list, tuple)}
     for name, value in fields.items():
         new: list[Any] = []
         if type(value) is int and name.endswith(("heads", *HEADS, *GROUPS)):
@@ -211,8 +214,12 @@ def _options(config: Any, sizes: Pairs, floats: Pairs) -> dict[str, tuple[Any, l
             new = _reached(value, sizes)
         elif type(value) is float and "eps" in name:
             new = _reached(value, floats)
+        elif _is_width(name) or name.endswith(("heads", *HEADS, *GROUPS)):
+            new = new_lists(value, partial(_reached, pairs=sizes))
+        else:
+            new = new_ratios(name, value, widths, partial(_reached, pairs=sizes))
         if new:
-            options[name] = value, list(dict.fromkeys([*new, value]))
+            options[name] = value, [one for at, one in enumerate([*new, value]) if one not in [*new, value][:at]]
     for name in (*FOURFOLD, HEAD):
         unset = fields.get(name) is None and (name in fields or (name == HEAD and not hasattr(type(config), HEAD)))
         usual = _default(config, name) if unset else None

@@ -280,7 +280,9 @@ def template_for(
     off = [period is not None and (i - index - 1 - step) % period != 0 for i in range(len(kinds))]
     place = index if period is not None else index + 1
     more = [period is None and _has_more(kind, kinds) for kind in kinds]
-    candidates = sorted(range(len(kinds)), key=lambda i: (off[i], more[i], -usual[i], i != preferred, abs(i - place), i > index))
+    candidates = sorted(
+        range(len(kinds)), key=lambda i: (off[i], more[i], -usual[i], i != preferred, abs(i - place), i > index)
+    )
     for candidate in candidates:
         name = names[candidate]
         block, calls = list(children.values())[candidate], found[name]
