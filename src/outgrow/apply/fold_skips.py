@@ -4,7 +4,7 @@ Where the skip is an `nn.Identity` of the block, the Fold takes its place. Elsew
 (the block's own code only: its children stay calls), and the Fold, a new child without tensors, is called on one operand of one
 sum. The block stays the same object, with its children, hooks and attributes; only its class changes, to one derived from its
 own whose `forward` contains that call. (A `GraphModule` in its place would lose the block's class and attributes, and could not
-replace the model itself.) `pickle` and `copy` read the code again.
+replace the model itself.) A deep copy has the same `forward`; `pickle` reads the code again.
 
 Code that torch.fx does not read as it runs is refused: branches on data, code that differs between training and evaluation,
 draws random numbers, or changes attributes.
@@ -12,6 +12,7 @@ draws random numbers, or changes attributes.
 
 from __future__ import annotations
 
+import copy
 import operator
 import random
 from collections.abc import Mapping
@@ -191,7 +192,17 @@ def _derive(block: nn.Module, calls: FoldCalls) -> type[nn.Module]:
         BASE: base,
         FOLD_CALLS: dict(calls),
     }
+    if not hasattr(base, "__deepcopy__"):
+        contents["__deepcopy__"] = _deep_copy
     return type(base.__name__, (base,), contents)
+
+
+def _deep_copy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """A deep copy of a block of a derived class, which it shares: the code is not read again."""
+    twin: nn.Module = type(self).__new__(type(self))
+    memo[id(self)] = twin
+    base_of(self).__setstate__(twin, copy.deepcopy(vars(self), memo))
+    return twin
 
 
 def _revive(base: type[nn.Module], seams: dict[tuple[int, int], str]) -> nn.Module:

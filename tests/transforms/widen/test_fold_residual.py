@@ -160,6 +160,19 @@ def test_copies_and_pickles_of_a_folded_model_are_folded() -> None:
         fold(twin, "one.0.conv2")
 
 
+def test_a_deep_copy_does_not_read_the_code_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(lambda: Net(Bare))
+    fold(model, "one.0.conv2")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.fx.Tracer, "trace", None)
+        twin = copy.deepcopy(copy.deepcopy(model))
+    assert torch.equal(twin(FRESH[0]), model(FRESH[0]))
+    with torch.no_grad():
+        twin.one[0].conv2.weight.zero_()
+    assert not torch.equal(twin(FRESH[0]), model(FRESH[0]))
+    assert torch.equal(pickle.loads(pickle.dumps(twin))(FRESH[0]), twin(FRESH[0]))
+
+
 def test_the_optimizer_and_averages_follow() -> None:
     model = build(lambda: Net(Bare)).train()
     average = torch.optim.swa_utils.AveragedModel(model)
