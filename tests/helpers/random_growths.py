@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 
 import outgrow
 
-ORDINARY, EXHAUSTIVE = 120, 10_000
+ORDINARY, EXHAUSTIVE = 60, 10_000
 METHODS: dict[str, Any] = {
     "auto": "auto",
     "r2r": "r2r",

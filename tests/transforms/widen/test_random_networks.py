@@ -109,15 +109,30 @@ def test_any_growth_of_many_more(program: Program, requested: list[Request], tra
     check(program, requested, training)
 
 
-@run(ORDINARY // 4)
-@given(programs(), some, one_of(1.5, 2.0), st.booleans())
-def test_any_faded_growth(program: Program, volumes: tuple[int | None, ...], factor: float, training: bool) -> None:
+def check_faded(program: Program, volumes: tuple[int | None, ...], factor: float, training: bool) -> None:
     check(program, [Request(volumes, factor, None, "auto", 0, fade=3), PLAIN_REQUEST], training)
 
 
+any_faded = given(programs(), some, one_of(1.5, 2.0), st.booleans())
+
+
+@run(ORDINARY // 4)
+@any_faded
+def test_any_faded_growth(program: Program, volumes: tuple[int | None, ...], factor: float, training: bool) -> None:
+    check_faded(program, volumes, factor, training)
+
+
+@pytest.mark.exhaustive
+@run(EXHAUSTIVE // 10)
+@any_faded
+def test_many_more_faded_growths(program: Program, volumes: tuple[int | None, ...], factor: float, training: bool) -> None:
+    check_faded(program, volumes, factor, training)
+
+
+@pytest.mark.parametrize("cases", [ORDINARY // 10, pytest.param(EXHAUSTIVE // 20, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("family", PLAIN)
-def test_plain_networks_are_never_refused(family: str) -> None:
-    @run(ORDINARY // 10)
+def test_plain_networks_are_never_refused(family: str, cases: int) -> None:
+    @run(cases)
     @given(PLAIN[family])
     def every(program: Program) -> None:
         (growth,) = check(program, [PLAIN_REQUEST], training=False)
