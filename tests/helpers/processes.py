@@ -6,16 +6,17 @@ Run as a module on each rank, `tests.helpers.processes NAME …` calls the funct
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterable
-from contextlib import ExitStack
+import traceback
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
-from typing import IO
 
 import torch
 import torch.distributed as dist
@@ -23,46 +24,61 @@ from torch import Tensor, nn
 
 RANKS, TIMEOUT = 2, 300.0
 ROOT, MODULE = str(Path(__file__).parents[2]), "tests.helpers.processes"
+WORKERS = ("tests.helpers.ddp_workers", "tests.helpers.fsdp_workers", "tests.helpers.trainer_workers")
+USED = {  # modules that worker functions import, so that the ranks share them
+    "in_lightning": ("lightning.pytorch",),
+    "in_accelerate": ("accelerate",),
+    "in_the_trainer": ("transformers.trainer", "tests.helpers.transformers_trainer"),
+    "hooks": ("torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook", "torch.distributed.optim"),
+    "fully_sharded": ("torch.distributed.fsdp", "torch.distributed.tensor"),
+    "checkpoints": ("torch.distributed.checkpoint.state_dict",),
+}
 
 
 def launch(*names: str) -> None:
-    """Run worker functions in two processes, which take seconds to start; a failure on any rank raises here.
+    """Run worker functions on two ranks; a failure on any rank raises here.
 
-    The environment is that of `torchrun`, whose own process would take as long to start as a rank.
+    A new process imports the libraries, which takes seconds, and forks the ranks. Their environment is that of `torchrun`.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     environment["PYTHONPATH"] = os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_RUN_ID": "tests"}
     environment |= {"WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS), "GROUP_RANK": "0"}
-    with ExitStack() as stack:
-        ranks = []
-        for rank in map(str, range(RANKS)):
-            printed = stack.enter_context(tempfile.TemporaryFile("w+"))
-            command = [sys.executable, "-m", MODULE, *names]
-            own = {**environment, "RANK": rank, "LOCAL_RANK": rank}
-            process = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT, env=own)
-            stack.callback(_end, process)
-            ranks.append((process, printed))
-        end = time.monotonic() + TIMEOUT
-        while any(process.poll() is None for process, _ in ranks) and not any(process.returncode for process, _ in ranks):
-            assert time.monotonic() < end, _texts(ranks)
-            time.sleep(0.1)
-        assert not any(process.returncode for process, _ in ranks), _texts(ranks)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """A rank whose partner has failed would wait for it."""
-    process.kill()
-    process.wait()
-
-
-def _texts(ranks: Iterable[tuple[subprocess.Popen[bytes], IO[str]]]) -> str:
-    texts = []
-    for process, printed in ranks:
+    with tempfile.TemporaryFile("w+") as printed:
+        command = [sys.executable, "-m", MODULE, *names]
+        process = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        try:
+            status: object = process.wait(TIMEOUT)
+        except subprocess.TimeoutExpired:
+            status = f"none after {TIMEOUT:g} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # a rank whose partner has failed would wait for it
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         printed.seek(0)
-        texts.append(f"exit status {process.returncode}:\n{printed.read()}")
-    return "\n".join(texts)
+        assert status == 0, f"exit status {status}:\n{printed.read()}"
+
+
+def fork_ranks(work: Callable[[], None]) -> None:
+    """Run a function in one forked process per rank, until all have ended or one has failed."""
+    ranks = set()
+    for rank in range(RANKS):
+        process = os.fork()
+        if not process:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            try:
+                work()
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)  # torch's threads are sometimes not joined at the exit of the interpreter, which then aborts
+        ranks.add(process)
+    while ranks:
+        process, status = os.wait()
+        ranks.discard(process)
+        if status:
+            sys.exit(1)
 
 
 def batches(count: int, seed: int = 0, samples: int = 8) -> list[tuple[Tensor, Tensor]]:
@@ -110,17 +126,21 @@ def refusal(call: object, *args: object, **options: object) -> str:
     raise AssertionError("this should have been refused")
 
 
-if __name__ == "__main__":
-    from tests.helpers import ddp_workers as workers
-    from tests.helpers import fsdp_workers as shard_workers
-    from tests.helpers import trainer_workers
+def run_all(names: Iterable[str]) -> None:
+    """Call worker functions by their names, on this rank."""
+    from tests.helpers import ddp_workers, fsdp_workers, trainer_workers
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    for name in sys.argv[1:]:
-        next(getattr(file, name) for file in (workers, shard_workers, trainer_workers) if hasattr(file, name))()
+    for name in names:
+        next(getattr(file, name) for file in (ddp_workers, fsdp_workers, trainer_workers) if hasattr(file, name))()
         print(f"rank {dist.get_rank()} is done with {name}", flush=True)
         dist.barrier()
     dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    for module in (*WORKERS, *(module for name in sys.argv[1:] for module in USED.get(name, ()))):
+        importlib.import_module(module)
+    fork_ranks(lambda: run_all(sys.argv[1:]))
     print("all done", flush=True)
-    os._exit(0)  # torch's threads are sometimes not joined at the exit of the interpreter, which then aborts
