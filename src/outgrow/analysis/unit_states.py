@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
 
+from outgrow.analysis.exponents import NONE, Exponent
+
 
 class State(Enum):
     """The values of new units where they are written: they decide through which operators a method is exact.
@@ -47,12 +49,16 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Rescale:
-    """Multiply all existing values of a tensor, plus `offset`, by ratio ** exponent: v ← (v + offset)·factor − offset."""
+    """Multiply all existing values of a tensor, plus `offset`, by ratio ** exponent: v ← (v + offset)·factor − offset.
+
+    factor: the factor itself, where a library has rounded it.
+    """
 
     tensor: str
     ratio: Ratio
     exponent: Fraction
     offset: float = 0.0
+    factor: float | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,8 @@ class Verdict:
     weights: dict[str, str] = field(default_factory=dict)  # writer → the tensor that scales its rows before they are averaged
     multiples: bool = False  # only whole copies of all units
     folded: bool = False  # a folded residual reads or writes it
+    scalars: dict[int, Fraction] = field(default_factory=dict)  # power of C/C′ on the scalar of an operator
+    paid: bool = False  # what writes it is rescaled, so that no ε changes
 
 
 @dataclass(frozen=True)
@@ -90,11 +98,12 @@ class Carried:
     """What is known about a value: the state of its new units, the factor ratio ** exponent on its old values, its writers."""
 
     state: State | None  # None: it carries none of the volume's units
-    exponent: Fraction = Fraction(0)
+    exponent: Exponent = NONE
     ratio: Ratio | None = None
     mean: int | None = None  # another value, if this one is its mean over the volume's units
     writers: frozenset[tuple[str, str]] = frozenset()  # tensors, each with the tensor that has scaled its rows ("": none)
     standardised: bool = False  # a standardised weight of a reader: its columns are chosen to suit the standardisation
+    scaleless: bool = False  # zeros, or a mask: whatever the scale of the values that they are combined with
 
 
 class Refused(Exception):

@@ -54,7 +54,7 @@ def follow(
     """
     settings: list[Setting] = []
     failures: dict[str, str] = {}
-    for path in (path for path in _described(model) if _grew(path, plans)):
+    for path in (path for path in described(model) if _grew(path, plans)):
         try:
             settings += _settled(model, path, example, plans, journal, None if path else shared)
         except RebuiltDiffers as reason:
@@ -72,7 +72,7 @@ def changed(settings: Sequence[Setting]) -> str:
     return ", ".join(f"{name} {shown(old)} → {shown(new)}" for name, (old, new) in fields.items() if old != new)
 
 
-def _described(model: nn.Module) -> list[str]:
+def described(model: nn.Module) -> list[str]:
     """Paths of the outermost modules with a configuration."""
     paths: list[str] = []
     for path, module in model.named_modules():
@@ -99,13 +99,13 @@ def _settled(
     sure = run is not None and not gates_of(part)  # unfinished fades: outputs can't be compared
     steady = _steady(part, path, plans)
     failures: list[tuple[Guess, RebuiltDiffers]] = []
-    for guess in itertools.islice(_guesses(model, path, plans), TRIES if sure else 1):
+    for guess in itertools.islice(guesses(model, path, plans), TRIES if sure else 1):
         trial = Journal()
         journal.note(trial.undo)
         settings = [Setting(holder, NAME, old, new, name) for (holder, name), (old, new) in guess.items()]
         try:
             for setting in settings:
-                _set(model, setting, trial)
+                try_setting(model, setting, trial)
             other = rebuilt(part, steady, run, outputs=sure)
         except RebuiltDiffers as reason:
             trial.undo()
@@ -142,7 +142,7 @@ def _changed(shared: Evaluation | None) -> None:
         shared.forget()
 
 
-def _set(model: nn.Module, setting: Setting, journal: Journal) -> None:
+def try_setting(model: nn.Module, setting: Setting, journal: Journal) -> None:
     """Try a setting; the library may check a value when it is set, and raise."""
     try:
         apply_setting(model, setting, journal)
@@ -162,7 +162,7 @@ def _steady(part: nn.Module, path: str, plans: Sequence[Plan]) -> dict[tuple[str
     return found
 
 
-def _guesses(model: nn.Module, path: str, plans: Sequence[Plan]) -> Iterator[Guess]:
+def guesses(model: nn.Module, path: str, plans: Sequence[Plan]) -> Iterator[Guess]:
     """Guesses for the new configurations, most likely first: the first one changes every field that may have changed."""
     options: dict[tuple[str, str], tuple[Any, list[Any]]] = {}
     configs = _configs(model, path)

@@ -32,6 +32,7 @@ from outgrow.verify.outputs import FLOOR, Evaluation, epsilon, error
 NAME = "config"
 INITIALISERS = frozenset({"normal_", "uniform_", "trunc_normal_", "kaiming_uniform_", "kaiming_normal_", "zeros_", "ones_"})
 SPECIAL_FLOAT = "__float__"
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 STACKS = (nn.ModuleList, nn.Sequential)
 Layers = Mapping[str, Mapping[tuple[str, str], Any]]  # child of a stack → (path inside it, attribute) → value
 Steady = Mapping[tuple[str, str], float]  # (path, attribute) → a float that must be the same
@@ -94,7 +95,7 @@ def rebuilt(part: nn.Module, steady: Steady, run: Call | Evaluation | None, outp
 
     run: a call of the module, or a pass of the whole model. outputs: whether outputs are compared.
     """
-    other = _built(part)
+    other = built(part)
     _compare_tensors(other, part)
     for path, module in other.named_modules():
         mine = part.get_submodule(path)
@@ -103,7 +104,7 @@ def rebuilt(part: nn.Module, steady: Steady, run: Call | Evaluation | None, outp
         for name, buffer in module._buffers.items():
             own = name in module._non_persistent_buffers_set and buffer is not None
             module._buffers[name] = buffer.to(mine._buffers[name]) if own and buffer is not None else mine._buffers[name]
-    _compare_epsilons(other, part, steady)
+    compare_epsilons(other, part, steady)
     stacks = [path for path, module in part.named_modules() if isinstance(module, STACKS) and len(module) > 1]
     fresh = {path: _layers(other, path) for path in stacks}
     there = _outputs(other, run) if run is not None else None
@@ -114,14 +115,25 @@ def rebuilt(part: nn.Module, steady: Steady, run: Call | Evaluation | None, outp
     return other
 
 
-def _built(part: nn.Module) -> nn.Module:
+def built(part: nn.Module) -> nn.Module:
     try:
-        with warnings.catch_warnings(), EmptyOnMeta():
+        with warnings.catch_warnings(), EmptyOnMeta(), _default_dtype(part):
             warnings.simplefilter("ignore")
             return with_adapters(base_of(part)(_reloaded(vars(part)[NAME])), part)
     except Exception as error:  # its constructor needs more than the configuration, or its library refuses such sizes
         reason = " ".join(line.strip() for line in str(error).splitlines()[:2])  # a validator's first line is its name only
         raise Unbuildable(f"{base_of(part).__name__} can't be built from it: {type(error).__name__}: {reason}") from error
+
+
+@contextmanager
+def _default_dtype(part: nn.Module) -> Iterator[None]:
+    """A context in which new tensors have the dtype of the model, as when its library loads it: tables are rounded alike."""
+    usual, own = torch.get_default_dtype(), next((p.dtype for p in part.parameters() if p.is_floating_point()), None)
+    try:
+        torch.set_default_dtype(own if own in DTYPES else usual)
+        yield
+    finally:
+        torch.set_default_dtype(usual)
 
 
 def _reloaded(config: Any) -> Any:
@@ -166,7 +178,7 @@ def _first_difference(here: Mapping[str, tuple[int, ...]], there: Mapping[str, t
     return f"there would be {next(name for name in there if name not in here)} too"
 
 
-def _compare_epsilons(other: nn.Module, part: nn.Module, steady: Steady) -> None:
+def compare_epsilons(other: nn.Module, part: nn.Module, steady: Steady) -> None:
     """Compare values that growths have set, and every ε: outputs hardly show them."""
     needed = dict(steady)
     for path, module in part.named_modules():

@@ -8,9 +8,9 @@ that reads only such units.
 from __future__ import annotations
 
 from dataclasses import replace
-from fractions import Fraction
 
 from outgrow.analysis.effects import Move, Operand, Scale, Shift
+from outgrow.analysis.exponents import NONE
 from outgrow.analysis.roles import WRITES
 from outgrow.analysis.unit_states import Carried, Refused, Rescale
 from outgrow.exactness.carried_units import Findings
@@ -29,14 +29,14 @@ class Compensation:
         source = self.weights.multiple_of(operand.value)
         if source is None or x.ratio is None:
             return x
-        wanted = Rescale(source[0], x.ratio, -x.exponent, source[1])
+        wanted = Rescale(source[0], x.ratio, -x.exponent.constant, source[1])
         self.compensated.add((wanted.tensor, self.findings.op.index))
         earlier = next((rescale for rescale in self.findings.verdict.rescales if rescale.tensor == wanted.tensor), None)
         if earlier is None:
             self.findings.verdict.rescales.append(wanted)
         elif earlier != wanted:
             raise Refused(f"{wanted.tensor} would have to be rescaled differently in two places that use it")
-        return replace(x, exponent=Fraction(0), ratio=None)
+        return replace(x, exponent=NONE, ratio=None)
 
     def can_compensate(self, operand: Operand) -> bool:
         """Whether a factor is a constant that does not write the volume: a writer would change the norm's input."""

@@ -45,19 +45,30 @@ from outgrow.analysis.unit_states import Carried, MoveEps, Refused, State, Verdi
 from outgrow.analysis.volumes import Anatomy, Volume
 from outgrow.exactness.carried_units import Findings
 from outgrow.exactness.compensation import Compensation
+from outgrow.exactness.scale_equations import Payment, ScaleEquations
 from outgrow.exactness.stuck_at_zero import why_stuck
 from outgrow.exactness.through_norms import Norms
 from outgrow.exactness.through_products import Products
 from outgrow.exactness.unit_places import UnitPlaces
 from outgrow.exactness.weight_sources import WeightSources
+from outgrow.trace.evaluate_operator import base_name
 from outgrow.trace.operators import refs_in
 
 
-def judge(anatomy: Anatomy, volume: Volume, state: State) -> Verdict:
-    """The verdict on a state: visit all operators that touch the volume, with its new units in this state at the writers."""
+def judge(anatomy: Anatomy, volume: Volume, state: State, payment: Payment | None = None) -> Verdict:
+    """The verdict on a state: visit all operators that touch the volume, with its new units in this state at the writers.
+
+    payment: if given, no ε changes, and what writes the volume is rescaled (see `exactness/scale_equations.py`).
+    """
     if volume.pinned:
         return Verdict(state, refusal=volume.pinned)
-    return _judged(anatomy, volume, state)[0]
+    if payment is None:
+        return _judged(anatomy, volume, state)[0]
+    key = volume.name, f"{state.name} {payment}"
+    if key not in anatomy.verdicts:
+        anatomy.verdicts[key] = _walked(anatomy, volume, state, payment)
+    verdict: Verdict = anatomy.verdicts[key][0]
+    return verdict
 
 
 def _judged(anatomy: Anatomy, volume: Volume, state: State) -> tuple[Verdict, Lookups]:
@@ -74,8 +85,8 @@ def _judged(anatomy: Anatomy, volume: Volume, state: State) -> tuple[Verdict, Lo
     return found
 
 
-def _walked(anatomy: Anatomy, volume: Volume, state: State) -> tuple[Verdict, Lookups]:
-    walk = Walk(anatomy, volume, state)
+def _walked(anatomy: Anatomy, volume: Volume, state: State, payment: Payment | None = None) -> tuple[Verdict, Lookups]:
+    walk = Walk(anatomy, volume, state, payment)
     try:
         walk.run()
         walk.findings.verdict.stuck = why_stuck(walk.findings) if state in (State.ZERO, State.MEAN) else ""
@@ -87,10 +98,11 @@ def _walked(anatomy: Anatomy, volume: Volume, state: State) -> tuple[Verdict, Lo
 class Walk:
     """One pass over the operators that a volume touches, with its new units in one state at the writers."""
 
-    def __init__(self, anatomy: Anatomy, volume: Volume, start: State) -> None:
+    def __init__(self, anatomy: Anatomy, volume: Volume, start: State, payment: Payment | None = None) -> None:
         self.places = UnitPlaces(anatomy, volume)
         self.reading = anatomy.reading
-        self.findings = Findings(self.places, start)
+        self.equations = None if payment is None else ScaleEquations(payment)
+        self.findings = Findings(self.places, start, self.equations)
         self.weights = WeightSources(self.findings)
         self.compensation = Compensation(self.findings, self.weights)
         products = Products(self.findings, self.weights, self.compensation)
@@ -124,7 +136,7 @@ class Walk:
                 continue
             if isinstance(effect, Ignore):
                 taken = refs_in((op.args, op.kwargs))
-                self.findings.require_unscaled(*(self.findings.known.get(ref.value, Carried(None)) for ref in taken))
+                self.findings.require_unscaled(*(self._carried(ref.value) for ref in taken))
                 continue
             result = self.steps[type(effect)](effect)
             for output in op.outputs:
@@ -139,13 +151,22 @@ class Walk:
                     todo.update(late)
                     order[position:] = sorted({*order[position:], *late})
         for output in self.reading.trace.outputs:
-            if self.findings.known.get(output, Carried(None)).exponent:
-                raise Refused(
-                    "a norm over it changes scale with its size, and no parameter before the model's output compensates it"
-                )
+            self.findings.must_be_zero(
+                self.findings.known.get(output, Carried(None)).exponent,
+                "a norm over it changes scale with its size, and no parameter before the model's output compensates it",
+            )
+        if self.equations is not None:
+            self.findings.verdict.rescales = self.equations.rescales(self.findings.ratio)
+            self.findings.verdict.scalars, self.findings.verdict.paid = self.equations.scalars(), True
         self._check_ties()
         self.compensation.check()
         self.weights.check_uses()
+
+    def _carried(self, value: int) -> Carried:
+        """What is known about an operand that no unit passes through; where writers pay, stored tensors have a scale."""
+        if self.equations is None or not self.reading.trace.values[value].floating:
+            return self.findings.known.get(value, Carried(None))
+        return self.findings.carried(value)
 
     def _check_ties(self) -> None:
         """Refuse a tensor that both writes and reads, or scales and reads, if the two need different values."""
@@ -167,7 +188,12 @@ class Walk:
         return self.findings.blend(self.findings.carried(value) for value in effect.inputs)
 
     def scale(self, effect: Scale) -> Carried:
-        return self.findings.carried(effect.input)
+        x = self.findings.carried(effect.input)
+        power = None if self.equations is None else self.equations.scalar(self.findings.op.index)
+        if not power:
+            return x
+        divides = base_name(self.findings.op) == "div"
+        return replace(x, exponent=x.exponent + (-power if divides else power), ratio=self.findings.ratio)
 
     def per_unit(self, effect: PerUnit) -> Carried:
         x = self.findings.carried(effect.input)
@@ -175,7 +201,8 @@ class Walk:
         return Carried(State.ANY if x.state is State.MEAN else self.findings.shifted(x.state, effect.shifts))
 
     def map(self, effect: Map) -> Carried:
-        x = self.findings.blend(self.findings.carried(value) for value in effect.inputs)
+        boolean = {value: self.reading.trace.values[value].boolean for value in effect.inputs}
+        x = self.findings.blend(replace(self.findings.carried(value), scaleless=boolean[value]) for value in effect.inputs)
         if not effect.homogeneous:
             self.findings.require_unscaled(x)
         state = x.state
@@ -185,13 +212,25 @@ class Walk:
 
     def shift(self, effect: Shift) -> Carried:
         x = self.findings.carried(effect.input)
+        if self.equations is not None:
+            return self._shifted(effect, x)
         if x.exponent:
             if x.state is not None or x.ratio is None:
                 raise Refused(f"{self.findings.place} adds a constant to values whose scale changes with its size")
             op = self.findings.op
-            self.findings.verdict.eps.append(MoveEps(op.index, op.module, effect.constant, x.ratio, x.exponent))
+            self.findings.verdict.eps.append(MoveEps(op.index, op.module, effect.constant, x.ratio, x.exponent.constant))
             return x
         return replace(x, state=State.ANY) if x.state is State.ZERO else x
+
+    def _shifted(self, effect: Shift, x: Carried) -> Carried:
+        """x + c where writers pay: a tensor to which a constant is added is rescaled as a whole, and other values stay."""
+        source = self.weights.multiple_of(self.findings.op.outputs[0]) if self.reading.constant[effect.input] else None
+        state = State.ANY if x.state is State.ZERO else x.state
+        if source is not None and self.places.carries(self.places.anatomy.held[source[0]]):
+            value = self.places.anatomy.held[source[0]]
+            return replace(x, state=state, exponent=self.findings.tensor_exponent(value, *source), ratio=self.findings.ratio)
+        self.findings.must_be_zero(x.exponent, f"the ε of {self.findings.place} would have to change with its size")
+        return replace(x, state=state)
 
     def power(self, effect: Power) -> Carried:
         x, exponent = self.findings.carried(effect.input), effect.exponent
@@ -207,7 +246,7 @@ class Walk:
         items = [self.findings.carried(side.value, side.layout) for side in sides]
         carrying = [item for item in items if item.state is not None]
         if effect.minus and len(items) == 2 and items[0].state is State.MEAN and items[1].mean == effect.inputs[0].value:
-            return Carried(State.ZERO)
+            return replace(self.findings.blend(items), state=State.ZERO, mean=None)
         result = self.findings.blend(items)
         if len(carrying) < len(items) and result.state is State.ZERO:
             return replace(result, state=State.ANY)

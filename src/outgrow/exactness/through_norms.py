@@ -10,6 +10,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from outgrow.analysis.effects import Mix, Normalise, Reduce
+from outgrow.analysis.exponents import Exponent
 from outgrow.analysis.unit_states import Carried, MoveEps, Ratio, Refused, State
 from outgrow.exactness.carried_units import Findings
 from outgrow.exactness.compensation import Compensation
@@ -32,11 +33,12 @@ class Norms:
                 state = State.ANY
             return Carried(state, x.exponent, x.ratio, writers=x.writers)
         if x.state is State.CONST:
+            self.findings.require_unscaled(x)
             return Carried(None)
         if x.state is State.MEAN and effect.how == "mean":
             self.findings.mean_of(x, layout, effect.axes)
             self.places.ratio(layout, effect.axes, whole=True)
-            return Carried(None, mean=effect.input)
+            return Carried(None, x.exponent, x.ratio, mean=effect.input)
         if x.state is State.ZERO and effect.how in ("sum", "norm"):
             return Carried(None, x.exponent, x.ratio)
         if x.state is State.ZERO and effect.how == "mean":
@@ -44,7 +46,7 @@ class Norms:
         if x.state is State.MEAN and effect.how in ("var", "std"):
             self.findings.mean_of(x, layout, effect.axes)
             power = Fraction(1) if effect.how == "var" else Fraction(1, 2)
-            return Carried(None, power, self.places.ratio(layout, effect.axes, whole=True))
+            return Carried(None, (x.exponent * 2 + 1) * power, self.places.ratio(layout, effect.axes, whole=True))
         if x.state is State.COPY and effect.how == "extreme":
             return Carried(None, x.exponent, x.ratio)
         if x.state is State.COPY and effect.how in ("mean", "var", "std"):
@@ -55,8 +57,10 @@ class Norms:
 
     def normalise(self, effect: Normalise) -> Carried:
         x = self.findings.carried(effect.input.value, effect.input.layout)
-        self.findings.require_unscaled(x)
+        if self.findings.equations is None or x.state is not State.MEAN:
+            self.findings.require_unscaled(x)
         if not self.places.axes(effect.input.layout) & effect.axes:
+            self.findings.require_unscaled(x)
             shifts = () if effect.beta is None else (effect.beta.value,)
             return Carried(State.ANY if x.state is State.MEAN else self.findings.shifted(x.state, shifts))
         place = self.findings.op.module or self.findings.op.name
@@ -64,7 +68,8 @@ class Norms:
             return self.standardise(effect)
         if x.state is State.MEAN:
             self.findings.mean_of(x, effect.input.layout, effect.axes)
-            return self.normalised(effect, self.places.ratio(effect.input.layout, effect.axes, whole=True))
+            ratio = self.places.ratio(effect.input.layout, effect.axes, whole=True)
+            return self.normalised(effect, ratio) if self.findings.equations is None else self.paid_for(effect, x, ratio)
         if x.state is State.COPY:
             self.findings.copied_whole(effect.input.layout, effect.axes)
             return Carried(State.COPY)
@@ -76,6 +81,8 @@ class Norms:
         Pairs are read as mean ± A with A of the row's own variance, so mean and variance stay; columns for all other states
         are the mean itself, which becomes zero.
         """
+        if self.findings.equations is not None:
+            raise Refused(f"a weight that reads it is normalised over its columns in {self.findings.place}")
         source = self.compensation.weights.multiple_of(effect.input.value)
         if source is None or source[1] or effect.beta is not None:
             what = "a bias is added to it" if effect.beta is not None else "it is computed from stored tensors"
@@ -94,15 +101,27 @@ class Norms:
         self.findings.verdict.eps.append(
             MoveEps(self.findings.op.index, self.findings.op.module, effect.eps, ratio, Fraction(1))
         )
-        result = Carried(State.ZERO, Fraction(-1, 2), ratio)
+        result = Carried(State.ZERO, Exponent(Fraction(-1, 2)), ratio)
         return self.compensation.compensate(result, effect.gamma) if effect.gamma is not None else result
+
+    def paid_for(self, effect: Normalise, x: Carried, ratio: Ratio) -> Carried:
+        """The same where writers pay: the variance does not change, and neither does ε."""
+        if effect.eps:
+            self.findings.must_be_zero(x.exponent * 2 + 1, f"the ε of {self.findings.place} would have to change with its size")
+        result = Carried(State.ZERO, Exponent(Fraction(-1, 2)), ratio)
+        if effect.gamma is not None:
+            result = replace(result, exponent=result.exponent + self.findings.carried(effect.gamma.value).exponent)
+        if effect.beta is not None:
+            self.findings.blend([result, self.findings.carried(effect.beta.value)])
+        return result
 
     def mix(self, effect: Mix) -> Carried:
         items = [self.findings.carried(side.value, side.layout) for side in effect.inputs]
         self.findings.require_unscaled(*items)
         if effect.shares and items[0].state is State.COPY and self.places.axes(effect.inputs[0].layout) & effect.axes:
             self.findings.copied_whole(effect.inputs[0].layout, effect.axes)
-            return Carried(State.COPY, Fraction(1), self.places.ratio(effect.inputs[0].layout, effect.axes, whole=True))
+            ratio = self.places.ratio(effect.inputs[0].layout, effect.axes, whole=True)
+            return Carried(State.COPY, Exponent(Fraction(1)), ratio)
         for side, item in zip(effect.inputs, items, strict=True):
             if self.places.axes(side.layout) & effect.axes and item.state is not State.CONST:
                 raise Refused(f"{effect.reason} ({self.findings.op.module or 'the model'})")

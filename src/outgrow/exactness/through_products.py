@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from fractions import Fraction
 
 from outgrow.analysis.effects import Contract, Operand
+from outgrow.analysis.exponents import Exponent
 from outgrow.analysis.roles import measuring_side, weight_of
 from outgrow.analysis.unit_states import READER, Carried, Ratio, Refused, State, blended
 from outgrow.exactness.carried_units import Findings
@@ -27,6 +27,8 @@ class Products:
         if axes & effect.contracted:
             self.read(effect, a, b)
             result = self.written(effect)
+            if self.findings.equations is not None:
+                result = self.scaled(effect, result, a, b)
         else:
             result = self.multiply(effect, a, b)
         if effect.bias is not None:
@@ -52,8 +54,9 @@ class Products:
         reader = weight_of(self.reading, effect)
         assert reader is not None
         data, x = (effect.left, a) if reader is effect.right else (effect.right, b)
-        x = self.compensation.compensate_at_reader(x, reader, effect.contracted)
-        self.findings.require_unscaled(x)
+        if self.findings.equations is None:
+            x = self.compensation.compensate_at_reader(x, reader, effect.contracted)
+            self.findings.require_unscaled(x)
         state = x.state or (State.CONST if self.reading.uniform[data.value] else State.ANY)
         demand = (
             READER[state]
@@ -75,6 +78,14 @@ class Products:
             keys |= {(name, block.axes[0]) for block in mine if self.places.axes((block,))}
         for key in keys:
             self.findings.demand(key, demand)
+
+    def scaled(self, effect: Contract, result: Carried, a: Carried, b: Carried) -> Carried:
+        """The result of a product that reads the volume, where writers pay: as a whole it keeps its scale, or writes."""
+        exponent = a.exponent + b.exponent
+        if result.state is not None:
+            return replace(result, exponent=exponent, ratio=self.findings.ratio)
+        self.findings.must_be_zero(exponent, f"no parameter compensates the scale of what {self.findings.place} reads")
+        return result
 
     def written(self, effect: Contract) -> Carried:
         """The result of a product that reads the volume and may also write it (a layer from the stream to the stream)."""
@@ -100,11 +111,13 @@ class Products:
     def multiply(self, effect: Contract, a: Carried, b: Carried) -> Carried:
         """Products unit by unit, and products with values that carry no unit."""
         for mine, other, operand in ((a, b, effect.right), (b, a, effect.left)):
+            if self.findings.equations is not None:
+                break
             if mine.exponent and self.compensation.can_compensate(operand) and not other.exponent and not effect.contracted:
                 mine = self.compensation.compensate(mine, operand)
                 a, b = (mine, b) if operand is effect.right else (a, mine)
         sign = -1 if effect.divide else 1
-        exponent = a.exponent + sign * b.exponent
+        exponent = a.exponent + b.exponent * sign
         ratio = a.ratio or b.ratio
         if State.CONST in (a.state, b.state) and not (effect.divide and a.state is State.CONST):
             return replace(b if a.state is State.CONST else a, exponent=exponent, ratio=ratio)
@@ -125,7 +138,7 @@ class Products:
         state = blended({a.state, b.state})
         return Carried(State.ANY if state is State.MEAN else state, exponent, ratio)
 
-    def weigh(self, x: Carried, scale: Operand, exponent: Fraction, ratio: Ratio | None) -> Carried:
+    def weigh(self, x: Carried, scale: Operand, exponent: Exponent, ratio: Ratio | None) -> Carried:
         """LayerScale: rows must average to the mean after the scale, and new entries of the scale are one."""
         names = self.places.origins(scale.layout)
         whole = sum(

@@ -11,11 +11,12 @@ import numpy as np
 from outgrow.analysis.peft_adapters import RANK, is_rank
 from outgrow.analysis.roles import WRITES
 from outgrow.analysis.slot_positions import irregular
-from outgrow.analysis.unit_states import State
+from outgrow.analysis.unit_states import State, Verdict
 from outgrow.analysis.volume_kinds import KINDS
 from outgrow.analysis.volumes import Anatomy, Volume
 from outgrow.errors import MethodError, Problem, SelectionError, SizeError
 from outgrow.exactness.propagate_states import judge
+from outgrow.exactness.scale_equations import Payment
 from outgrow.methods.all_methods import candidates
 from outgrow.methods.base import Method
 from outgrow.methods.net2net import Net2Net
@@ -126,11 +127,12 @@ def choose(
     taken: Sequence[Choice] = (),
     barred: Mapping[str, str] | None = None,
     without: Mapping[tuple[str, State], str] | None = None,
+    payments: Mapping[str, Payment] | None = None,
 ) -> tuple[list[Choice], list[Skip]]:
     """Volumes, sizes and methods for one request, and the volumes that are skipped.
 
     taken: choices of earlier requests. barred: volumes that can't grow, with the reason. without: volumes and states of new
-    units that do not go together, with the reason.
+    units that do not go together, with the reason. payments: volumes whose writers pay, if possible, so that no ε changes.
     """
     choices: list[Choice] = []
     skipped: list[Skip] = []
@@ -158,7 +160,7 @@ def choose(
                 raise SelectionError(f"{volume.name} is selected by two transforms of one growth: name it once")
         else:
             try:
-                found, reason = _choice(anatomy, volume, request, without or {})
+                found, reason = _choice(anatomy, volume, request, without or {}, payments or {})
             except SizeError as error:
                 errors.append(error)
                 continue
@@ -219,8 +221,30 @@ def _name(method: str | Method) -> str:
     return method if isinstance(method, str) else method.name
 
 
+def _verdict(
+    anatomy: Anatomy,
+    volume: Volume,
+    state: State,
+    without: Mapping[tuple[str, State], str],
+    payments: Mapping[str, Payment],
+) -> tuple[Verdict, str]:
+    """The verdict on a state, and why it is refused. If writers are to pay and that is possible, no ε changes."""
+    verdict = judge(anatomy, volume, state)
+    refusal = verdict.refusal or without.get((volume.name, state), "")
+    if verdict.eps and not verdict.refusal and volume.name in payments:
+        paid = judge(anatomy, volume, state, payments[volume.name])
+        if not paid.refusal:
+            return paid, ""
+        refusal = refusal and f"{refusal}; and if its writers are rescaled instead: {paid.refusal}"
+    return verdict, refusal
+
+
 def _choice(
-    anatomy: Anatomy, volume: Volume, request: Widen, without: Mapping[tuple[str, State], str]
+    anatomy: Anatomy,
+    volume: Volume,
+    request: Widen,
+    without: Mapping[tuple[str, State], str],
+    payments: Mapping[str, Payment] | None = None,
 ) -> tuple[Choice | None, str]:
     """The first method that is exact here and reaches the size, else the first that comes near it; or why there is none."""
     if volume.pinned:
@@ -234,8 +258,7 @@ def _choice(
     near: Choice | None = None  # reaches a size near the one that a factor requests
     methods = candidates(request.method, request.fade)
     for method in methods:
-        verdict = judge(anatomy, volume, method.state)
-        refusal = verdict.refusal or without.get((volume.name, method.state), "")
+        verdict, refusal = _verdict(anatomy, volume, method.state, without, payments or {})
         if refusal and method.exact:
             reasons.append(f"{method.name}: {refusal}")
             continue

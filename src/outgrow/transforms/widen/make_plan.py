@@ -74,8 +74,8 @@ def _edits_of(anatomy: Anatomy, choice: Choice, seed: int, born: dict[tuple[str,
         born[slot.tensor, slot.axis] = np.where(after >= 0, now[np.maximum(after, 0)], -1)
         edits.append(edit)
     for rescale in verdict.rescales:
-        factor = rescale.ratio(choice.new) ** float(rescale.exponent)
-        edits.append(Rescaling(rescale.tensor, factor, rescale.offset))
+        power = rescale.ratio(choice.new) ** float(rescale.exponent)
+        edits.append(Rescaling(rescale.tensor, rescale.factor or power, rescale.offset))
     return edits
 
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from outgrow.analysis.effects import Contract, Normalise
 from outgrow.analysis.labels import Labels, Layout, block_at
 from outgrow.analysis.volumes import Anatomy
+from outgrow.configuration.library_build import scalar_of
 from outgrow.trace.operators import Op
 from outgrow.transforms.widen.make_plan import Choice
 
@@ -68,12 +69,17 @@ class Prediction:
 
     @cached_property
     def eps(self) -> dict[int, tuple[float, float]]:
-        """For each operator whose ε changes: its values before and after."""
+        """For each operator whose ε changes, or whose factor the library changes: the scalar before and after."""
         result: dict[int, tuple[float, float]] = {}
         for choice in self.choices:
             for move in choice.verdict.eps:
                 old, now = result.get(move.op, (move.eps, move.eps))
                 result[move.op] = old, now * move.ratio(choice.new) ** float(move.exponent)
+            for index, exponent in choice.verdict.scalars.items():
+                scalar = scalar_of(self.anatomy.reading.trace.ops[index])
+                if scalar is not None:
+                    ratio = choice.volume.count / (choice.volume.count + choice.new)
+                    result[index] = scalar, scalar * float(ratio ** float(exponent))
         return result
 
     def groups(self, index: int) -> tuple[int, int] | None:

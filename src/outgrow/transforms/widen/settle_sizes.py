@@ -15,6 +15,7 @@ from torch import fx, nn
 from outgrow.analysis.unit_states import State
 from outgrow.analysis.volumes import Anatomy, Volume
 from outgrow.errors import ApplyError
+from outgrow.exactness.scale_equations import Payment
 from outgrow.growth_plan.plan import Plan, Setting
 from outgrow.model.example import Example
 from outgrow.model.walk_modules import module_at
@@ -26,6 +27,7 @@ from outgrow.transforms.widen.make_plan import Choice, make_plan
 from outgrow.transforms.widen.norm_epsilon import find_eps, no_eps
 from outgrow.transforms.widen.predict_shapes import Prediction
 from outgrow.transforms.widen.regrow_folds import fold_settings
+from outgrow.transforms.widen.writers_pay import payments
 
 ATTEMPTS = 60
 SUSPECTS = 6  # volumes at a clash that are left out in turn, to find the one that causes it
@@ -38,9 +40,10 @@ def settle(
     fitter = Fitter(model, example, anatomy.reading.trace)
     barred: dict[str, str] = {}
     without: dict[tuple[str, State], str] = {}
+    paying: dict[str, Payment] = {}
     tied: list[set[str]] = []
     for _ in range(ATTEMPTS):
-        choices, skipped = _choose(anatomy, requests, barred, without)
+        choices, skipped = _choose(anatomy, requests, barred, without, paying)
         choices, broken = _tie(choices, tied, requests)
         if broken:
             barred.update(dict.fromkeys(broken, "no size suits both it and the volumes that the code ties it to"))
@@ -49,23 +52,35 @@ def settle(
         try:
             plan = replace(plan, settings=(*_eps_settings(model, choices), *fold_settings(model, anatomy, choices, seed)))
         except _NoEps as missing:
-            without[missing.choice.volume.name, missing.choice.method.state] = missing.reason
+            name = missing.choice.volume.name
+            without[name, missing.choice.method.state] = missing.reason
+            if name not in paying:
+                paying.update(payments(model, example, anatomy, choices, plan, forced=[name]))
             continue
         settings, clash = fit(fitter, plan, Prediction(anatomy, choices))
         if clash is None:
-            return choices, skipped, replace(plan, settings=tuple(settings))
+            plan = replace(plan, settings=tuple(settings))
+            more = payments(model, example, anatomy, [choice for choice in choices if choice.volume.name not in paying], plan)
+            if not more:
+                return choices, skipped, plan
+            paying.update(more)
+            continue
         if not _tighten(model, anatomy, choices, clash, tied):
             barred.update(_blame(model, anatomy, choices, clash, fitter))
     raise ApplyError("no sizes were found with which the model's code runs: select fewer volumes with where=")
 
 
 def _choose(
-    anatomy: Anatomy, requests: Sequence[Widen], barred: dict[str, str], without: dict[tuple[str, State], str]
+    anatomy: Anatomy,
+    requests: Sequence[Widen],
+    barred: dict[str, str],
+    without: dict[tuple[str, State], str],
+    paying: dict[str, Payment],
 ) -> tuple[list[Choice], list[Skip]]:
     choices: list[Choice] = []
     skipped: list[Skip] = []
     for request in requests:
-        chosen, left = choose(anatomy, request, choices, barred, without)
+        chosen, left = choose(anatomy, request, choices, barred, without, paying)
         choices += chosen
         skipped += left
     return choices, skipped
