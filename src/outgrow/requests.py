@@ -31,11 +31,12 @@ class Widen:
 
     kind: only volumes of this kind: "mlp", "heads", "head_dim", "width", "experts", "vocab" or "outputs".
     fade: number of optimizer steps over which new units fade in: their own weights are drawn, and the weights that read them
-    start at zero.
+    start at zero. outputs: the outputs of the model that the growth preserves, by key, attribute or position, e.g. "logits";
+    others may change their size. Without it, all outputs are preserved.
 
     Example:
-        >>> Widen("layer1.*", factor=1.5)
-        Widen(where='layer1.*', factor=1.5, by=None, to=None, method='auto', residual='stream', fade=None, kind=None)
+        >>> Widen("layer1.*", factor=1.5).where
+        'layer1.*'
         >>> Widen(kind="mlp", factor=1.5).summary
         "Widen mlp '*' × 1.5"
     """
@@ -48,6 +49,7 @@ class Widen:
     residual: str = "stream"
     fade: int | None = None
     kind: str | None = None
+    outputs: str | int | Sequence[str | int] | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in ("factor", "by", "to") if getattr(self, name) is not None]
@@ -79,6 +81,7 @@ class Widen:
             raise SelectionError(
                 "residual='fold' widens what one module writes: name the module with where=, and leave kind= out"
             )
+        self._check_outputs()
         check_fade(self.fade)
         candidates(self.method, self.fade)
         if self.residual == "fold" and self.fade is not None:
@@ -87,6 +90,23 @@ class Widen:
             raise MethodError(
                 f"residual={self.residual!r}: write 'stream' (widen whole streams) or 'fold' (the paper's folded residual)"
             )
+
+    def _check_outputs(self) -> None:
+        names = [self.outputs] if isinstance(self.outputs, (str, int)) else self.outputs
+        if names is None:
+            return
+        plain = isinstance(names, Collection) and all(isinstance(name, (str, int)) for name in names)
+        if not plain or not names or any(name == "" or isinstance(name, bool) for name in names):
+            raise SelectionError(
+                f"outputs={self.outputs!r}: write the key, attribute or position of an output, e.g. outputs='logits', or a list"
+            )
+        if not isinstance(self.outputs, (str, int)):
+            object.__setattr__(self, "outputs", tuple(names))
+
+    @property
+    def kept(self) -> tuple[str | int, ...]:
+        """The names of the outputs that the growth preserves; empty if it preserves all of them."""
+        return (self.outputs,) if isinstance(self.outputs, (str, int)) else tuple(self.outputs or ())
 
     @property
     def patterns(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from outgrow.analysis.interpret_trace import read
 from outgrow.analysis.rules.all_rules import RULES
 from outgrow.analysis.unused_parameters import pin_doubtful
 from outgrow.analysis.volumes import Anatomy
-from outgrow.errors import Problem, TraceError
+from outgrow.errors import Problem, SelectionError, TraceError
 from outgrow.model.example import Example
 from outgrow.model.example_errors import does_not_run
 from outgrow.model.idle_modules import IdlePeers, idle_peers
@@ -34,7 +34,7 @@ def watch(model: nn.Module, example: Example, both_modes: bool = False) -> Trace
     """
     try:
         trace = _watched(model, example, both_modes, {})
-    except TraceError:
+    except (TraceError, SelectionError):
         raise
     except Exception as error:
         if any(tensor.is_meta for tensor in tensors_of(model).values()):

@@ -25,8 +25,10 @@ from outgrow.checkpoints.tensor_bytes import open_files
 from outgrow.configuration.per_layer import COUNTS
 from outgrow.errors import CheckpointError, VerifyError
 from outgrow.model.example import Example
+from outgrow.model.kept_outputs import keeping, model_outputs
 from outgrow.model.sandbox import random_state
 from outgrow.text.plurals import counted
+from outgrow.transforms.all_transforms import kept_outputs
 from outgrow.verify.outputs import error
 
 MODES = ("brief", "full", "none")
@@ -67,6 +69,11 @@ def compare(plan: CheckpointPlan, folder: str, mode: str, example: Example | Non
     """Compare the models; None if mode is "none". folder: of the new weights."""
     if mode == "none":
         return None
+    with keeping(kept_outputs(plan.requests)):
+        return _compared(plan, folder, mode, example)
+
+
+def _compared(plan: CheckpointPlan, folder: str, mode: str, example: Example | None) -> Comparison:
     old, new, what = sides(plan, folder, whole=mode == "full")
     vocabulary = 2**62 if mode == "full" else VOCABULARY
     if mode == "full":
@@ -155,7 +162,7 @@ def _outputs(model: nn.Module, example: Example) -> list[Tensor]:
     with random_state():
         assert isinstance(example, Mapping)
         result = model(**example)
-    found = [value for value in result.values() if isinstance(value, Tensor) and value.is_floating_point()]
+    found = [value for value in model_outputs(result) if value.is_floating_point()]
     if not found or not all(bool(torch.isfinite(value).all()) for value in found):
         raise VerifyError("the model's outputs are not finite, or there are none")
     return found

@@ -28,6 +28,7 @@ def widen(
     residual: str = "stream",
     fade: int | None = None,
     kind: str | None = None,
+    outputs: str | int | Sequence[str | int] | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     average: nn.Module | Sequence[nn.Module] | None = None,
     seed: int = 0,
@@ -48,6 +49,8 @@ def widen(
             go from zero to drawn values. Where that would not be exact, `method="auto"` takes a method without a fade.
         kind: widen only volumes of this kind: "mlp" (hidden units of blocks), "heads", "head_dim", "width" (streams),
             "experts", "vocab" or "outputs"; `outgrow.volumes(model, example)` shows the kind of each volume.
+        outputs: the outputs of the model that have to be preserved, by key, attribute or position, such as "logits"; others
+            may change their size and are not compared. Without it, all outputs are preserved.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -56,7 +59,7 @@ def widen(
         ──────  ──────  ──────
         0       8 → 12  r2r
     """
-    request = Widen(where, factor, by, to, method, residual, fade, kind)
+    request = Widen(where, factor, by, to, method, residual, fade, kind, outputs)
     return grow(model, example, request, optimizer=optimizer, average=average, seed=seed, check=check)
 
 

@@ -33,6 +33,7 @@ from outgrow.model.autocast import own_precision
 from outgrow.model.checks import check_averages, check_finite, check_model, check_seed, check_switch
 from outgrow.model.compiled import forget_compiled, uncompiled
 from outgrow.model.example import Example
+from outgrow.model.kept_outputs import keeping
 from outgrow.model.sandbox import random_state
 from outgrow.model.unwrap import as_list, bare
 from outgrow.optimizers.stale import watch_for_stale
@@ -44,8 +45,9 @@ from outgrow.requests import Widen
 from outgrow.trace import shape_branches, value_reads
 from outgrow.trace.contributing_parameters import check_reached
 from outgrow.trace.flops import count_flops
-from outgrow.transforms.all_transforms import TABLE, Transform, check_transforms, kind_of
+from outgrow.transforms.all_transforms import TABLE, Transform, check_transforms, kept_outputs, kind_of
 from outgrow.transforms.site_and_step import Step
+from outgrow.transforms.widen.notes import OUTPUTS, RESCALED
 from outgrow.verify import outputs as verify
 from outgrow.verify.brief_check import BriefCheck, part_of
 from outgrow.verify.compiled_gates import check_gates
@@ -177,6 +179,7 @@ def _grown(request: Request, interrupts: DeferredSignals, dry: bool) -> tuple[Gr
         random_state(),
         without_garbage_collection(),
         uncompiled(),
+        keeping(kept_outputs(request.transforms)),
         together(request.given, model, copies, request.optimizers, request.example, lengths) as ranks,
         contextlib.ExitStack() as stack,
     ):
@@ -267,7 +270,7 @@ def _planned(request: Request, look: Look, example: Example, work: Work, dry: bo
         notes = [
             note
             for note in look.ready.notes
-            if not look.ready.adds_modules or note.startswith((unrun.NOTE, value_reads.NOTE, UNIT))
+            if not look.ready.adds_modules or note.startswith((unrun.NOTE, value_reads.NOTE, UNIT, RESCALED, OUTPUTS))
         ]
         return Planned(look.ready.steps, notes)
     draws = look.base.draws if look.base is not None else dry and verify.draws(model, example)
@@ -277,6 +280,7 @@ def _planned(request: Request, look: Look, example: Example, work: Work, dry: bo
     steps = steps_of(model, example, request.transforms, request.seed, anatomy, work.journal)
     notes = [*unrun.note(model, trace.unused, trace.idle_peers), *value_reads.note(trace), *shape_branches.note(model, trace)]
     notes += unit_notes(anatomy.volumes, (plan for step in steps for plan in step.plans))
+    notes += [note for step in steps for note in step.notes]
     return Planned(steps, notes, anatomy, with_peers, trace.idle_peers)
 
 

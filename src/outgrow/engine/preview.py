@@ -24,11 +24,12 @@ from outgrow.model.checks import check_finite, check_model, check_seed
 from outgrow.model.compiled import uncompiled
 from outgrow.model.example import Example
 from outgrow.model.journal import Journal
+from outgrow.model.kept_outputs import keeping
 from outgrow.model.meta_copy import has_values
 from outgrow.model.sandbox import random_state
 from outgrow.model.unwrap import bare
 from outgrow.process.garbage_collection import without_garbage_collection
-from outgrow.transforms.all_transforms import check_transforms
+from outgrow.transforms.all_transforms import check_transforms, kept_outputs
 from outgrow.transforms.site_and_step import Step
 from outgrow.verify import outputs as verify
 from outgrow.wrong_arguments import usage
@@ -64,7 +65,7 @@ def plan(model: nn.Module, example: Example, *transforms: Any, seed: int = 0) ->
     check_transforms(transforms)
     check_seed(seed)
     model = bare(model)
-    with random_state(), without_garbage_collection(), uncompiled(), seen_whole([model], []):
+    with random_state(), without_garbage_collection(), uncompiled(), seen_whole([model], []), keeping(kept_outputs(transforms)):
         check_model(model, values=False)
         without = not has_values(model)
         if not without:

@@ -74,6 +74,7 @@ class Trace:
     ends: list[int] = field(default_factory=list)  # for each pass, number of operators at its end
     returned: dict[str, int] = field(default_factory=dict)  # for each module that returned a tensor, the index of the first
     idle_peers: IdlePeers = field(default_factory=dict)  # modules that ran only for the trace (see `model/idle_modules.py`)
+    others: dict[str, list[int]] = field(default_factory=dict)  # outputs that need not be preserved, by name
 
     @property
     def unused(self) -> list[str]:

@@ -26,9 +26,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from outgrow.errors import Problem, TraceError
-from outgrow.model.example import Example, call, outputs_in, tensors_anywhere, tensors_in
+from outgrow.model.example import Example, call, tensors_anywhere, tensors_in
 from outgrow.model.idle_modules import IdlePeers, peers_alongside
 from outgrow.model.inner_gradients import GRADIENT, Gradients, inside_backward, needs_gradients, with_gradients
+from outgrow.model.kept_outputs import model_outputs, other_outputs
 from outgrow.model.known_values import KnownShapes, on_meta
 from outgrow.model.meta_copy import inside_known
 from outgrow.model.meta_operators import ShapeCache
@@ -276,7 +277,7 @@ def _outputs_of_pass(model: nn.Module, recorder: Recorder, output: Any) -> list[
 
     The latter are outputs in another form (e.g. a numpy array), unless a cache or a module keeps them.
     """
-    shown = [tensor for tensor in outputs_in(output) if recorder.index_of.get(tensor) is not None]
+    shown = [tensor for tensor in model_outputs(output) if recorder.index_of.get(tensor) is not None]
     used = {ref.value for op in recorder.trace.ops for ref in op.refs}
     if not _unused(recorder, used).keys() - {id(tensor) for tensor in shown}:
         return shown
@@ -349,6 +350,8 @@ def _record(model: nn.Module, example: Example, training: bool, trace: Trace) ->
             output = call(model, example)
         if recorder.differentiates and not trace.gradients:
             raise _Differentiates
+        for name, others in other_outputs(output).items():
+            trace.others[name] = [recorder.value_of(tensor) for tensor in others if recorder.index_of.get(tensor) is not None]
         trace.outputs.update(dict.fromkeys(recorder.value_of(tensor) for tensor in _outputs_of_pass(model, recorder, output)))
     trace.passes.append(training)
     trace.ends.append(len(trace.ops))

@@ -76,6 +76,11 @@ def check_transforms(transforms: Sequence[Any]) -> None:
         raise GrowthError(f"{unknown[0]!r} is no transform: write e.g. outgrow.Widen('*', factor=1.5)")
 
 
+def kept_outputs(transforms: Sequence[Any]) -> tuple[str | int, ...]:
+    """The names of the outputs that a growth by these transforms preserves; empty if it preserves all of them."""
+    return tuple(dict.fromkeys(name for transform in transforms if isinstance(transform, Widen) for name in transform.kept))
+
+
 def described(transform: Any) -> str:
     """A transform as a short text: its property `summary`, or its place and the options that differ from their defaults."""
     summary, kind = getattr(transform, "summary", None), kind_of(transform)

@@ -63,9 +63,11 @@ class Step:
     """The result of one transform: plans that are carried out together. Their inserts come first, then their edits.
 
     inits: users' functions that draw values, by their names in the plans. flops: of the grown model, if they are known.
+    notes: lines for the report.
     """
 
     plans: tuple[Plan, ...]
     inits: Mapping[str, Init] = field(default_factory=dict)
     skipped: tuple[Skip, ...] = ()
     flops: int | None = None
+    notes: tuple[str, ...] = ()

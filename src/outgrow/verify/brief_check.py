@@ -34,7 +34,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from outgrow.model.compiled import uncompiled
-from outgrow.model.example import Example, call, outputs_in
+from outgrow.model.example import Example, call
+from outgrow.model.kept_outputs import model_outputs
 from outgrow.model.known_values import on_meta
 from outgrow.model.sandbox import elementary, precise, random_state, substituted, tensors_of, untouched
 from outgrow.verify.outputs import HALF, RandomAtMean, as_real, several_per_sample, wider
@@ -295,7 +296,7 @@ def influence_on_outputs(model: nn.Module, example: Example) -> list[Influence]:
             module._backward_hooks = module._backward_pre_hooks = OrderedDict()  # the user's hooks must not see these gradients
         model.eval()
         with RandomAtMean():
-            outputs = as_real(outputs_in(call(model, wider(example) if half else example)))
+            outputs = as_real(model_outputs(call(model, wider(example) if half else example)))
         total = torch.zeros((), device=leaves[0].device)
         for output in outputs:
             values = output[torch.isfinite(output)]

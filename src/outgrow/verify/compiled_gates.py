@@ -16,7 +16,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from outgrow.errors import ParallelError, Problem
-from outgrow.model.example import Example, call, outputs_in
+from outgrow.model.example import Example, call
+from outgrow.model.kept_outputs import model_outputs
 from outgrow.model.sandbox import untouched
 from outgrow.modules.gates import gates_of
 from outgrow.verify.outputs import as_real, error
@@ -52,7 +53,7 @@ def check_gates(given: Any, model: nn.Module, example: Example) -> None:
         model.eval()
         compiled: Any = torch.compile(wrapper, backend="eager")
         for one in (model, compiled):
-            outputs.append(as_real([tensor.detach() for tensor in outputs_in(call(one, example))]))
+            outputs.append(as_real([tensor.detach() for tensor in model_outputs(call(one, example))]))
     if len(outputs) == 2 and (apart := error(*outputs)) > CLOSE:
         raise _refusal(wrapper, f"without its gates, the compiled model differs by {apart:.1e} of its largest output")
 

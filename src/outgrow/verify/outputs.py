@@ -25,9 +25,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from outgrow.errors import ApplyError, Problem, VerifyError
-from outgrow.model.example import Example, call, outputs_in
+from outgrow.errors import ApplyError, Problem, SelectionError, VerifyError
+from outgrow.model.example import Example, call
 from outgrow.model.example_errors import does_not_run
+from outgrow.model.kept_outputs import model_outputs
 from outgrow.model.reference_operators import REFERENCES
 from outgrow.model.sandbox import precise, substituted, tensors_of, untouched
 
@@ -130,7 +131,7 @@ class Evaluation:
         """Outputs of a model under the same conditions; the model stays in eval mode."""
         with precise(), self.at_mean:
             model.eval()
-            return _detached(outputs_in(call(model, example)))
+            return _detached(model_outputs(call(model, example)))
 
     @property
     def kept(self) -> bool:
@@ -182,13 +183,13 @@ def _run(
     else:
         with untouched(model), precise(), substituted(model, every) if tensors else nullcontext(), at_mean:
             model.eval()
-            evaluated = _detached(outputs_in(call(model, example)))
+            evaluated = _detached(model_outputs(call(model, example)))
     trained, reason = None, ""
     if not brief:
         try:
             with untouched(model), precise(), substituted(model, every) if tensors else nullcontext(), at_mean:
                 model.train()
-                trained = _detached(outputs_in(call(model, example)))
+                trained = _detached(model_outputs(call(model, example)))
         except Exception as error:  # e.g. batch norm on a single value, a loss without labels: eval mode must suffice
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
     return Outputs(
@@ -297,7 +298,7 @@ def before(model: nn.Module, example: Example, brief: bool = False) -> Outputs:
                 [Problem("example", "nothing can be checked", way_out)],
             )
         return base
-    except VerifyError:
+    except (VerifyError, SelectionError):
         raise
     except Exception as error:
         raise does_not_run(model, example, error) from error

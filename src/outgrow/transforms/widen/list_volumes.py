@@ -11,6 +11,7 @@ from outgrow.analysis.lengthen_stacks import lengthened, multiplicities, station
 from outgrow.analysis.rules.all_rules import RULES
 from outgrow.analysis.shorten_stacks import shortened
 from outgrow.analysis.slot_positions import irregular
+from outgrow.analysis.unit_states import Verdict
 from outgrow.analysis.unused_parameters import pin_doubtful
 from outgrow.analysis.volumes import Anatomy, Volume
 from outgrow.exactness.propagate_states import judge
@@ -23,6 +24,7 @@ from outgrow.process.garbage_collection import without_garbage_collection
 from outgrow.trace.operators import Trace
 from outgrow.transforms.widen.norm_epsilon import missing_eps
 from outgrow.transforms.widen.same_sizes import SameSizes
+from outgrow.transforms.widen.writers_pay import plain_payment
 from outgrow.wrong_arguments import usage
 
 
@@ -62,7 +64,7 @@ def explain(model: nn.Module, anatomy: Anatomy, volume: Volume) -> None:
             continue
         verdicts = [judge(anatomy, volume, method.state) for method in methods]
         refusals = [
-            verdict.refusal or (verdict.stuck if len(methods) > 1 else "") or missing_eps(model, verdict.eps)
+            verdict.refusal or (verdict.stuck if len(methods) > 1 else "") or _without_eps(model, anatomy, volume, verdict)
             for verdict in verdicts
         ]
         if all(refusals):
@@ -73,6 +75,14 @@ def explain(model: nn.Module, anatomy: Anatomy, volume: Volume) -> None:
         else:
             legal.append(name)
     volume.methods, volume.reason = tuple(legal), "; ".join(reasons)
+
+
+def _without_eps(model: nn.Module, anatomy: Anatomy, volume: Volume, verdict: Verdict) -> str:
+    """The reason against a state that has to change an ε which no attribute holds, unless writers can pay instead."""
+    reason = missing_eps(model, verdict.eps)
+    if reason and (refusal := judge(anatomy, volume, verdict.state, plain_payment(model)).refusal):
+        return f"{reason}; and if its writers are rescaled instead: {refusal}"
+    return ""
 
 
 def _volumes_in(model: nn.Module, trace: Trace) -> list[Volume]:

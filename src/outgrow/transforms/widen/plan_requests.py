@@ -10,6 +10,7 @@ from outgrow.trace.flops import count_flops
 from outgrow.transforms.site_and_step import Site, Step
 from outgrow.transforms.widen.fold_residual import fold_residuals
 from outgrow.transforms.widen.make_plan import inits_of
+from outgrow.transforms.widen.notes import outputs_note, rescaled_note
 from outgrow.transforms.widen.predict_shapes import Prediction
 from outgrow.transforms.widen.settle_sizes import settle
 
@@ -19,5 +20,7 @@ def widen_plan(site: Site, requests: Sequence[Widen]) -> Step:
     with site.trial() as journal:
         anatomy, requests, grafts = fold_residuals(site.model, site.example, site.anatomy, requests, journal)
         choices, skipped, plan = settle(site.model, site.example, anatomy, requests, site.seed)
-    flops = count_flops(anatomy.reading.trace, Prediction(anatomy, choices).shape)
-    return Step((replace(plan, grafts=grafts),), inits_of(choices), tuple(skipped), flops)
+    prediction = Prediction(anatomy, choices)
+    flops = count_flops(anatomy.reading.trace, prediction.shape)
+    notes = (*rescaled_note(site.model, choices, plan), *outputs_note(anatomy.reading.trace, requests, prediction))
+    return Step((replace(plan, grafts=grafts),), inits_of(choices), tuple(skipped), flops, notes)

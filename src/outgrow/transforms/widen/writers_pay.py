@@ -34,11 +34,16 @@ def payments(
     return {choice.volume.name: _payment(model, choice, found) for choice in concerned}
 
 
+def plain_payment(model: nn.Module) -> Payment:
+    """The request that writers pay, without factors of a library."""
+    return Payment(tensors=tuple(sorted((name, Fraction(0), 1.0) for name in unsaved_buffers(model))))
+
+
 def _payment(model: nn.Module, choice: Choice, build: LibraryBuild) -> Payment:
     """The request for one volume, with the library's factors as powers of its C/C′."""
     ratio = choice.volume.count / (choice.volume.count + choice.new)
     scalars = {index: power for index, pair in build.scalars.items() if (power := simple_power(*pair, ratio))}
-    tensors = {name: (name, Fraction(0), 1.0) for name in unsaved_buffers(model)}
+    tensors = {tensor[0]: tensor for tensor in plain_payment(model).tensors}
     for name, (before, after) in build.buffers.items():
         power = simple_power(before, after, ratio)
         if power:
