@@ -28,6 +28,8 @@ CASES: dict[str, tuple[str, list[Any]]] = {
     "llama mlp and depth": ("llama", [MLP, Deepen(after="model.layers.1", count=2)]),
     "qwen3 tied, mlp and depth": ("qwen3", [MLP, Deepen(after="model.layers.0")]),
     "gpt2 mlp and depth": ("gpt2", [MLP, Deepen(after="transformer.h.3")]),
+    "qwen3 tied, width": ("qwen3", [Widen(kind="width", factor=1.5)]),
+    "gemma2 width": ("gemma2", [Widen(kind="width", factor=1.5)]),
     "bert mlp": ("bert", [Widen("*.intermediate.dense", factor=1.5)]),
 }
 

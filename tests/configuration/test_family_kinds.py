@@ -14,7 +14,15 @@ from tests.helpers.family_trials import try_cells
 pytest.importorskip("transformers")
 
 CELLS = [(row, kind) for row in TABLE for kind in KINDS]
-QUICK = {("Llama", "heads"), ("Gemma3", "depth"), ("GPT-2", "width"), ("OPT", "mlp"), ("BERT", "depth")}
+QUICK = {
+    ("Llama", "heads"),
+    ("Gemma3", "depth"),
+    ("GPT-2", "width"),
+    ("Gemma2", "width"),
+    ("T5", "width"),
+    ("OPT", "mlp"),
+    ("BERT", "depth"),
+}
 
 
 def check(cells: Sequence[tuple[Row, str]], folder: Path) -> None:

@@ -79,7 +79,6 @@ USUAL = {
 }
 DECODER = {"generates": True}
 FLOAT32_NORMS = {"generates": True, "limit": 5e-6}  # RMS norms and rotary tables compute in float32 whatever the dtype
-ONE_EPSILON = "rms_norm_eps would have to be", "the configuration has one ε for the norms of the stream and of queries and keys"
 
 
 def _stacks(*paths: str) -> Cell:
@@ -99,24 +98,22 @@ FADED = Cell((Deepen(layers=4, fade=2),), "with `fade=`", steps=2)
 OUT_OF_A_NORM = _refused(BOTH["width"], "takes its statistics over the units", "the stream comes out of a norm")
 TIED = "does not describe the grown model", "the configuration derives the head size from the width, which can't grow"
 BERT = {"heads": _refused(USUAL["heads"], *TIED), "width": OUT_OF_A_NORM, "depth": FADED}
-NO_EPSILON = "layer_norm.eps would be", "the configuration has no ε, which follows the width"
-RETURNED = "it is an output of the model", "the stream is an output of the model"
-ENCODER = "encoder.conv1.weight would have the shape", "the stream of the encoder is an output of the model"
+
+
+def _doubled(outputs: str, *more: Widen) -> dict[str, Cell]:
+    """Heads and width twice as large, where one stream comes out of a norm or a nonlinear function: it is copied whole."""
+    requests = (Widen(kind="heads", factor=2), Widen(kind="width", factor=2, outputs=outputs), *more)
+    kept = f"only {outputs} {'are' if outputs == 'logits' else 'is'} kept"
+    return {"heads": Cell(requests, f"× 2, with the width; {kept}"), "width": Cell(requests, f"× 2, with the heads; {kept}")}
+
+
 TABLE = (
     _row("Llama", "llama", **FLOAT32_NORMS),
     _row("Mistral", "mistral", **FLOAT32_NORMS),
     _row("Qwen2", "qwen2", **FLOAT32_NORMS),
-    _row("Qwen3", "qwen3", {"width": _refused(USUAL["width"], *ONE_EPSILON)}, **FLOAT32_NORMS),
-    _row(
-        "Gemma2",
-        "gemma2",
-        {
-            "width": _refused(USUAL["width"], "its outputs would differ", "embeddings are multiplied by √width"),
-            "depth": Cell((Deepen(layers=6),)),
-        },
-        **FLOAT32_NORMS,
-    ),
-    _row("Gemma3", "gemma3text", {"width": _refused(USUAL["width"], *ONE_EPSILON)}, **FLOAT32_NORMS),
+    _row("Qwen3", "qwen3", **FLOAT32_NORMS),
+    _row("Gemma2", "gemma2", {"depth": Cell((Deepen(layers=6),))}, **FLOAT32_NORMS),
+    _row("Gemma3", "gemma3text", **FLOAT32_NORMS),
     _row(
         "Phi-3",
         "phi3",
@@ -125,7 +122,7 @@ TABLE = (
     ),
     _row("GPT-2", "gpt2", BOTH, **DECODER),
     _row("GPT-NeoX", "gptneox", BOTH, **DECODER),
-    _row("OPT", "opt", {kind: _refused(BOTH[kind], *NO_EPSILON) for kind in BOTH}, **DECODER),
+    _row("OPT", "opt", BOTH, **DECODER),
     _row(
         "Falcon",
         "falcon",
@@ -144,8 +141,7 @@ TABLE = (
     _row(
         "CLIP",
         "clip",
-        {kind: _refused(BOTH[kind], *RETURNED) for kind in BOTH}
-        | {"depth": _stacks("text_model.encoder.layers", "vision_model.encoder.layers")},
+        _doubled("logits_per_image") | {"depth": _stacks("text_model.encoder.layers", "vision_model.encoder.layers")},
     ),
     _row(
         "T5",
@@ -154,7 +150,7 @@ TABLE = (
             "heads": _refused(
                 USUAL["heads"], "EncDecAttention.q.weight would have the shape", "heads of cross-attention can't grow"
             ),
-            "width": _refused(USUAL["width"], *RETURNED),
+            "width": Cell((replace(WIDTH, outputs="logits"),), "only the logits are kept"),
             "depth": _stacks("encoder.block", "decoder.block"),
         },
         **FLOAT32_NORMS,
@@ -162,7 +158,7 @@ TABLE = (
     _row(
         "Whisper",
         "whisper",
-        {kind: _refused(BOTH[kind], *ENCODER) for kind in BOTH}
+        _doubled("logits", Widen("model.encoder.conv1", factor=2))
         | {"depth": _stacks("model.encoder.layers", "model.decoder.layers")},
         **DECODER,
     ),

@@ -73,7 +73,7 @@ def _at_path(model: nn.Module, path: str, example: Example, trace: Trace, plan: 
     if fitting is None:
         return None
     scalars = _scalars(fitting, example, trace) if not path else {}
-    return LibraryBuild(epsilons, scalars, _buffers(before, fitting, path))
+    return LibraryBuild(epsilons, scalars, _buffers(part, before, fitting, path))
 
 
 def _builds(model: nn.Module, path: str, plan: Plan) -> Iterator[nn.Module]:
@@ -139,13 +139,19 @@ def scalar_of(op: Op) -> float | None:
     return None
 
 
-def _buffers(before: nn.Module, after: nn.Module, path: str) -> dict[str, Factor]:
-    """Buffers that are not saved, and that the library multiplies by one factor."""
+def _buffers(part: nn.Module, before: nn.Module, after: nn.Module, path: str) -> dict[str, Factor]:
+    """Buffers that are not saved, and that the library multiplies by one factor.
+
+    The values before are the model's own, which may have been rounded to another dtype than the library's.
+    """
     found: dict[str, Factor] = {}
     for place, module in after.named_modules():
         there = before.get_submodule(place)._buffers
         for name in module._non_persistent_buffers_set:
             factor = _factor(there.get(name), module._buffers.get(name))
+            own = part.get_submodule(place)._buffers.get(name)
+            if factor is not None and own is not None and not own.is_meta and own.numel() == 1:
+                factor = float(own), factor[1]
             if factor is not None:
                 found[joined_path(path, place, name)] = factor
     return found

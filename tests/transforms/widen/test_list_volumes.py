@@ -40,13 +40,16 @@ class Block(nn.Module):
 
 
 @pytest.mark.parametrize("blocks", [1, 6])
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize(("kept", "curved"), [(True, False), (False, False), (False, True)])
 @pytest.mark.parametrize("kind", ["layer", "rms"])
-def test_methods_that_need_another_epsilon_are_listed_only_if_it_can_change(kind: str, kept: bool, blocks: int) -> None:
-    """In a short stack, and in one whose equal blocks are analysed once."""
+def test_methods_that_need_another_epsilon_are_listed_if_it_can_change_or_writers_can_pay(
+    kind: str, kept: bool, curved: bool, blocks: int
+) -> None:
+    """In a short stack, and in one whose equal blocks are analysed once. curved: a nonlinear function reads the stream too."""
     torch.manual_seed(0)
     stack = [Block(kind, kept) for _ in range(blocks)]
-    model, x = shake(nn.Sequential(nn.Linear(3, 8), *stack, nn.Linear(8, 2)).double()), torch.randn(5, 3, dtype=torch.float64)
+    end = nn.Sequential(nn.Softplus(), nn.Linear(8, 2)) if curved else nn.Linear(8, 2)
+    model, x = shake(nn.Sequential(nn.Linear(3, 8), *stack, end).double()), torch.randn(5, 3, dtype=torch.float64)
     stream, *_ = outgrow.volumes(model, x)
     assert stream.name == "0"
     accepted = []
@@ -59,5 +62,5 @@ def test_methods_that_need_another_epsilon_are_listed_only_if_it_can_change(kind
         assert_same_function(model, grown, x)
         accepted.append(method)
     assert tuple(method for method in METHODS if method in stream.methods) == tuple(accepted)
-    assert (("mean" if kind == "layer" else "netmorph") in accepted) == kept
-    assert kept or "self.eps = " in stream.reason
+    assert (("mean" if kind == "layer" else "netmorph") in accepted) == (kept or not curved)
+    assert kept or not curved or "self.eps = " in stream.reason

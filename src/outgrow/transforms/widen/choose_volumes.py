@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
+from outgrow.analysis.interpret_trace import RETURNED
 from outgrow.analysis.peft_adapters import RANK, is_rank
 from outgrow.analysis.roles import WRITES
 from outgrow.analysis.slot_positions import irregular
@@ -170,7 +171,7 @@ def choose(
                 continue
         if exact:
             instead = _by_another_method(anatomy, volume, request, without or {}) if volume.name not in (barred or {}) else ""
-            problems.append(Problem(volume.name, reason, instead or _instead(volume, anatomy.volumes)))
+            problems.append(Problem(volume.name, reason, instead or _instead(anatomy, volume)))
         else:
             skipped.append(Skip(volume.name, volume.size, reason))
     if errors:
@@ -179,7 +180,7 @@ def choose(
         raise MethodError(f"{len(problems)} of the named volumes can't grow", problems)
     if not choices:
         named = {volume.name: volume for volume in anatomy.volumes}
-        reasons = [Problem(skip.volume, skip.reason, _other_volumes(named[skip.volume], anatomy.volumes)) for skip in skipped]
+        reasons = [Problem(skip.volume, skip.reason, _way_out(anatomy, named[skip.volume])) for skip in skipped]
         what = f"kind={request.kind!r}" if request.kind else repr(request.where)
         if request.kind in NEW_MODELS:
             reasons = [Problem(what, *NEW_MODELS[request.kind]), *(Problem(skip.volume, skip.reason) for skip in skipped)]
@@ -198,9 +199,16 @@ def _by_another_method(anatomy: Anatomy, volume: Volume, request: Widen, without
     return f"write method='auto', which takes {found.method.name} there" if found is not None else ""
 
 
-def _instead(volume: Volume, volumes: Sequence[Volume]) -> str:
+def _instead(anatomy: Anatomy, volume: Volume) -> str:
     """What to select instead of a volume that can't grow."""
-    return _other_volumes(volume, volumes) or "select others by a glob, which skips volumes that can't grow"
+    return _way_out(anatomy, volume) or "select others by a glob, which skips volumes that can't grow"
+
+
+def _way_out(anatomy: Anatomy, volume: Volume) -> str:
+    """How a volume can grow nevertheless, or other volumes at the same place; empty if there are none."""
+    if volume.pinned == RETURNED and volume.readers and len(anatomy.reading.trace.outputs) > 1:
+        return "if other outputs are the ones that matter, name them, e.g. outputs='logits': the rest may change its size"
+    return _other_volumes(volume, anatomy.volumes)
 
 
 def _other_volumes(volume: Volume, volumes: Sequence[Volume]) -> str:

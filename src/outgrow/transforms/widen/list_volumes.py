@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from outgrow.analysis.analyse import watch
@@ -19,8 +21,10 @@ from outgrow.methods.all_methods import by_name
 from outgrow.model.checks import check_module
 from outgrow.model.compiled import uncompiled
 from outgrow.model.example import Example
+from outgrow.model.kept_outputs import keeping
 from outgrow.model.unwrap import bare
 from outgrow.process.garbage_collection import without_garbage_collection
+from outgrow.requests import Widen
 from outgrow.trace.operators import Trace
 from outgrow.transforms.widen.norm_epsilon import missing_eps
 from outgrow.transforms.widen.same_sizes import SameSizes
@@ -30,12 +34,14 @@ from outgrow.wrong_arguments import usage
 
 @usage("outgrow.volumes(model, example)")
 @uncompiled()
-def volumes(model: nn.Module, example: Example) -> list[Volume]:
+def volumes(model: nn.Module, example: Example, outputs: str | int | Sequence[str | int] | None = None) -> list[Volume]:
     """List all volumes of a model: name, size, slots, the methods by which each can grow, or why it can't.
 
     The methods are those that are exact. Whether the model's code follows a new size is found by the growth itself, and by
     `outgrow.plan`, which run it; where the code gives two volumes one size, the reason says so. The model may be on the meta
     device: volumes depend on its code and its shapes, not on values.
+
+    outputs: the outputs that a growth would preserve, as in `outgrow.Widen`; all of them by default.
 
     Example:
         >>> import torch
@@ -45,7 +51,7 @@ def volumes(model: nn.Module, example: Example) -> list[Volume]:
     """
     model = bare(model)
     check_module(model, values=False)
-    with without_garbage_collection():
+    with without_garbage_collection(), keeping(Widen(factor=2, outputs=outputs).kept):
         return _volumes_in(model, watch(model, example))
 
 
