@@ -102,8 +102,8 @@ def rebuilt(part: nn.Module, steady: Steady, run: Call | Evaluation | None, outp
         for name in module._parameters:
             module._parameters[name] = mine._parameters[name]
         for name, buffer in module._buffers.items():
-            own = name in module._non_persistent_buffers_set and buffer is not None
-            module._buffers[name] = buffer.to(mine._buffers[name]) if own and buffer is not None else mine._buffers[name]
+            computed = name in module._non_persistent_buffers_set
+            module._buffers[name] = _unrounded(buffer, mine._buffers[name]) if computed else mine._buffers[name]
     compare_epsilons(other, part, steady)
     stacks = [path for path, module in part.named_modules() if isinstance(module, STACKS) and len(module) > 1]
     fresh = {path: _layers(other, path) for path in stacks}
@@ -115,7 +115,22 @@ def rebuilt(part: nn.Module, steady: Steady, run: Call | Evaluation | None, outp
     return other
 
 
+def _unrounded(new: Tensor | None, mine: Tensor | None) -> Tensor | None:
+    """A buffer that is not saved, as the library computes it; the model's own, if the two differ in their rounding only.
+
+    A model that was built in float32 and converted to float64 holds buffers that are rounded to float32.
+    """
+    if new is None or mine is None:
+        return new
+    moved = new.to(mine)
+    if new.shape != mine.shape or not mine.is_floating_point() or new.is_meta or mine.is_meta:
+        return moved
+    rounding = 2 * max(torch.finfo(torch.float32).eps, torch.finfo(mine.dtype).eps)
+    return mine if torch.allclose(moved, mine, rtol=rounding, atol=0.0) else moved
+
+
 def built(part: nn.Module) -> nn.Module:
+    """The model that a module's class builds from its configuration; `Unbuildable` with the reason if it can't."""
     try:
         with warnings.catch_warnings(), EmptyOnMeta(), _default_dtype(part):
             warnings.simplefilter("ignore")
