@@ -81,6 +81,8 @@ def add_options(grow: argparse.ArgumentParser) -> None:
     )
     grow.add_argument("--plan", metavar="FILE", help=plan)
     grow.add_argument("--method", metavar="NAME", help="method for all requests (default: the first exact one)")
+    named = "preserve only this output of the model, e.g. logits (may be repeated; default: all outputs)"
+    grow.add_argument("--outputs", action="append", metavar="NAME", help=named)
     fade = "a file of outgrow.save: new parts fade in over so many optimizer steps; a directory can't hold a fade"
     grow.add_argument("--fade", metavar="STEPS", type=int, help=fade)
     grow.add_argument("--seed", type=int, metavar="N", help="seed of drawn values (0)")
@@ -187,7 +189,7 @@ def _dtype(name: str) -> Any:
 def written(args: argparse.Namespace) -> str:
     """The command again, for the model card: directories by their last names."""
     parts = ["outgrow", "grow", _last(args.checkpoint)]
-    for option, values in (("--widen", args.widen), ("--deepen", args.deepen)):
+    for option, values in (("--widen", args.widen), ("--deepen", args.deepen), ("--outputs", args.outputs or [])):
         for value in values:
             parts += [option, value]
     for option in ("plan", "method", "dtype"):
@@ -205,7 +207,8 @@ def _last(path: str) -> str:
 def requests_of(args: argparse.Namespace) -> list[Transform]:
     """The requests of the options `--widen` and `--deepen`."""
     method = {} if args.method is None else {"method": args.method}
-    found = [widen_request(text, **method) for text in args.widen]
+    kept = {} if args.outputs is None else {"outputs": args.outputs}
+    found = [widen_request(text, **method, **kept) for text in args.widen]
     return found + [deepen_request(text, **method) for text in args.deepen]
 
 
