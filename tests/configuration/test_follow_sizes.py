@@ -70,6 +70,7 @@ def shapes(model: nn.Module) -> dict[str, torch.Size]:
         ("llama", "*.self_attn.*", {"by": 2}, {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4}),
         ("llama", "*", {"factor": 1.5}, {"hidden_size": 24, "intermediate_size": 36, "num_attention_heads": 6, "head_dim": 4}),
         ("qwen2", "*.self_attn.*", {"by": 2}, {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4}),
+        ("gemma", "model.embed_tokens", {"by": 8}, {"hidden_size": 24, "rms_norm_eps": 1e-6}),  # embeddings times √width
         ("gemma", "*.self_attn.*", {"by": 2}, {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4}),
         ("bert", "*.intermediate.*", {"factor": 1.5}, {"intermediate_size": 36}),
         ("gpt2", "*.mlp.*", {"factor": 1.5}, {"n_inner": 96}),
@@ -113,13 +114,12 @@ def test_the_report_shows_the_new_configuration() -> None:
         ("llama", "model.layers.1.mlp.gate_proj", 12),  # one layer of two
         ("llama", "*.self_attn.*", 1),  # six heads: Llama's own configuration does not allow them beside sixteen features
         ("gpt2", "*.attn.*", 2),  # GPT-2's heads have the stream's size between them
-        ("gemma", "*", 8),  # Gemma multiplies embeddings by the root of their size
     ],
 )
 def test_what_no_configuration_describes_leaves_it_alone_and_says_so(kind: str, where: str, by: int) -> None:
     model = build(kind)
     before = copy.deepcopy(model.config.to_dict())
-    growth = outgrow.widen(model, example(kind), where, by=by, method="netmorph" if kind != "gemma" else "auto")
+    growth = outgrow.widen(model, example(kind), where, by=by, method="netmorph")
     assert model.config.to_dict() == before
     assert NOT_UPDATED in str(growth)
 
