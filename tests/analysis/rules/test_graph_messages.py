@@ -95,6 +95,37 @@ class PerEntry(nn.Module):
         return self.leave(torch.zeros_like(hidden).scatter_add(0, index, hidden))
 
 
+class Inserted(nn.Module):
+    """Features of images take the places of some tokens, as in LLaVA; `expand` makes the mask as large as the tokens."""
+
+    def __init__(self, expand: Any) -> None:
+        super().__init__()
+        self.token, self.image, self.leave, self.expand = nn.Embedding(9, 6), nn.Linear(5, 6), nn.Linear(6, 2), expand
+
+    def forward(self, tokens: Tensor, images: Tensor) -> Tensor:
+        hidden = self.token(tokens)
+        return self.leave(torch.tanh(hidden.masked_scatter(self.expand(tokens == 0, hidden), self.image(images))))
+
+
+def inserted(batch: int) -> tuple[Tensor, Tensor]:
+    tokens = torch.arange(1, 9).repeat(batch, 1)
+    tokens[:, 2:4] = 0
+    return tokens, torch.randn(batch * 2, 5, generator=torch.Generator().manual_seed(batch), dtype=DTYPE)
+
+
+@pytest.mark.parametrize(
+    "expand", [lambda mask, like: mask.unsqueeze(-1).expand_as(like), lambda mask, like: mask.unsqueeze(-1)]
+)
+def test_rows_that_take_the_places_of_others_grow_with_them(expand: Any) -> None:
+    model = randomised(Inserted(expand))
+    assert_exact_everywhere(model, inserted(2), inserted(3), {"token"})
+
+
+def test_a_mask_per_entry_is_refused() -> None:
+    model = randomised(Inserted(lambda mask, like: mask.unsqueeze(-1).expand_as(like) & (like > -100)))
+    assert "selected by index" in reasons(model, inserted(2))["token"]
+
+
 @pytest.mark.parametrize("how", ["gather", "scatter_add"])
 def test_an_index_per_entry_is_refused(how: str) -> None:
     x, index = torch.randn(4, 5), torch.randint(4, (4, 6))

@@ -56,12 +56,33 @@ def index_add(reading: Reading, op: Op) -> Outcome:
 def index_put(reading: Reading, op: Op) -> Outcome:
     """(base, indices, values, accumulate): rows by index; units lie on the axes after the indexed ones."""
     base, indices, source = op.args[:3]
-    rank = len(reading.shape(base))
     covered = 0
     for position, index in enumerate(indices):
         if index is not None:
             mask = reading.trace.values[index.value].boolean
             covered = max(covered, position + (len(reading.shape(index)) if mask else 1))
+    return _put(reading, op, base, source, covered, "sum" if len(op.args) > 3 and op.args[3] else "copy")
+
+
+def masked_scatter(reading: Reading, op: Op) -> Outcome:
+    """(base, mask, source): rows of the source in the place of those that a mask selects; units lie on the axes after the rows.
+
+    The mask must have been expanded over the units, and the source have the same units last (image features among tokens).
+    """
+    base, mask, source = op.args
+    shape, given, taken = reading.shape(base), reading.shape(mask), reading.shape(source)
+    missing = len(shape) - len(given)
+    same = {axis + missing for axis in reading.repeated.get(mask.value, frozenset())}
+    same |= {axis for axis in range(len(shape)) if axis < missing or given[axis - missing] == 1}
+    covered = len(shape)
+    while covered - 1 in same and len(shape) - covered < len(taken) and taken[covered - 1 - len(shape)] == shape[covered - 1]:
+        covered -= 1
+    return _put(reading, op, base, source, covered, "copy")
+
+
+def _put(reading: Reading, op: Op, base: Ref, source: Ref, covered: int, how: str) -> Outcome:
+    """Rows of a base that are replaced by rows of a source, or to which they are added. covered: the axes of the rows."""
+    rank = len(reading.shape(base))
     pinned = list(range(covered))
     reading.pin(reading.layout(base), pinned, BY_ROW, op)
     wide = len(reading.shape(source))
@@ -73,7 +94,6 @@ def index_put(reading: Reading, op: Op) -> Outcome:
         reduce(reading.ties, reading.spread(source, rank), range(rank - max(wide, rank), covered), keepdim=True),
     ]
     joint = reading.meet(op, [(base, layouts[0], kept), (source, layouts[1], sizes)], reading.shape(base))
-    how = "sum" if len(op.args) > 3 and op.args[3] else "copy"
     return Outcome((joint,), _effect(reading, base, source, layouts, how))
 
 
@@ -129,5 +149,6 @@ RULES = {
     "aten.gather": gather,
     **{f"aten.{name}": scatter for name in ("scatter", "scatter_add", "scatter_reduce")},
     **{f"aten.{name}": index_add for name in ("index_add", "index_copy", "index_reduce")},
+    "aten.masked_scatter": masked_scatter,
     **{f"aten.{name}": index_put for name in ("index_put", "_index_put_impl", "_unsafe_index_put")},
 }
