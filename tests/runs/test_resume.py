@@ -18,16 +18,25 @@ import outgrow
 from outgrow.saving import atomic_write as atomic
 from tests.helpers.training_run import EVERY, STEPS, Trial, assert_equal, without_times
 
-ORDINARY, EXHAUSTIVE = 10, 100
+PLACES = 5  # in the code, at which runs are killed
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "fused"])
-def test_every_moment_can_be_resumed_from(optimizer: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "stride"),
+    [
+        ("adamw", 4),
+        ("sgd", 12),
+        ("fused", 12),
+        pytest.param("sgd", 4, marks=pytest.mark.exhaustive),
+        pytest.param("fused", 4, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_every_moment_can_be_resumed_from(optimizer: str, stride: int, tmp_path: Path) -> None:
     whole = Trial(optimizer).go()
     assert len(whole.run.records) == 3
     path = tmp_path / "run.pt"
     part = Trial(optimizer)
-    for until in range(1, STEPS, 4):
+    for until in range(1, STEPS, stride):
         part.go(until).run.save(path, extra={"until": until})
         again = Trial(optimizer)
         torch.manual_seed(77)  # the random state of the new process must not matter
@@ -120,29 +129,31 @@ def killed_at(number: int, dice: random.Random) -> Callable[[Path], None]:
     return lambda folder: os.waitpid(child(lambda: train(folder, armed)), 0) and None
 
 
-def check(points: int, tmp_path: Path) -> None:
-    """Kill runs at many points: half of them at random times, half at chosen places in the code."""
+def check(places: int, times: int, tmp_path: Path) -> None:
+    """Kill runs at chosen places in the code, and at random times."""
     started = time.perf_counter()
     (tmp_path / "whole").mkdir()
     os.waitpid(child(lambda: train(tmp_path / "whole")), 0)
     seconds = time.perf_counter() - started
     truth = without_times(torch.load(tmp_path / "whole" / "end.pt", weights_only=True))
     dice, early = random.Random(0), 0
-    for point in range(points):
+    kills = [killed_at(number, dice) for number in range(places)]
+    kills += [killed_after(dice.uniform(0.0, seconds)) for _ in range(times)]
+    for point, kill in enumerate(kills):
         folder = tmp_path / str(point)
         folder.mkdir()
-        early += resumed_after(folder, killed_at(point // 2, dice) if point % 2 else killed_after(dice.uniform(0.0, seconds)))
+        early += resumed_after(folder, kill)
         assert_equal(without_times(torch.load(folder / "end.pt", weights_only=True)), truth, f"point {point}")
         assert set(os.listdir(folder)) == {"run.pt", "end.pt"}, "a draft was left behind"
-    assert early >= points // 2
+    assert early >= len(kills) // 2
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked here")
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    check(ORDINARY, tmp_path)
+    check(PLACES, 1, tmp_path)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked here")
 def test_a_run_killed_at_many_moments_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    check(EXHAUSTIVE, tmp_path)
+    check(10 * PLACES, 50, tmp_path)
