@@ -72,3 +72,28 @@ def test_tensors_that_are_merged_in_an_unknown_way_are_refused(tmp_path: Path, m
     with pytest.raises(CheckpointError, match=r"merges or splits it when it loads(.|\n)*save_original_format=False"):
         outgrow.grow_checkpoint(tmp_path / "old", MLP, out=tmp_path / "new")
     assert {path.name for path in tmp_path.iterdir()} == {"old"}
+
+
+def test_sizes_that_do_not_run_in_the_dtype_of_the_file_are_refused(tmp_path: Path) -> None:
+    save_small("mixtral", tmp_path / "old", torch.bfloat16)
+    for by, fits in ((4, False), (8, True)):
+        request = Widen(kind="mlp", by=by)
+        if fits:
+            outgrow.grow_checkpoint(tmp_path / "old", request, out=tmp_path / "new")
+            model: Any = family("mixtral").build()
+            type(model).from_pretrained(tmp_path / "new", dtype=torch.bfloat16)(**family("mixtral").example())
+        else:
+            with pytest.raises(CheckpointError, match=r"would not run in torch\.bfloat16"):
+                outgrow.grow_checkpoint(tmp_path / "old", request, out=tmp_path / "new")
+
+
+@pytest.mark.exhaustive
+def test_the_training_state_of_experts_grows_along(tmp_path: Path) -> None:
+    from tests.helpers.trainer_checkpoints import SAVED, losses_of, resumed
+
+    plain = losses_of(family("mixtral").build().train(), tmp_path / "old")
+    growth = [MLP, Deepen(layers=6)]
+    outgrow.grow_checkpoint(tmp_path / "old" / f"checkpoint-{SAVED}", *growth, out=tmp_path / "new", training_state=True)
+    found = resumed(tmp_path / "new", tmp_path / "run")
+    assert found[0] == pytest.approx(plain[SAVED], rel=1e-5)
+    assert found[1:] != plain[SAVED + 1 :]

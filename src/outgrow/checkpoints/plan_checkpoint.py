@@ -26,8 +26,9 @@ from outgrow.engine.grow import dry_run
 from outgrow.engine.report import Growth
 from outgrow.errors import CheckpointError, MethodError, Problem
 from outgrow.growth_plan.plan import Plan
-from outgrow.model.example import Example, describe_example
+from outgrow.model.example import Example, call, describe_example
 from outgrow.model.known_values import on_meta
+from outgrow.model.meta_copy import CachedShapes
 from outgrow.transforms.all_transforms import Transform, check_transforms
 
 Shape = tuple[int, ...]
@@ -101,6 +102,7 @@ def plan_checkpoint(
     names = match_names(checkpoint, model)
     inputs = example_for(model) if example is None else example
     growth, values = grow_on_meta(kind, model, inputs, requests, seed)
+    _check_experts(kind, config_of(checkpoint), model, inputs, dtype or checkpoint.dtype)
     if dtype is not None:
         model.config.dtype = dtype
     tensors = _new_tensors(checkpoint, model, names, loading, values, growth.plan, dtype)
@@ -150,6 +152,26 @@ def _check_result(model: nn.Module, kind: Any, growth: Growth) -> None:
         raise CheckpointError(
             f"a model built from the new configuration would have {name} as {there.get(name)} instead of {here.get(name)}"
         )
+
+
+def _check_experts(kind: Any, old: Any, model: nn.Module, inputs: Example, dtype: torch.dtype) -> None:
+    """Refuse sizes of experts for which the grouped product is not defined in the dtype of the file; the plan is in float32."""
+    if dtype not in (torch.float16, torch.bfloat16) or all(len(shape) < 3 for shape in shapes_of(model).values()):
+        return
+    reason = _fails(build_on_meta(kind, model.config, dtype), inputs)
+    if reason is not None and _fails(build_on_meta(kind, old, dtype), inputs) is None:
+        raise CheckpointError(
+            f"the grown model would not run in {dtype} ({reason}): choose a multiple of 8 as the size of experts"
+        )
+
+
+def _fails(model: nn.Module, inputs: Example) -> Exception | None:
+    try:
+        with CachedShapes(known=True), torch.no_grad():
+            call(model, on_meta(inputs))
+    except Exception as error:
+        return error
+    return None
 
 
 def _check_shapes(model: nn.Module, values: Mapping[str, Value], before: Mapping[str, Shape]) -> None:
