@@ -33,11 +33,22 @@ def request(option: GrowthOption) -> list[Any]:
     return [Widen(kind=kind, factor=2.0) if step == "× 2" else Widen(kind=kind, by=int(step or 1)) for kind in kinds]
 
 
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> CheckpointOptions:
+    """What can grow in the checkpoint of a small Llama, which has training state."""
+    folder = tmp_path_factory.mktemp("inspected") / "old"
+    save_small("llama", folder)
+    (folder / "optimizer.pt").write_bytes(b"")
+    return outgrow.inspect_checkpoint(folder)
+
+
 @pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("gpt2", "gemma2"))])
-def test_every_option_is_what_a_growth_of_the_whole_checkpoint_does(name: str, tmp_path: Path) -> None:
+def test_every_option_is_what_a_growth_of_the_whole_checkpoint_does(
+    name: str, llama: CheckpointOptions, tmp_path: Path
+) -> None:
     save_small(name, tmp_path / "old")
     checkpoint = read_checkpoint(tmp_path / "old")
-    found = outgrow.inspect_checkpoint(tmp_path / "old")
+    found = llama if name == "llama" else outgrow.inspect_checkpoint(tmp_path / "old")
     assert {option.request for option in found.options} >= {"mlp", "heads", "width", "layers"}
     assert found["mlp"].savable
     assert found["layers"].sizes == (4,)
@@ -54,19 +65,22 @@ def test_every_option_is_what_a_growth_of_the_whole_checkpoint_does(name: str, t
                 plan_checkpoint(checkpoint, request(option))
 
 
-def test_inspecting_a_directory_prints_tables_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_small("llama", tmp_path / "old")
-    (tmp_path / "old" / "optimizer.pt").write_bytes(b"")
-    assert main(["inspect", str(tmp_path / "old"), "--json"]) == 0, capsys.readouterr().err
-    data = json.loads(capsys.readouterr().out)
-    options = tuple(GrowthOption(**{key: value for key, value in one.items() if key != "savable"}) for one in data["options"])
-    assert data["options"][0]["savable"] is True
-    shown = str(CheckpointOptions(**{**data, "files": tuple(data["files"]), "options": options}))
+def test_inspecting_a_directory_prints_tables_or_json(
+    llama: CheckpointOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = str(llama)
     assert "old: LlamaForCausalLM, " in shown
     assert "in 1 file\ntraining state (--training-state grows it too): optimizer.pt" in shown
     assert re.search(r"^mlp +24 +\+1 +intermediate_size$", shown, re.M)
     assert "2 query heads with the key and value head that they share" in shown
     assert "outgrow grow CHECKPOINT --widen mlp=+1 --out NEW" in shown
+    monkeypatch.setattr("outgrow.checkpoints.inspect_checkpoint.inspect_checkpoint", lambda folder: llama)
+    assert main(["inspect", llama.folder]) == 0
+    assert capsys.readouterr().out == shown + "\n"
+    assert main(["inspect", llama.folder, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [option["request"] for option in data["options"] if option["savable"]][:1] == ["mlp"]
+    assert data["training_state"] == ["optimizer.pt"]
 
 
 def test_a_directory_without_a_configuration_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

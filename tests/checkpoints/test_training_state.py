@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import torch
 
 import outgrow
 from outgrow import Deepen, Widen
+from outgrow.checkpoints.optimizer_groups import trainer_groups
 from outgrow.checkpoints.plan_checkpoint import CheckpointPlan, plan_checkpoint
 from outgrow.checkpoints.read_checkpoint import read_checkpoint
 from outgrow.checkpoints.training_state import read_training_state
@@ -23,6 +25,7 @@ from outgrow.errors import CheckpointError
 from tests.helpers import trainer_checkpoints
 from tests.helpers.checkpoints import family
 from tests.helpers.trainer_checkpoints import SAVED, losses_of, resumed
+from tests.helpers.training_run import assert_equal
 
 transformers = pytest.importorskip("transformers")
 
@@ -71,7 +74,7 @@ def test_a_grown_checkpoint_resumes_as_a_growth_in_memory_goes_on(case: str, run
     name, requests = CASES[case]
     checkpoint, plain = runs[name]
     growth = outgrow.grow_checkpoint(checkpoint, *requests, out=tmp_path / "new", training_state=True)
-    assert "training state: optimizer.pt, rng_state.pth, scheduler.pt, trainer_state.json, training_args.bin" in str(growth)
+    assert " kB, optimizer.pt, rng_state.pth, scheduler.pt, trainer_state.json, training_args.bin" in str(growth)
     in_memory = losses_of(built(name), tmp_path / "memory", callbacks=[GrowAfter(requests, name)])
     found = resumed(tmp_path / "new", tmp_path / "run")
     assert in_memory[:SAVED] == plain[:SAVED]
@@ -139,6 +142,67 @@ def test_the_files_are_those_that_a_trainer_would_write(runs: dict[str, Any], tm
     assert "training state not copied (--training-state grows it too): optimizer.pt, rng_state.pth" in str(left)
     assert not (tmp_path / "without" / "optimizer.pt").exists()
     assert growth.left == ()
+
+
+def test_an_interrupted_growth_writes_the_training_state_again(runs: dict[str, Any], tmp_path: Path) -> None:
+    checkpoint, requests = runs["llama"][0], [Widen(kind="mlp", factor=1.5)]
+    total: list[int] = []
+
+    def stop_in_the_state(size: int) -> Any:
+        total.append(size)
+        done: list[int] = []
+
+        def advance(size: int) -> None:
+            done.append(size)
+            if len(total) == 1 and sum(done) > total[0] // 2:  # the state is twice as large as the weights
+                raise KeyboardInterrupt
+
+        return advance
+
+    options: dict[str, Any] = {"training_state": True, "verify": "none", "progress": stop_in_the_state}
+    with pytest.raises(KeyboardInterrupt, match="goes on from there"):
+        outgrow.grow_checkpoint(checkpoint, *requests, out=tmp_path / "new", **options)
+    outgrow.grow_checkpoint(checkpoint, *requests, out=tmp_path / "new", **options)
+    outgrow.grow_checkpoint(checkpoint, *requests, out=tmp_path / "whole", **options)
+    assert {path.name for path in tmp_path.iterdir()} == {"new", "whole"}
+    for name in ("optimizer.pt", "model.safetensors"):
+        assert (tmp_path / "new" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def stepped(model: Any) -> torch.optim.Optimizer:
+    """An optimizer with the groups of a Trainer, after a step on random gradients that leaves the model as it was."""
+    own, before = dict(model.named_parameters()), copy.deepcopy(model.state_dict())
+    groups = [{"params": [own[name] for name in names]} for names in trainer_groups(model)]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator) if parameter.requires_grad else None
+    optimizer.step()
+    optimizer.zero_grad()
+    model.load_state_dict(before)
+    return optimizer
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["gemma2", "mixtral", "gptneox", "opt", "mamba", "bert", "vit"])
+@pytest.mark.parametrize("kind", ["mlp", "heads", "width", "layers"])
+def test_the_state_of_other_families_is_that_of_a_growth_in_memory(name: str, kind: str, tmp_path: Path) -> None:
+    model: Any = family(name).build()
+    model.save_pretrained(tmp_path / "old")
+    optimizer = stepped(model)
+    torch.save(optimizer.state_dict(), tmp_path / "old" / "optimizer.pt")
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    torch.save(scheduler.state_dict(), tmp_path / "old" / "scheduler.pt")
+    (tmp_path / "old" / "trainer_state.json").write_text("{}")
+    request: Any = Deepen(layers=8) if kind == "layers" else Widen(kind=kind, factor=2.0)
+    options: dict[str, Any] = {"training_state": True, "verify": "none", "example": family(name).example()}
+    try:
+        outgrow.grow_checkpoint(tmp_path / "old", request, out=tmp_path / "new", **options)
+    except outgrow.GrowthError as error:
+        assert kind != "mlp"
+        pytest.skip(str(error))  # the weights can't be grown in this way
+    outgrow.grow(model, family(name).example(), request, optimizer=optimizer)
+    assert_equal(torch.load(tmp_path / "new" / "optimizer.pt", weights_only=True)["state"], optimizer.state_dict()["state"])
 
 
 def truncated(folder: Path, other: Path) -> None:

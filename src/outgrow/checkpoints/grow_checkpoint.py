@@ -88,19 +88,25 @@ def grow_checkpoint(
     target = check_out(out)
     plan = plan_checkpoint(old, transforms, seed, example, dtype)
     state = read_training_state(plan) if training_state else None
+    state_bytes = 0 if state is None else state.bytes
     shards = lay_out(plan.tensors, limit)
     draft = Draft(target + SUFFIX, _identity(plan, shards, training_state))
     with locked(draft.folder):
         try:
-            _check_disk(plan.bytes + (0 if state is None else state.bytes), draft)
-            _write(plan, draft, shards, jobs, progress, state)
+            _check_disk(plan.bytes + state_bytes, draft)
+            _write(plan, draft, shards, jobs, progress(plan.bytes + state_bytes) if progress else _no_progress, state)
             comparison = _finish(plan, draft, shards, target, verify, example, command)
         except BaseException as error:
             raise _with_way_out(error, draft, shards) from error
     names = tuple(shard.name for shard in shards)
     taken = training_files(old.folder) if state is not None else []
     left = tuple(name for name in copied_files(old.folder)[1] if name not in taken)
-    return CheckpointGrowth(plan, target, names, comparison, time.perf_counter() - started, left, tuple(taken))
+    seconds = time.perf_counter() - started
+    return CheckpointGrowth(plan, target, names, comparison, seconds, left, tuple(taken), state_bytes)
+
+
+def _no_progress(size: int) -> None:
+    """No progress is shown."""
 
 
 def _write(
@@ -108,13 +114,11 @@ def _write(
     draft: Draft,
     shards: list[Shard],
     jobs: int,
-    progress: Callable[[int], Advance] | None,
+    advance: Advance,
     state: TrainingState | None,
 ) -> None:
     """Write the weights into the draft, and then the training state, which is always written from its beginning."""
     draft.begin(shards)
-    total = plan.bytes + (0 if state is None else state.bytes)
-    advance = progress(total) if progress is not None else lambda size: None
     with open_files(plan.checkpoint.files) as files:
         stream = Stream(plan, files, jobs)
         write_shards(draft, shards, stream.write, stream.memory, jobs, advance)

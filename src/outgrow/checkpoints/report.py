@@ -26,16 +26,18 @@ class CheckpointGrowth:
     seconds: float
     left: tuple[str, ...] = ()  # files of the old directory that were not copied
     training: tuple[str, ...] = ()  # files of the training state that were grown or copied
+    state_bytes: int = 0  # of the optimizer's state
 
     def __str__(self) -> str:
-        rate = self.plan.bytes / max(self.seconds, 1e-9) / 1e6
+        written = self.plan.bytes + self.state_bytes
+        rate = written / max(self.seconds, 1e-9) / 1e6
         lines = [
             summary(self.plan),
             f"written: {self.out}, {sizes(self.plan.bytes)} in {len(self.shards)} "
             f"{'file' if len(self.shards) == 1 else 'files'}, {self.seconds:.1f} s ({rate:,.0f} MB/s)",
             f"compared: {self.comparison}" if self.comparison is not None else "compared: no (--verify none)",
         ]
-        lines += [f"training state: {', '.join(self.training)}"] if self.training else []
+        lines += [f"training state: {sizes(self.state_bytes)}, {', '.join(self.training)}"] if self.training else []
         state = [name for name in self.left if name.startswith(TRAINING)]
         others = [name for name in self.left if name not in state]
         lines += [f"training state not copied (--training-state grows it too): {', '.join(state)}"] if state else []
