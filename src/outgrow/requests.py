@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 
+from outgrow.analysis.attention_products import GROUP, HEADS, QUERY
 from outgrow.analysis.volume_kinds import KINDS
 from outgrow.errors import MethodError, SelectionError, SizeError
 from outgrow.methods.all_methods import candidates
@@ -30,15 +31,19 @@ class Widen:
     """A request for more units in the volumes that `where` selects; exactly one of `factor`, `by` and `to` says how many.
 
     kind: only volumes of this kind: "mlp", "heads", "head_dim", "width", "experts", "vocab" or "outputs".
+    unit: for kind="heads" where query heads share keys and values: "group" adds key and value heads with their query heads,
+    "query" adds query heads to each of them. By default the form that reaches the size; groups if both do.
     fade: number of optimizer steps over which new units fade in: their own weights are drawn, and the weights that read them
     start at zero. outputs: the outputs of the model that the growth preserves, by key, attribute or position, e.g. "logits";
     others may change their size. Without it, all outputs are preserved.
 
     Example:
-        >>> Widen("layer1.*", factor=1.5).where
-        'layer1.*'
+        >>> Widen("layer1.*", factor=1.5).summary
+        "Widen 'layer1.*' × 1.5"
         >>> Widen(kind="mlp", factor=1.5).summary
         "Widen mlp '*' × 1.5"
+        >>> Widen(kind="heads", by=4, unit="query").summary
+        "Widen heads (query) '*' by 4"
     """
 
     where: str | Sequence[str] = "*"
@@ -50,6 +55,7 @@ class Widen:
     fade: int | None = None
     kind: str | None = None
     outputs: str | int | Sequence[str | int] | None = None
+    unit: str | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in ("factor", "by", "to") if getattr(self, name) is not None]
@@ -77,6 +83,11 @@ class Widen:
             object.__setattr__(self, "where", tuple(self.where))  # so that requests with equal names are equal
         if self.kind is not None and self.kind not in KINDS:
             raise SelectionError(f"kind={self.kind!r}: write one of {', '.join(map(repr, KINDS))}")
+        if self.unit is not None and (self.unit not in (GROUP, QUERY) or self.kind != HEADS):
+            raise SelectionError(
+                f"unit={self.unit!r} of kind={self.kind!r}: with kind='heads', write unit='group' (whole groups of query heads "
+                "that share a key head) or unit='query' (more query heads in each group)"
+            )
         if self.kind is not None and self.residual == "fold":
             raise SelectionError(
                 "residual='fold' widens what one module writes: name the module with where=, and leave kind= out"
@@ -117,6 +128,7 @@ class Widen:
         """The request in a few words."""
         amount = f"× {self.factor:g}" if self.factor else f"by {self.by}" if self.by else f"to {self.to}"
         kind = f"{self.kind} " if self.kind else ""
+        kind += f"({self.unit}) " if self.unit else ""
         return f"Widen {kind}{', '.join(self.patterns)!r} {amount}"
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from outgrow.analysis.volumes import Anatomy, Volume
 
 HEADS, HEAD_DIM = "heads", "head_dim"
+GROUP, QUERY = "group", "query"  # forms of a unit of heads, where query heads share keys and values
+WITH_KEYS, PER_KEY = " with the key and value head that they share", ", one for each key and value head"
 BATCHED = ("aten.bmm", "aten.baddbmm")  # products with an axis 0 that both factors share and the result keeps
 
 Found = Iterator[tuple[int, str]]
@@ -51,9 +53,29 @@ def attention_kinds(anatomy: Anatomy, attentions: list[Attention]) -> dict[int, 
     return found
 
 
-def attention_units(anatomy: Anatomy, attentions: list[Attention], kinds: dict[int, str]) -> dict[int, str]:
-    """What one unit is, for volumes whose units are neither a single head nor a single feature of each head."""
-    found: dict[int, str] = {}
+@dataclass(frozen=True)
+class AttentionUnit:
+    """One unit of a volume in attention, where it is more than a single head or a single feature of each head.
+
+    heads: how many query heads it adds; 0 for features. form: "group" (query heads with the key and value head that they
+    share) or "query" (one more query head for each key and value head); "" if no heads share keys.
+    """
+
+    heads: int = 0
+    form: str = ""
+    features: int = 1
+
+    def __str__(self) -> str:
+        if self.heads > 1:
+            return f"{self.heads} query heads{WITH_KEYS if self.form == GROUP else PER_KEY}"
+        return f"{self.features} features of each head" if self.features > 1 else ""
+
+
+def attention_units(anatomy: Anatomy, attentions: list[Attention], kinds: dict[int, str]) -> dict[int, AttentionUnit]:
+    """What one unit is, for volumes of heads and for volumes whose units are several features of each head."""
+    found: dict[int, AttentionUnit] = {}
+    repeats = anatomy.reading.ties.repeats
+    repeated = np.unique(anatomy.root[np.concatenate(repeats)]) if repeats else np.zeros(0, dtype=np.int64)
     for attention in attentions:
         first, second = (_product(anatomy, index)[0] for index in (attention.first, attention.second))
         for side in (first.left, first.right):
@@ -63,13 +85,14 @@ def attention_units(anatomy: Anatomy, attentions: list[Attention], kinds: dict[i
                     if kinds[number] == HEAD_DIM:
                         line = next(_lines(block.labels, axes[0]))
                         features = int(np.count_nonzero(anatomy.units(anatomy.volumes[number], line) == 0))
-                        found |= {number: f"{features} features of each head"} if features > 1 else {}
+                        found |= {number: AttentionUnit(features=features)} if features > 1 else {}
         (value, axis) = (second.right.value, 2) if second.left.value in attention.scores else (second.left.value, 1)
         shape = anatomy.reading.trace.values[value].shape
         for _, number, along in _units(anatomy, second.left if axis == 2 else second.right) if len(shape) == 3 else ():
             heads = _columns(anatomy, number) // shape[axis]
-            what = " with the key and value head that they share" if 0 in along else ", one for each key and value head"
-            found |= {number: f"{heads} query heads{what}"} if heads > 1 else {}
+            shared = 0 not in along or bool(np.isin(repeated, anatomy.volumes[number].classes).any())
+            if kinds.get(number) == HEADS and (heads > 1 or shared):
+                found[number] = AttentionUnit(max(heads, 1), QUERY if shared else GROUP)
     return found
 
 

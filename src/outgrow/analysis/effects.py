@@ -21,9 +21,13 @@ class Operand:
 
 @dataclass(frozen=True)
 class Move:
-    """Indices change places and values stay (view, cat, slice), or values are averaged over axes that carry no unit."""
+    """Indices change places and values stay (view, cat, slice), or values are averaged over axes that carry no unit.
+
+    repeats: units that the inputs do not carry come from axes along which they were expanded, so their values are equal.
+    """
 
     inputs: tuple[int, ...]
+    repeats: bool = False
 
 
 @dataclass(frozen=True)

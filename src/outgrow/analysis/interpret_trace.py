@@ -49,6 +49,7 @@ class Reading:
         self.repeated: dict[
             int, frozenset[int]
         ] = {}  # value → axes along which its entries repeat (see `analysis/expanded_axes.py`)
+        self.expanded: dict[int, Layout] = {}  # value → labels of such axes that a view merges with others
         self.lost: dict[int, str] = {}  # value → an earlier operator through which units can't be followed
         self.effects: list[Effect] = []
         kernels = _kernels(trace)

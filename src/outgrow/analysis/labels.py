@@ -52,6 +52,7 @@ class Ties:
         self.grids: dict[tuple[tuple[int, ...], bytes], Labels] = {}
         self.bindings: list[tuple[Labels, Labels, int]] = []  # label of a slice, grid, axis
         self.fixed: list[tuple[Labels, str, str]] = []  # labels, reason, module path
+        self.repeats: list[Labels] = []  # labels of axes along which a tensor was expanded
 
     def fresh(self, shape: Sequence[int]) -> Labels:
         size = math.prod(shape)
@@ -63,6 +64,11 @@ class Ties:
         """Labels for an axis of a parameter or buffer."""
         self.origins.append(Origin(tensor, axis, self.count, size))
         return self.fresh((size,))
+
+    def repeat(self, size: int) -> Labels:
+        """Labels for an axis along which a tensor was expanded."""
+        self.repeats.append(self.fresh((size,)))
+        return self.repeats[-1]
 
     def equal(self, left: Labels, right: Labels) -> None:
         if left is not right and (left.flat[0] != right.flat[0] or not np.array_equal(left, right)):

@@ -49,7 +49,8 @@ def set_kinds(anatomy: Anatomy) -> None:
     attentions = find_attentions(anatomy)
     found = attention_kinds(anatomy, attentions)
     for number, unit in attention_units(anatomy, attentions, found).items():
-        anatomy.volumes[number].unit = unit
+        volume = anatomy.volumes[number]
+        volume.unit, volume.form, volume.grain = str(unit), unit.form, max(unit.heads, 1)
     for number, kind in _with_others(anatomy, found).items():
         anatomy.volumes[number].kind = kind
 

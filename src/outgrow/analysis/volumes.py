@@ -76,9 +76,10 @@ class Volume:
     pinned: str = ""
     methods: tuple[str, ...] = ()
     reason: str = ""
-    grain: int = 1  # what one unit adds to the size: the number of its channels for a group of channels, 1 for a head
+    grain: int = 1  # what one unit adds to the size: channels of a group of channels, query heads of a unit of heads, else 1
     kind: str | None = None  # what its units are for (see `analysis/volume_kinds.py`)
     unit: str = ""  # what one unit is, where that is more than a head or a feature: "2 query heads with the key …"
+    form: str = ""  # of heads that share keys and values: "group" (whole groups) or "query" (query heads of each group)
 
     @property
     def size(self) -> int:

@@ -203,13 +203,13 @@ def _options(config: Any, sizes: Pairs, floats: Pairs) -> dict[str, tuple[Any, l
     """For each field: its present value, and its possible new values. A present value of None follows from other fields."""
     fields = vars(config)
     options: dict[str, tuple[Any, list[Any]]] = {}
-    shared = next((fields[name] for name in GROUPS if type(fields.get(name)) is int), 0)
     widths = {name: value for name, value in fields.items() if _is_width(name) and type(value) in (int, list, tuple)}
+    heads = next((fields[name] for name in HEADS if type(fields.get(name)) is int), 0)
     for name, value in fields.items():
         new: list[Any] = []
         if type(value) is int and name.endswith(("heads", *HEADS, *GROUPS)):
-            new = _reached(value, sizes)
-            new += [value * count // shared for count in _reached(shared, sizes) if shared != value] if shared else []
+            shared = name.endswith(GROUPS) and heads != value
+            new = [value * count // heads for count in _reached(heads, sizes)] if shared and heads else _reached(value, sizes)
         elif type(value) is int and _is_width(name):
             new = _reached(value, sizes)
         elif type(value) is float and "eps" in name:

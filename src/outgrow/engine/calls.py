@@ -29,6 +29,7 @@ def widen(
     fade: int | None = None,
     kind: str | None = None,
     outputs: str | int | Sequence[str | int] | None = None,
+    unit: str | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     average: nn.Module | Sequence[nn.Module] | None = None,
     seed: int = 0,
@@ -51,6 +52,8 @@ def widen(
             "experts", "vocab" or "outputs"; `outgrow.volumes(model, example)` shows the kind of each volume.
         outputs: the outputs of the model that have to be preserved, by key, attribute or position, such as "logits"; others
             may change their size and are not compared. Without it, all outputs are preserved.
+        unit: for kind="heads" where query heads share keys and values: "group" (whole groups) or "query" (more query heads
+            in each group); by default the form that reaches the size, groups if both do.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -59,7 +62,7 @@ def widen(
         ──────  ──────  ──────
         0       8 → 12  r2r
     """
-    request = Widen(where, factor, by, to, method, residual, fade, kind, outputs)
+    request = Widen(where, factor, by, to, method, residual, fade, kind, outputs, unit)
     return grow(model, example, request, optimizer=optimizer, average=average, seed=seed, check=check)
 
 

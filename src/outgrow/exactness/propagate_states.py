@@ -185,7 +185,8 @@ class Walk:
             self.findings.verdict.stuck = f"{min(tied)[0]} {reason}"
 
     def move(self, effect: Move) -> Carried:
-        return self.findings.blend(self.findings.carried(value) for value in effect.inputs)
+        result = self.findings.blend(self.findings.carried(value) for value in effect.inputs)
+        return replace(result, state=State.CONST) if effect.repeats and result.state is None else result
 
     def scale(self, effect: Scale) -> Carried:
         x = self.findings.carried(effect.input)

@@ -27,8 +27,19 @@ def axis_of(op: Op, position: int, rank: int, default: int = 0) -> int:
 
 
 def view(reading: Reading, op: Op) -> Outcome:
+    """A view; an axis along which the tensor was expanded gets labels, since the view may merge it with others.
+
+    So keys that several query heads share, expanded to (batch, key heads, queries per key, …) and merged, can grow along both.
+    """
     ref = op.args[0]
-    return moved(reading, ref, reshape(reading.ties, reading.layout(ref), reading.shape(ref), out_shape(reading, op)))
+    layout, shape = reading.layout(ref), reading.shape(ref)
+    expanded = [axis for axis in sorted(reading.repeated.get(ref.value, ())) if axis and block_at(layout, axis) is None]
+    if not layout or not expanded or reading.constant[ref.value]:
+        return moved(reading, ref, reshape(reading.ties, layout, shape, out_shape(reading, op)))
+    new = tuple(Block((axis,), reading.ties.repeat(shape[axis])) for axis in expanded)
+    reading.expanded.setdefault(ref.value, new)
+    layout = reshape(reading.ties, (*layout, *new), shape, out_shape(reading, op))
+    return Outcome((layout,), Move((ref.value,), repeats=True), reading.uniform[ref.value])
 
 
 def transpose(reading: Reading, op: Op) -> Outcome:

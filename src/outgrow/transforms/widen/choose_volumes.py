@@ -23,6 +23,7 @@ from outgrow.methods.base import Method
 from outgrow.methods.net2net import Net2Net
 from outgrow.requests import MOST_NEW_UNITS, Skip, Widen, is_glob
 from outgrow.text.plurals import counted
+from outgrow.transforms.widen.choose_heads import one_form
 from outgrow.transforms.widen.make_plan import Choice
 
 MENTIONED = 4  # modules that an error mentions
@@ -138,7 +139,6 @@ def choose(
     choices: list[Choice] = []
     skipped: list[Skip] = []
     problems: list[Problem] = []
-    errors: list[SizeError] = []
     used: list[Volume] = []
     user = np.full(len(anatomy.root), -1, dtype=np.int64)  # by class: index of the volume in `used` that contains it, or −1
 
@@ -148,7 +148,13 @@ def choose(
 
     for choice in taken:
         use(choice.volume)
-    for volume, exact in selected(anatomy, request):
+    def choice_of(volume: Volume) -> tuple[Choice | None, str]:
+        if volume.name in (barred or {}):
+            return None, (barred or {})[volume.name]
+        return _choice(anatomy, volume, request, without or {})
+
+    wanted, errors = one_form(request, selected(anatomy, request), choice_of)
+    for volume, exact in wanted:
         rivals = user[volume.classes]
         rival = used[int(rivals[rivals >= 0].min())] if rivals.max() >= 0 else None
         if volume.name in (barred or {}):

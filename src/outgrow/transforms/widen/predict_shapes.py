@@ -38,7 +38,8 @@ class Prediction:
         return self._gains[key]
 
     def shape(self, value: int) -> tuple[int, ...]:
-        return self.shape_of(self.anatomy.reading.layouts[value], self.anatomy.reading.trace.values[value].shape)
+        reading = self.anatomy.reading
+        return self.shape_of((*reading.layouts[value], *reading.expanded.get(value, ())), reading.trace.values[value].shape)
 
     def shape_of(self, layout: Layout, shape: Sequence[int]) -> tuple[int, ...]:
         new = list(shape)
