@@ -39,7 +39,7 @@ def model(family: str, **others: Any) -> Expected:
     layers = others.get("layers", "num_hidden_layers")
     sizes = {
         "mlp": [(others.get("mlp", "intermediate_size"), layers)],
-        "heads": [(others.get("heads", "num_attention_heads"), layers)],
+        "heads": [(others.get("heads", "num_attention_heads"), layers)] * others.get("forms", 1),
         "width": [(others.get("width", "hidden_size"), 1)],
         "vocab": [("vocab_size", 1)],
         "outputs": [],
@@ -49,7 +49,7 @@ def model(family: str, **others: Any) -> Expected:
 
 
 UNTIED = {"sizes": {"outputs": [("vocab_size", 1)]}}
-GROUPED = {"heads": "num_key_value_heads"}
+GROUPED = {"forms": 2}  # whole groups, or query heads of each group: both count query heads
 IMAGES = {"sizes": {"vocab": [], "outputs": [("num_labels", 1)]}}
 TABLE = [
     model("llama", **GROUPED, **UNTIED),
@@ -71,9 +71,9 @@ TABLE = [
     model("deit", **IMAGES),
     # the router, gate_up_proj and down_proj of two layers
     model("mixtral", **GROUPED, sizes={"outputs": [("vocab_size", 1)], "experts": [("num_local_experts", 6)]}),
-    # a position bias ties the heads of all layers; those of q and v in the two cross-attentions are not tied
+    # a position bias ties the heads of all layers, except for the two cross-attentions
     Expected(
-        "t5", {"mlp": [("d_ff", 4)], "heads": [("num_heads", 2 + 4)], "width": [("d_model", 1)], "vocab": [("vocab_size", 1)]}
+        "t5", {"mlp": [("d_ff", 4)], "heads": [("num_heads", 2 + 2)], "width": [("d_model", 1)], "vocab": [("vocab_size", 1)]}
     ),
     Expected(
         "whisper",

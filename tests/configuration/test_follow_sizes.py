@@ -67,11 +67,11 @@ def shapes(model: nn.Module) -> dict[str, torch.Size]:
     ("kind", "where", "how", "says"),
     [
         ("llama", "*.mlp.*", {"factor": 1.5}, {"intermediate_size": 36, "hidden_size": 16}),
-        ("llama", "*.self_attn.*", {"by": 2}, {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4}),
+        ("llama", "*.self_attn.*", {"by": 4}, {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4}),
         ("llama", "*", {"factor": 1.5}, {"hidden_size": 24, "intermediate_size": 36, "num_attention_heads": 6, "head_dim": 4}),
-        ("qwen2", "*.self_attn.*", {"by": 2}, {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4}),
         ("gemma", "model.embed_tokens", {"by": 8}, {"hidden_size": 24, "rms_norm_eps": 1e-6}),  # embeddings times √width
-        ("gemma", "*.self_attn.*", {"by": 2}, {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4}),
+        ("qwen2", "*.self_attn.*", {"by": 4}, {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4}),
+        ("gemma", "*.self_attn.*", {"by": 4}, {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4}),
         ("bert", "*.intermediate.*", {"factor": 1.5}, {"intermediate_size": 36}),
         ("gpt2", "*.mlp.*", {"factor": 1.5}, {"n_inner": 96}),
         ("gpt2", "*", {"factor": 1.5}, {"n_embd": 24, "n_head": 6, "n_inner": None}),
@@ -112,7 +112,7 @@ def test_the_report_shows_the_new_configuration() -> None:
     ("kind", "where", "by"),
     [
         ("llama", "model.layers.1.mlp.gate_proj", 12),  # one layer of two
-        ("llama", "*.self_attn.*", 1),  # six heads: Llama's own configuration does not allow them beside sixteen features
+        ("llama", "*.self_attn.*", 2),  # six heads: Llama's own configuration does not allow them beside sixteen features
         ("gpt2", "*.attn.*", 2),  # GPT-2's heads have the stream's size between them
     ],
 )
@@ -175,7 +175,7 @@ def test_a_refusal_and_a_failing_growth_put_the_configuration_back(monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr("outgrow.verify.outputs.check", fail)
         with pytest.raises(outgrow.GrowthError, match="no"):
-            outgrow.widen(model, given, "*.self_attn.*", by=2)
+            outgrow.widen(model, given, "*.self_attn.*", by=4)
     assert model.config.to_dict() == before
     assert set(vars(model.config)) == names
 

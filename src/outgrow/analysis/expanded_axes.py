@@ -7,7 +7,7 @@ it further. Index tensors of `gather` and `scatter` are often expanded like this
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from outgrow.trace.operators import Op, Ref, Trace
 
@@ -20,20 +20,29 @@ ELEMENTWISE = frozenset(
 )
 
 
-def repeated_axes(op: Op, trace: Trace, known: Mapping[int, frozenset[int]]) -> frozenset[int]:
-    """The axes of an operator's (only) result along which all its entries are equal by construction."""
+def repeated_axes(
+    op: Op, trace: Trace, known: Mapping[int, frozenset[int]], uniform: Sequence[bool] = ()
+) -> frozenset[int]:
+    """The axes of an operator's (only) result along which all its entries are equal by construction.
+
+    uniform: for each value, whether all its entries are equal, such as `torch.zeros(1, heads, queries, keys)`: added to a mask
+    that all heads share, they repeat along the heads.
+    """
     if len(op.outputs) != 1:
         return frozenset()
     shape = trace.values[op.outputs[0]].shape
     if op.name in ("aten.expand", "aten.repeat"):
         return _expanded(op.args[0], shape, trace, known)
-    if not any(ref.value in known for ref in op.refs):
+    even = [ref for ref in op.refs if uniform and uniform[ref.value]]
+    if not even and not any(ref.value in known for ref in op.refs):
         return frozenset()
     if op.name in ("aten.unsqueeze", "aten.transpose", "aten.t"):
+        if op.args[0].value not in known:
+            return frozenset()
         return _moved(op, len(shape), known[op.args[0].value])
     if op.name.removesuffix("_") in ELEMENTWISE:
-        common = [_expanded(ref, shape, trace, known) for ref in op.refs]
-        return frozenset.intersection(*common)
+        common = [_expanded(ref, shape, trace, known) for ref in op.refs if ref not in even]
+        return frozenset.intersection(*common) if common else frozenset()
     return frozenset()
 
 

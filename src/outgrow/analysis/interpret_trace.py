@@ -121,7 +121,7 @@ class Reading:
         source = next((self.lost[ref.value] for ref in op.refs if ref.value in self.lost), None)
         if source is not None:
             self.lost.setdefault(output, source)
-        axes = repeated_axes(op, self.trace, self.repeated)
+        axes = repeated_axes(op, self.trace, self.repeated, self.uniform)
         if axes:
             self.repeated[output] = axes
         kept = isinstance(outcome.effect, (Move, Scale)) and bool(op.refs) and all(self.zeros[ref.value] for ref in op.refs)

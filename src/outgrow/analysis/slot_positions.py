@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from outgrow.analysis.labels import Labels
@@ -13,23 +15,23 @@ class Irregular(Exception):
     """Raised if the units of a volume do not form plain runs at a slot."""
 
 
-def unit_runs(ids: Labels, size: int) -> Labels:
-    """Positions of units as an array (run, unit, offset): runs of ordered units, each unit on a few adjacent positions."""
+def unit_runs(ids: Labels, size: int) -> list[Labels]:
+    """Positions of units as arrays (run, unit, offset), one per length: each unit has as many adjacent positions in a run.
+
+    Runs differ in length where query heads share keys: q has several rows of heads per unit, and k and v behind it have one.
+    """
     mine = np.flatnonzero(ids >= 0)
     order = mine[np.argsort(ids[mine], kind="stable")]
     if len(order) % size:
         raise Irregular
-    by_unit = order.reshape(size, -1)
-    last = by_unit[-1]
-    breaks = np.flatnonzero(np.diff(last) != 1)
-    length = int(breaks[0]) + 1 if len(breaks) else len(last)
-    if by_unit.shape[1] % length:
-        raise Irregular
-    table = by_unit.reshape(size, -1, length).transpose(1, 0, 2)
-    flat = table.reshape(-1)
+    by_unit = order.reshape(size, -1)  # the n-th position of each unit
+    starts = [0, *(np.flatnonzero(np.diff(by_unit[-1]) != 1) + 1).tolist()]
+    runs = [by_unit[:, start:end] for start, end in pairwise([*starts, by_unit.shape[1]])]
+    flat = np.concatenate([run.reshape(-1) for run in runs])
     if (np.diff(flat) <= 0).any():
         raise Irregular
-    return np.asarray(table)
+    lengths = dict.fromkeys(run.shape[1] for run in runs)
+    return [np.stack([run for run in runs if run.shape[1] == length]) for length in lengths]
 
 
 def slot_ids(anatomy: Anatomy, volume: Volume, slot: Slot) -> Labels:

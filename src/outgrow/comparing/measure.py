@@ -84,10 +84,10 @@ def free_parameters(block: nn.Module, anatomy: Anatomy, zeroing: Zeroing) -> tup
         for slot in pairing.volume.slots:
             if slot.role == READS and (slot.tensor, slot.axis) != pairing.reader:
                 continue
-            table = unit_runs(slot_ids(anatomy, pairing.volume, slot), pairing.volume.count)  # (run, unit, offset)
-            odd = [table[:, 1::2]]
+            tables = unit_runs(slot_ids(anatomy, pairing.volume, slot), pairing.volume.count)  # (run, unit, offset)
+            odd = [table[:, 1::2] for table in tables]
             if (slot.tensor, slot.axis) == pairing.reader:
-                odd.append(table[:, pairing.volume.count - pairing.volume.count % 2 :])
+                odd += [table[:, pairing.volume.count - pairing.volume.count % 2 :] for table in tables]
             columns += [(slot.tensor, slot.axis, tuple(part.reshape(-1).tolist())) for part in odd]
     for name, axis, positions in columns:
         if name in bound:

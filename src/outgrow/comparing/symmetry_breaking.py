@@ -71,9 +71,10 @@ def _rows(anatomy: Anatomy, volume: Volume, tensors: Mapping[str, Tensor], reads
     }
     parts = []
     for slot in slots.values():
-        table = unit_runs(slot_ids(anatomy, volume, slot), volume.count).transpose(1, 0, 2)  # (unit, run, offset)
         tensor = tensors[slot.tensor].detach().movedim(slot.axis, 0).cpu()
-        parts.append(tensor[torch.from_numpy(table.reshape(-1).copy())].reshape(volume.count, -1))
+        for table in unit_runs(slot_ids(anatomy, volume, slot), volume.count):  # (run, unit, offset)
+            positions = torch.from_numpy(table.transpose(1, 0, 2).reshape(-1).copy())
+            parts.append(tensor[positions].reshape(volume.count, -1))
     return torch.cat(parts, 1) if parts else torch.zeros(volume.count, 0)
 
 

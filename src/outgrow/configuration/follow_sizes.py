@@ -22,7 +22,7 @@ from torch import nn
 from outgrow.apply.apply_plan import apply_setting
 from outgrow.configuration.explain_differences import Guess, explained, shown
 from outgrow.configuration.lists_and_ratios import new_lists, new_ratios
-from outgrow.configuration.rebuild_from_config import NAME, RebuiltDiffers, rebuilt
+from outgrow.configuration.rebuild_from_config import NAME, Pairs, RebuiltDiffers, rebuilt, stale_sizes
 from outgrow.errors import TraceError
 from outgrow.growth_plan.plan import Plan, Setting, renamed
 from outgrow.model.example import Example
@@ -39,9 +39,8 @@ GROUPS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")  # groups of heads
 STREAMS = ("hidden_size", "n_embd", "d_model", "dim")
 FOURFOLD = ("n_inner", "intermediate_size", "ffn_dim")  # None means four times the stream
 HEAD = "head_dim"  # None, or no such field, means stream / heads
+HEAD_ELSEWHERE = ("d_kv", "kv_channels", "qk_nope_head_dim")  # other fields that hold it
 TRIES = 16
-
-Pairs = Sequence[tuple[float, float]]  # sizes before and after
 
 
 def follow(
@@ -97,7 +96,7 @@ def _settled(
     part = model.get_submodule(path)
     run = _call(model, path, example) if shared is None else shared
     sure = run is not None and not gates_of(part)  # unfinished fades: outputs can't be compared
-    steady = _steady(part, path, plans)
+    steady, sizes = _steady(part, path, plans), _pairs(path, plans)[0]
     failures: list[tuple[Guess, RebuiltDiffers]] = []
     for guess in itertools.islice(guesses(model, path, plans), TRIES if sure else 1):
         trial = Journal()
@@ -106,7 +105,7 @@ def _settled(
         try:
             for setting in settings:
                 try_setting(model, setting, trial)
-            other = rebuilt(part, steady, run, outputs=sure)
+            other = rebuilt(part, steady, run, sure, sizes)
         except RebuiltDiffers as reason:
             trial.undo()
             _changed(shared)
@@ -116,7 +115,7 @@ def _settled(
             trial.undo()
             _changed(shared)
             return _settled(model, path, example, plans, journal, None)
-        more = _copies(model, path, other, guess)
+        more = [*_copies(model, path, other, guess), *_stale(path, part, other, sizes)]
         if more:
             _changed(shared)
         for setting in more:
@@ -167,15 +166,26 @@ def guesses(model: nn.Module, path: str, plans: Sequence[Plan]) -> Iterator[Gues
     options: dict[tuple[str, str], tuple[Any, list[Any]]] = {}
     configs = _configs(model, path)
     for holder, config in configs.items():
-        for name, (old, values) in _options(config, *_pairs(holder, plans)).items():
+        before = _before(model, config, plans[-1:])
+        for name, (old, values) in _options(config, before, *_pairs(holder, plans)).items():
             options[holder, name] = old, values
     for picked in itertools.product(*(values for _, values in options.values())):
         chosen = dict(zip(options, picked, strict=True))
         yield {
             (holder, name): (old, chosen[holder, name])
             for (holder, name), (old, _) in options.items()
-            if chosen[holder, name] != (_default(configs[holder], name, chosen, holder) if old is None else old)
+            if chosen[holder, name] != (_default(vars(configs[holder]), name, chosen, holder) if old is None else old)
         }
+
+
+def _before(model: nn.Module, config: Any, plans: Sequence[Plan]) -> dict[str, Any]:
+    """The fields of a configuration before plans: a widening sets fields that the forward pass reads (see `fit_attributes.py`)."""
+    fields = dict(vars(config))
+    for plan in reversed(plans):
+        for setting in plan.settings:
+            if setting.name == NAME and vars(model.get_submodule(setting.module)).get(NAME) is config:
+                fields[str(setting.item)] = setting.old
+    return fields
 
 
 def _configs(model: nn.Module, path: str) -> dict[str, Any]:
@@ -199,9 +209,11 @@ def _pairs(holder: str, plans: Sequence[Plan]) -> tuple[Pairs, Pairs]:
     return changes, [(setting.old, setting.new) for setting in settings]
 
 
-def _options(config: Any, sizes: Pairs, floats: Pairs) -> dict[str, tuple[Any, list[Any]]]:
-    """For each field: its present value, and its possible new values. A present value of None follows from other fields."""
-    fields = vars(config)
+def _options(config: Any, fields: Mapping[str, Any], sizes: Pairs, floats: Pairs) -> dict[str, tuple[Any, list[Any]]]:
+    """For each field: its previous value, and its possible new values. A previous value of None follows from other fields.
+
+    fields: the previous values.
+    """
     options: dict[str, tuple[Any, list[Any]]] = {}
     widths = {name: value for name, value in fields.items() if _is_width(name) and type(value) in (int, list, tuple)}
     heads = next((fields[name] for name in HEADS if type(fields.get(name)) is int), 0)
@@ -222,7 +234,8 @@ def _options(config: Any, sizes: Pairs, floats: Pairs) -> dict[str, tuple[Any, l
             options[name] = value, [one for at, one in enumerate([*new, value]) if one not in [*new, value][:at]]
     for name in (*FOURFOLD, HEAD):
         unset = fields.get(name) is None and (name in fields or (name == HEAD and not hasattr(type(config), HEAD)))
-        usual = _default(config, name) if unset else None
+        unset = unset and not (name == HEAD and any(own in fields for own in HEAD_ELSEWHERE))
+        usual = _default(fields, name) if unset else None
         if usual is not None:
             options[name] = None, [*(_reached(usual, sizes) if name in FOURFOLD else []), usual]
     return options
@@ -240,16 +253,24 @@ def _reached(value: float, pairs: Pairs) -> list[Any]:
     return list(dict.fromkeys(found[1:]))
 
 
-def _default(config: Any, name: str, chosen: Mapping[tuple[str, str], Any] | None = None, holder: str = "") -> int | None:
+def _default(
+    fields: Mapping[str, Any], name: str, chosen: Mapping[tuple[str, str], Any] | None = None, holder: str = ""
+) -> int | None:
     """The value that an unset field has by default, given the present values of other fields, or the chosen ones."""
 
     def value_of(names: Sequence[str]) -> int:
-        own = next((name for name in names if type(vars(config).get(name)) is int), "")
-        value: int = (chosen or {}).get((holder, own), vars(config).get(own, 0))
+        own = next((name for name in names if type(fields.get(name)) is int), "")
+        value: int = (chosen or {}).get((holder, own), fields.get(own, 0))
         return value
 
     stream, heads = value_of(STREAMS), value_of(HEADS)
     return (4 * stream or None) if name != HEAD else stream // heads if stream and heads else None
+
+
+def _stale(path: str, part: nn.Module, other: nn.Module, sizes: Pairs) -> list[Setting]:
+    """Settings of sizes that the forward pass does not read, as in the rebuilt model."""
+    found = stale_sizes(part, other, sizes)
+    return [Setting(joined_path(path, place), name, old, new) for (place, name), (old, new) in found.items()]
 
 
 def _copies(model: nn.Module, path: str, other: nn.Module, guess: Guess) -> list[Setting]:

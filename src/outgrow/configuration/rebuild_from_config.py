@@ -10,7 +10,7 @@ import copy
 import json
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import BuiltinFunctionType, FunctionType
@@ -35,6 +35,7 @@ SPECIAL_FLOAT = "__float__"
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 STACKS = (nn.ModuleList, nn.Sequential)
 Layers = Mapping[str, Mapping[tuple[str, str], Any]]  # child of a stack → (path inside it, attribute) → value
+Pairs = Sequence[tuple[float, float]]  # sizes before and after
 Steady = Mapping[tuple[str, str], float]  # (path, attribute) → a float that must be the same
 
 
@@ -90,10 +91,13 @@ class EmptyOnMeta(TorchFunctionMode):
         return func(*args, **{**(kwargs or {}), **({"device": "meta"} if func is torch.empty else {})})
 
 
-def rebuilt(part: nn.Module, steady: Steady, run: Call | Evaluation | None, outputs: bool) -> nn.Module:
+def rebuilt(
+    part: nn.Module, steady: Steady, run: Call | Evaluation | None, outputs: bool, sizes: Pairs = ()
+) -> nn.Module:
     """The model that a module's class builds from its configuration; raises `RebuiltDiffers` if it is not the same.
 
-    run: a call of the module, or a pass of the whole model. outputs: whether outputs are compared.
+    run: a call of the module, or a pass of the whole model. outputs: whether outputs are compared. sizes: of volumes, before and
+    after growths; an integer attribute of a layer may differ as they do (see `stale_sizes`).
     """
     other = built(part)
     _compare_tensors(other, part)
@@ -109,7 +113,7 @@ def rebuilt(part: nn.Module, steady: Steady, run: Call | Evaluation | None, outp
     fresh = {path: _layers(other, path) for path in stacks}
     there = _outputs(other, run) if run is not None else None
     for path in stacks:
-        _compare_layers(_layers(part, path), fresh[path], _layers(other, path), path)
+        _compare_layers(_layers(part, path), fresh[path], _layers(other, path), path, sizes)
     if outputs and (run is None or there is None or not _agrees(run, there)):
         raise OtherResults("its outputs would differ")
     return other
@@ -212,7 +216,27 @@ def _layers(model: nn.Module, path: str) -> Layers:
     return {key: _settings(child) for key, child in stack.named_children()}
 
 
-def _compare_layers(here: Layers, fresh: Layers, run: Layers, path: str) -> None:
+def stale_sizes(part: nn.Module, other: nn.Module, sizes: Pairs) -> dict[tuple[str, str], tuple[int, int]]:
+    """Integers that no code of the forward pass reads, such as T5's `inner_dim`: (path, attribute) → old and new value.
+
+    They differ from those of the rebuilt model by the ratio of a growth.
+    """
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for path, module in part.named_modules():
+        there = vars(other.get_submodule(path))
+        for name, value in vars(module).items():
+            if not name.startswith("_") and _in_ratio(value, there.get(name), sizes):
+                found[path, name] = value, there[name]
+    return found
+
+
+def _in_ratio(one: Any, other: Any, sizes: Pairs) -> bool:
+    """Whether two integers differ by the ratio of sizes before and after a growth."""
+    whole = type(one) is type(other) is int and one != other and one > 1
+    return whole and any(one * after == other * before for before, after in sizes)
+
+
+def _compare_layers(here: Layers, fresh: Layers, run: Layers, path: str, sizes: Pairs) -> None:
     """Compare the layers of a stack in the attributes in which they differ from each other.
 
     An attribute that is equal in all layers that have it may be the user's own setting (gradient checkpointing, say), or a size
@@ -224,7 +248,10 @@ def _compare_layers(here: Layers, fresh: Layers, run: Layers, path: str) -> None
         same_layers = [value is None for value in mine] == [value is None for value in new]
         if mine in (new, used) or (same_layers and _uniform(mine) and _uniform(new)):
             continue
-        index = next(i for i, (one, other) in enumerate(zip(mine, new, strict=True)) if one != other)
+        differ = [i for i, (one, other) in enumerate(zip(mine, new, strict=True)) if one != other]
+        if all(_in_ratio(mine[i], new[i], sizes) for i in differ):
+            continue
+        index = differ[0]
         place = joined_path(path, list(here)[index], *key)
         raise OtherResults(f"{place} would be {new[index]} instead of {mine[index]}")
 

@@ -297,13 +297,14 @@ def resolved(anatomy: Anatomy, zeroing: Zeroing, seed: int | None = None) -> tup
         for slot in volume.slots:
             if slot.role == READS and (slot.tensor, slot.axis) != pairing.reader:
                 continue
-            table = unit_runs(slot_ids(anatomy, volume, slot), volume.count)  # (run, unit, offset)
-            even, odd, rest = table[:, 0 : volume.count - 1 : 2], table[:, 1::2], table[:, volume.count - volume.count % 2 :]
-            kept, made = (np.where(swapped[None, :, None], *sides) for sides in ((odd, even), (even, odd)))
             sign = -1.0 if (slot.tensor, slot.axis) == pairing.reader else 1.0
-            writes.append(Repeats(slot.tensor, slot.axis, _flat(made), _flat(kept), sign))
-            if sign < 0 and rest.size:
-                writes.append(Zeros(slot.tensor, slot.axis, _flat(rest)))
+            for table in unit_runs(slot_ids(anatomy, volume, slot), volume.count):  # (run, unit, offset)
+                even, odd = table[:, 0 : volume.count - 1 : 2], table[:, 1::2]
+                rest = table[:, volume.count - volume.count % 2 :]
+                kept, made = (np.where(swapped[None, :, None], *sides) for sides in ((odd, even), (even, odd)))
+                writes.append(Repeats(slot.tensor, slot.axis, _flat(made), _flat(kept), sign))
+                if sign < 0 and rest.size:
+                    writes.append(Zeros(slot.tensor, slot.axis, _flat(rest)))
     return tuple(writes)
 
 

@@ -127,7 +127,7 @@ def test_a_plan_by_kind_changes_nothing(tokens: Tensor) -> None:
 
 def test_the_report_says_what_a_unit_of_heads_is() -> None:
     family = BY_NAME["llama"]
-    growth = outgrow.widen(family.build(), family.example(), kind="heads", by=2)
+    growth = outgrow.widen(family.build(), family.example(), kind="heads", by=4)
     name = "model.layers.0.self_attn.q_proj"
     note = f"one unit of {name} (and 1 more) is 2 query heads with the key and value head that they share"
     assert note in str(growth).splitlines()

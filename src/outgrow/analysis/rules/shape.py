@@ -113,7 +113,8 @@ def glu(reading: Reading, op: Op) -> Outcome:
 
 
 def cat(reading: Reading, op: Op) -> Outcome:
-    refs = [ref for ref in refs_in(op.args[0]) if reading.shape(ref) != (0,)]
+    every = refs_in(op.args[0])
+    refs = [ref for ref in every if 0 not in reading.shape(ref)] or every  # an empty part, such as the features without RoPE
     rank = len(reading.shape(refs[0]))
     return concatenate(reading, op, refs, [reading.layout(ref) for ref in refs], axis_of(op, 1, rank))
 

@@ -10,11 +10,10 @@ sizes to each other, and `Clash` names the operator.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from outgrow.apply.apply_plan import apply_setting
@@ -31,6 +30,7 @@ from outgrow.model.walk_modules import module_at, set_mode
 from outgrow.modules.fold import Fold
 from outgrow.trace.operators import FOLD, Op, Trace, refs_in
 from outgrow.trace.record import Watcher
+from outgrow.transforms.widen.layer_attributes import known_settings
 from outgrow.transforms.widen.predict_shapes import Prediction
 
 ROUNDS = 400
@@ -107,6 +107,8 @@ class Checker(Watcher):
             if value not in self.prediction.anatomy.consumers or self.prediction.anatomy.reading.uniform[value]:
                 continue
             want = self.prediction.shape(value)
+            if 0 in want and 0 in tensor.shape:  # an empty part carries no labels
+                continue
             repeated = self.prediction.anatomy.reading.repeated.get(value, ())
             differ = [a != b for axis, (a, b) in enumerate(zip(tensor.shape, want, strict=False)) if axis not in repeated]
             if (any(differ) or tensor.ndim != len(want)) and (tensor.is_floating_point() or tensor.is_complex()):
@@ -210,7 +212,7 @@ def _repairs(model: nn.Module, clash: Clash, prediction: Prediction, settings: S
     trace = prediction.anatomy.reading.trace
     taken = {(s.module, s.name, s.item) for s in settings}
     nearby = [op.index for op in trace.ops[clash.index :] if op.module == clash.module][:NEARBY] or [clash.index]
-    seen: set[tuple[str, str, Any, int]] = set()
+    seen: set[tuple[str | int, str, Any, int]] = set()
     owners = [clash.module]
     while owners[-1]:
         owners.append(owners[-1].rpartition(".")[0])
@@ -219,7 +221,7 @@ def _repairs(model: nn.Module, clash: Clash, prediction: Prediction, settings: S
         for old, new in _changes_at(prediction, index):
             for owner in owners:
                 for setting in _attributes(model, owner, old, new):
-                    key = (setting.module, setting.name, setting.item, new)
+                    key = (_place(model, setting), setting.name, setting.item, new)
                     if key not in seen and not _taken(setting.module, setting, taken):
                         seen.add(key)
                         single.append(setting)
@@ -252,10 +254,12 @@ def _changes_at(prediction: Prediction, index: int) -> list[tuple[int, int]]:
 
 
 def _attributes(model: nn.Module, path: str, old: int, new: int) -> Iterator[Setting]:
-    """Settings for integer attributes of a module that equal `old`, also inside tuples, lists and dicts."""
-    for name, value in vars(module_at(model, path)).items():
-        if name.startswith("_"):
-            continue
+    """Settings for integer attributes of a module that equal `old`, also inside tuples, lists, dicts and, last, configurations.
+
+    A configuration counts because code may read it as it runs: Phi-3 splits its packed q, k and v by `config.num_attention_heads`.
+    """
+    public = {name: value for name, value in vars(module_at(model, path)).items() if not name.startswith("_")}
+    for name, value in public.items():
         if type(value) is int and value == old:
             yield Setting(path, name, old, new)
         elif isinstance(value, (tuple, list)) and type(value) in (tuple, list):
@@ -266,6 +270,21 @@ def _attributes(model: nn.Module, path: str, old: int, new: int) -> Iterator[Set
             for key, entry in value.items():
                 if isinstance(key, str) and type(entry) is int and entry == old:
                     yield Setting(path, name, old, new, key)
+    for name, value in public.items():
+        for key, entry in vars(value).items() if _is_config(value) else ():
+            if type(entry) is int and entry == old and not key.startswith("_"):
+                yield Setting(path, name, old, new, key)
+
+
+def _is_config(value: object) -> bool:
+    """Whether an attribute is a configuration, which the modules of a model share."""
+    return hasattr(value, "to_dict") and hasattr(value, "__dict__")
+
+
+def _place(model: nn.Module, setting: Setting) -> str | int:
+    """What a setting changes: a module, by its path, or a configuration, by its identity."""
+    value = vars(module_at(model, setting.module)).get(setting.name)
+    return id(value) if setting.item is not None and _is_config(value) else setting.module
 
 
 def _sisters(
@@ -274,7 +293,7 @@ def _sisters(
     """The same attribute of other modules of the same class, with the size that changes at the same place of their code."""
     trace = prediction.anatomy.reading.trace
     here = [op.index for op in trace.ops if op.module == clash.module]
-    if clash.index not in here:
+    if clash.index not in here or isinstance(_place(model, setting), int):
         return
     place = here.index(clash.index)
     kind = type(module_at(model, setting.module))
@@ -297,86 +316,3 @@ def _sisters(
             if match is not None:
                 yield Setting(owner, setting.name, current, match, setting.item)
                 break
-
-
-def known_settings(
-    model: nn.Module,
-    before: Mapping[str, Sequence[int]],
-    after: Mapping[str, Sequence[int]],
-    prediction: Prediction,
-) -> list[Setting]:
-    """Settings for attributes of torch.nn's layers (and of subclasses) that follow from the shapes of their own tensors."""
-    settings: list[Setting] = []
-    grouped: dict[str, tuple[int, int]] = {}
-    for op in prediction.anatomy.reading.trace.ops:
-        groups = prediction.groups(op.index)
-        if groups is not None:
-            grouped[op.module] = groups
-    tied = {id(tensor): name for name, tensor in tensors_of(model).items()}
-    for path, module in model.named_modules():
-        new: dict[str, tuple[int, ...]] = {}
-        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-            full = tied.get(id(tensor), "")
-            if full in after:
-                new[name] = tuple(after[full])
-        for name, value in _sizes(module, new, grouped.get(path)).items():
-            old = vars(module).get(name)
-            if old is not None and old != value:
-                settings.append(Setting(path, name, old, value))
-    return settings
-
-
-def _sizes(module: nn.Module, new: Mapping[str, tuple[int, ...]], groups: tuple[int, int] | None) -> dict[str, Any]:
-    weight = new.get("weight")
-    match module:
-        case nn.Linear() if weight:
-            return {"out_features": weight[0], "in_features": weight[1]}
-        case nn.modules.conv._ConvNd() if weight:
-            count = groups[1] if groups is not None and groups[0] == module.groups else module.groups
-            first, second = ("in_channels", "out_channels") if module.transposed else ("out_channels", "in_channels")
-            return {first: weight[0], second: weight[1] * count, "groups": count}
-        case nn.modules.batchnorm._NormBase() if new:
-            return {"num_features": next(iter(new.values()))[0]}
-        case nn.GroupNorm() if weight or groups:
-            count = groups[1] if groups is not None and groups[0] == module.num_groups else module.num_groups
-            return {
-                "num_channels": weight[0] if weight else module.num_channels // module.num_groups * count,
-                "num_groups": count,
-            }
-        case nn.LayerNorm() | nn.RMSNorm() if weight:
-            return {"normalized_shape": weight}
-        case nn.Embedding() if weight:
-            return {"embedding_dim": weight[1]}
-        case nn.PReLU() if weight:
-            return {"num_parameters": weight[0]}
-        case nn.RNNBase() if new:
-            sizes = {"hidden_size": new.get("weight_hh_l0"), "input_size": new.get("weight_ih_l0")}
-            return {name: shape[1] for name, shape in sizes.items() if shape}
-        case nn.MultiheadAttention() if "in_proj_weight" in new:
-            width = new["in_proj_weight"][1]
-            return {"embed_dim": width, "kdim": width, "vdim": width}
-    if not isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)) and new:
-        own = {
-            name: tuple(t.shape) for name, t in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-        }
-        return _generic_sizes(module, own, new)
-    return {}
-
-
-def _generic_sizes(module: nn.Module, old: Mapping[str, tuple[int, ...]], new: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Attributes of a layer outside torch.nn that equal a size of its own tensors, if the new size is unambiguous."""
-    meaning: dict[int, set[int]] = {}
-    for name, shape in old.items():
-        for before, after in zip(shape, new.get(name, shape), strict=True):
-            meaning.setdefault(before, set()).add(after)
-    sizes: dict[str, Any] = {}
-    for name, value in vars(module).items():
-        if name.startswith("_"):
-            continue
-        if type(value) is int and len(meaning.get(value, ())) == 1:
-            sizes[name] = next(iter(meaning[value]))
-        elif isinstance(value, (tuple, torch.Size)) and any(value == shape for shape in old.values()):
-            match = {new.get(name, shape) for name, shape in old.items() if shape == tuple(value)}
-            if len(match) == 1:
-                sizes[name] = type(value)(next(iter(match)))
-    return sizes

@@ -69,24 +69,28 @@ def _edits_of(anatomy: Anatomy, choice: Choice, seed: int, born: dict[tuple[str,
             recipe = Recipe("zero", drafted.models)
         now = born.setdefault((slot.tensor, slot.axis), np.arange(anatomy.origin[slot.tensor, slot.axis].size))
         original = slot_ids(anatomy, volume, slot)
-        ids = np.where(now >= 0, original[np.maximum(now, 0)], -1)
-        edit, after = _insertion(slot, ids, volume.count, recipe, choice)
-        born[slot.tensor, slot.axis] = np.where(after >= 0, now[np.maximum(after, 0)], -1)
-        edits.append(edit)
+        for number in range(len(unit_runs(original, volume.count))):  # one insertion for runs of one length
+            ids = np.where(now >= 0, original[np.maximum(now, 0)], -1)
+            edit, after = _insertion(slot, len(ids), unit_runs(ids, volume.count)[number], recipe, choice)
+            now = np.where(after >= 0, now[np.maximum(after, 0)], -1)
+            edits.append(edit)
+        born[slot.tensor, slot.axis] = now
     for rescale in verdict.rescales:
         power = rescale.ratio(choice.new) ** float(rescale.exponent)
         edits.append(Rescaling(rescale.tensor, rescale.factor or power, rescale.offset))
     return edits
 
 
-def _insertion(slot: Slot, ids: Labels, size: int, recipe: Recipe, choice: Choice) -> tuple[Insertion, Labels]:
-    """The insertion for one slot; also, for each position after it, the position before (−1 if new)."""
-    table = unit_runs(ids, size)  # (run, unit, offset)
+def _insertion(slot: Slot, size: int, table: Labels, recipe: Recipe, choice: Choice) -> tuple[Insertion, Labels]:
+    """The insertion for runs of one slot; also, for each position after it, the position before (−1 if new).
+
+    size: of the axis. table: positions by run, unit and offset.
+    """
     count, _, length = table.shape
     new = choice.new
     ends = table[:, -1, -1]
     block = new * length
-    after = np.insert(np.arange(len(ids)), np.repeat(ends + 1, block), -1)
+    after = np.insert(np.arange(size), np.repeat(ends + 1, block), -1)
     at = np.flatnonzero(after < 0)
     models = np.array(recipe.models, dtype=np.int64)
     sources = table[:, models, :].reshape(-1)
@@ -105,7 +109,7 @@ def _insertion(slot: Slot, ids: Labels, size: int, recipe: Recipe, choice: Choic
     edit = Insertion(
         tensor=slot.tensor,
         axis=slot.axis,
-        size=len(ids),
+        size=size,
         at=tuple(at.tolist()),
         sources=tuple(sources.tolist()),
         fill=recipe.fill,

@@ -106,7 +106,9 @@ def _regrown(anatomy: Anatomy, fold: Fold, op: Op, choices: Sequence[Choice], se
             ids = np.where(olds[side] >= 0, first[np.maximum(olds[side], 0)], -1)
             if (ids < 0).all():
                 continue
-            table = unit_runs(ids, choice.volume.count)  # (run, unit, offset)
+            table, *others = unit_runs(ids, choice.volume.count)  # (run, unit, offset)
+            if others:
+                raise Irregular
             block_size = choice.new * table.shape[2]
             after = np.insert(np.arange(len(ids)), np.repeat(table[:, -1, -1] + 1, block_size), -1)
             moved = np.flatnonzero(after >= 0)
