@@ -20,9 +20,7 @@ ELEMENTWISE = frozenset(
 )
 
 
-def repeated_axes(
-    op: Op, trace: Trace, known: Mapping[int, frozenset[int]], uniform: Sequence[bool] = ()
-) -> frozenset[int]:
+def repeated_axes(op: Op, trace: Trace, known: Mapping[int, frozenset[int]], uniform: Sequence[bool] = ()) -> frozenset[int]:
     """The axes of an operator's (only) result along which all its entries are equal by construction.
 
     uniform: for each value, whether all its entries are equal, such as `torch.zeros(1, heads, queries, keys)`: added to a mask

@@ -91,9 +91,7 @@ class EmptyOnMeta(TorchFunctionMode):
         return func(*args, **{**(kwargs or {}), **({"device": "meta"} if func is torch.empty else {})})
 
 
-def rebuilt(
-    part: nn.Module, steady: Steady, run: Call | Evaluation | None, outputs: bool, sizes: Pairs = ()
-) -> nn.Module:
+def rebuilt(part: nn.Module, steady: Steady, run: Call | Evaluation | None, outputs: bool, sizes: Pairs = ()) -> nn.Module:
     """The model that a module's class builds from its configuration; raises `RebuiltDiffers` if it is not the same.
 
     run: a call of the module, or a pass of the whole model. outputs: whether outputs are compared. sizes: of volumes, before and

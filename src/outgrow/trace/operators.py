@@ -30,6 +30,7 @@ class Value:
     kind: str  # "parameter", "buffer", "input", "constant" or "result"
     name: str = ""
     boolean: bool = False  # a mask
+    integers: tuple[int, ...] = ()  # the entries of a list with which the code indexes (see `trace/index_lists.py`)
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Trace:
     outputs: dict[int, None] = field(default_factory=dict)  # in order
     meta: bool = False  # recorded on the meta device
     known: bool = False  # there, with the values of integers and masks (see `model/known_values.py`)
+    lists: bool = False  # recorded with the values of lists among indices (see `trace/index_lists.py`)
     gradients: bool = False  # recorded with gradients: the model differentiates itself (see `model/inner_gradients.py`)
     passes: list[bool] = field(default_factory=list)  # for each pass, whether the model was in train mode
     ends: list[int] = field(default_factory=list)  # for each pass, number of operators at its end

@@ -38,6 +38,7 @@ from outgrow.model.sandbox import elementary, substituted, tensors_of, untouched
 from outgrow.model.shared_memory import disjoint, geometry_of, storage_of
 from outgrow.model.walk_modules import all_modules, set_mode
 from outgrow.modules.fold import Fold
+from outgrow.trace.index_lists import ListIndices, has_unknown_lists
 from outgrow.trace.operators import FAKE_QUANTISE, FOLD, OBSERVING, Op, Ref, Trace, Value
 from outgrow.trace.view_regions import box_of
 
@@ -152,6 +153,7 @@ class Recorder(Watcher):
         self.refs: list[Ref] = [Ref(value.index) for value in trace.values]
         self.sharing: dict[int, list[weakref.ref[Tensor]]] = {}  # by memory
         self.ungrouped: list[weakref.ref[Tensor]] = []  # tensors that are not in `sharing` yet
+        self.lists: dict[int, tuple[Tensor, tuple[int, ...]]] = {}  # tensors that stand for lists among indices, by their ids
         self.stale = WeakIdKeyDictionary()  # tensor → writes to parts of it through views: value and box
         known = {value.name: value.index for value in trace.values if value.name}
         for name, tensor in tensors.items():
@@ -173,9 +175,12 @@ class Recorder(Watcher):
             if index is not None:
                 self.trace.returned.setdefault(path, index)
 
+        def listed(tensor: Tensor, integers: tuple[int, ...]) -> None:
+            self.lists[id(tensor)] = tensor, integers
+
         handles = [module.register_forward_hook(partial(leave, path)) for path, module in all_modules(model)]
         try:
-            with super().watching(model):
+            with super().watching(model), ListIndices(listed) if self.trace.lists else nullcontext():
                 yield
         finally:
             for handle in handles:
@@ -185,7 +190,8 @@ class Recorder(Watcher):
         index = len(self.trace.values)
         dtype, here = tensor.dtype, weakref.ref(tensor)
         floating = dtype.is_floating_point or dtype.is_complex
-        self.trace.values.append(Value(index, tuple(tensor.shape), floating, kind, name, dtype is torch.bool))
+        integers = self.lists[id(tensor)][1] if id(tensor) in self.lists else ()
+        self.trace.values.append(Value(index, tuple(tensor.shape), floating, kind, name, dtype is torch.bool, integers))
         self.refs.append(Ref(index))
         self.index_of.items[id(tensor)] = here, index
         self.ungrouped.append(here)
@@ -311,7 +317,10 @@ def record(
     peers = idle_peers or {}
     for known in (True,) if inside_known() else (False, True):
         try:
-            return _record(model, example, training, Trace(meta=True, known=known, idle_peers=peers))
+            trace = _record(model, example, training, Trace(meta=True, known=known, idle_peers=peers))
+            if has_unknown_lists(trace):
+                return _record(model, example, training, Trace(meta=True, known=known, lists=True, idle_peers=peers))
+            return trace
         except Exception as error:
             if needs_gradients(error) or isinstance(error, _Differentiates):
                 return _record_gradients(model, example, training, peers)

@@ -211,6 +211,9 @@ def index(reading: Reading, op: Op) -> Outcome:
     """Advanced indexing: indexed axes are pinned, the others keep their labels."""
     ref, indices = op.args[:2]
     indexed = [axis for axis, item in enumerate(indices) if item is not None]
+    positions = reading.trace.values[indices[indexed[0]].value].integers
+    if len(indexed) == 1 and positions:
+        return _listed(reading, op, indexed[0], positions)
     reading.pin(reading.layout(ref), indexed, "it is looked up by index", op)
     gained = len(out_shape(reading, op)) - (len(reading.shape(ref)) - len(indexed))
     adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
@@ -227,6 +230,22 @@ def index(reading: Reading, op: Op) -> Outcome:
         if set(block.axes) & set(indexed) and len(block.axes) > 1:
             reading.ties.fix(block.labels, "it is looked up by index", op.module)
     return moved(reading, ref, renumber(kept, where))
+
+
+def _listed(reading: Reading, op: Op, axis: int, positions: tuple[int, ...]) -> Outcome:
+    """Indexing with a list in the code: positions counted from the end stay right if only units before them are added."""
+    ref = op.args[0]
+    layout, size = reading.layout(ref), reading.shape(ref)[axis]
+    here = [position % size for position in positions]
+    from_end = all(position < 0 for position in positions)
+    part = slice(min(here), None) if from_end else slice(0, None if min(positions) < 0 else max(here) + 1)
+    reason = "the code selects some of its indices"
+    if len(range(size)[part]) > 1:
+        reading.pin(take(layout, axis, part), [axis], reason, op)
+    else:
+        for block in (block for block in layout if block.axes == (axis,)):
+            reading.ties.fix(block.labels[part], reason, op.module)
+    return moved(reading, ref, take(layout, axis, here))
 
 
 def lookup(reading: Reading, op: Op) -> Outcome:

@@ -148,6 +148,7 @@ def choose(
 
     for choice in taken:
         use(choice.volume)
+
     def choice_of(volume: Volume) -> tuple[Choice | None, str]:
         if volume.name in (barred or {}):
             return None, (barred or {})[volume.name]

@@ -209,28 +209,47 @@ def fit(fitter: Fitter, plan: Plan, prediction: Prediction, past: int | None = N
 
 def _repairs(model: nn.Module, clash: Clash, prediction: Prediction, settings: Sequence[Setting]) -> Iterator[list[Setting]]:
     """Candidate repairs for a clash, most likely first: attributes equal to a size that changes there, with sister modules."""
-    trace = prediction.anatomy.reading.trace
     taken = {(s.module, s.name, s.item) for s in settings}
-    nearby = [op.index for op in trace.ops[clash.index :] if op.module == clash.module][:NEARBY] or [clash.index]
+    same = [op.index for op in prediction.anatomy.reading.trace.ops if op.module == clash.module]
+    later = [index for index in same if index >= clash.index][:NEARBY] or [clash.index]
     seen: set[tuple[str | int, str, Any, int]] = set()
-    owners = [clash.module]
-    while owners[-1]:
-        owners.append(owners[-1].rpartition(".")[0])
-    single: list[Setting] = []
-    for index in nearby:
-        for old, new in _changes_at(prediction, index):
-            for owner in owners:
-                for setting in _attributes(model, owner, old, new):
-                    key = (_place(model, setting), setting.name, setting.item, new)
-                    if key not in seen and not _taken(setting.module, setting, taken):
-                        seen.add(key)
-                        single.append(setting)
+    single = _settings_at(model, clash.module, prediction, later, taken, seen)
     for setting in single:
         sisters = list(_sisters(model, setting, clash, prediction, taken))
         if sisters:
             yield [setting, *sisters]
     yield from ([setting] for setting in single)
-    yield from ([one, two] for i, one in enumerate(single) for two in single[i + 1 :] if one.name != two.name)
+    own = [setting for setting in single if isinstance(_place(model, setting), str)]
+    yield from ([one, two] for i, one in enumerate(own) for two in own[i + 1 :] if one.name != two.name)
+    earlier = [index for index in same if index < clash.index][-NEARBY:]  # two sizes of which the code takes the ratio
+    before = _settings_at(model, clash.module, prediction, earlier, taken, seen)
+    yield from ([one, two] for one in own for two in before if one.name != two.name and isinstance(_place(model, two), str))
+
+
+def _settings_at(
+    model: nn.Module,
+    path: str,
+    prediction: Prediction,
+    indices: Sequence[int],
+    taken: set[tuple[str, str, Any]],
+    seen: set[tuple[str | int, str, Any, int]],
+) -> list[Setting]:
+    """Settings for attributes of a module and those around it that equal sizes which change at some operators.
+
+    Attributes with a setting (`taken`), and settings found before (`seen`, which is added to), are left out.
+    """
+    owners = [path]
+    while owners[-1]:
+        owners.append(owners[-1].rpartition(".")[0])
+    found: list[Setting] = []
+    for index in indices:
+        for old, new in _changes_at(prediction, index):
+            for setting in (setting for owner in owners for setting in _attributes(model, owner, old, new)):
+                key = (_place(model, setting), setting.name, setting.item, new)
+                if key not in seen and not _taken(setting.module, setting, taken):
+                    seen.add(key)
+                    found.append(setting)
+    return found
 
 
 def _taken(module: str, setting: Setting, taken: set[tuple[str, str, Any]]) -> bool:
@@ -311,8 +330,7 @@ def _sisters(
             continue
         value = vars(module).get(setting.name)
         current = value[setting.item] if setting.item is not None and value is not None else value
-        for index in ops[place : place + NEARBY]:
-            match = next((new for old, new in _changes_at(prediction, index) if old == current), None)
-            if match is not None:
-                yield Setting(owner, setting.name, current, match, setting.item)
-                break
+        changes = [change for index in ops[place : place + NEARBY] for change in _changes_at(prediction, index)]
+        matches = [new for old, new in changes if old == current]
+        if matches:
+            yield Setting(owner, setting.name, current, setting.new if setting.new in matches else matches[0], setting.item)
