@@ -114,25 +114,11 @@ TABLE = (
     _row("Qwen3", "qwen3", **FLOAT32_NORMS),
     _row("Gemma2", "gemma2", {"depth": Cell((Deepen(layers=6),))}, **FLOAT32_NORMS),
     _row("Gemma3", "gemma3text", **FLOAT32_NORMS),
-    _row(
-        "Phi-3",
-        "phi3",
-        {"heads": _refused(USUAL["heads"], "it is concatenated with", "queries, keys and values in one packed layer")},
-        **FLOAT32_NORMS,
-    ),
+    _row("Phi-3", "phi3", **FLOAT32_NORMS),
     _row("GPT-2", "gpt2", BOTH, **DECODER),
     _row("GPT-NeoX", "gptneox", BOTH, **DECODER),
     _row("OPT", "opt", BOTH, **DECODER),
-    _row(
-        "Falcon",
-        "falcon",
-        {
-            "heads": _refused(USUAL["heads"], "it is looked up by index", "queries, keys and values in one packed layer"),
-            "width": _refused(USUAL["width"], *TIED[:1], "the configuration derives the head size from the width"),
-            "depth": FADED,  # its heads are in one packed layer, and can't be paired
-        },
-        **DECODER,
-    ),
+    _row("Falcon", "falcon", {**BOTH, "depth": FADED}, **DECODER),  # nothing that its packed heads write can be paired
     _row("BERT", "bert", BERT),
     _row("RoBERTa", "roberta", BERT),
     _row("DistilBERT", "distilbert", BERT),
@@ -147,9 +133,6 @@ TABLE = (
         "T5",
         "t5",
         {
-            "heads": _refused(
-                USUAL["heads"], "EncDecAttention.q.weight would have the shape", "heads of cross-attention can't grow"
-            ),
             "width": Cell((replace(WIDTH, outputs="logits"),), "only the logits are kept"),
             "depth": _stacks("encoder.block", "decoder.block"),
         },

@@ -226,10 +226,13 @@ def widen_request(text: str, **more: Any) -> Transform:
 
 
 def _selection(what: str) -> dict[str, Any]:
-    """A kind of units, if there is one of that name, or a pattern of names."""
+    """A kind of units, if there is one of that name (`heads:query` adds a form of unit), or a pattern of names."""
     from outgrow import requests
 
     kinds = getattr(requests, "KINDS", ())
+    kind, colon, unit = what.partition(":")
+    if colon and kind in kinds:
+        return {"kind": kind, "unit": unit}
     return {"kind": what} if what in kinds else {"where": what}
 
 

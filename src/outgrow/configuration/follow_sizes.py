@@ -179,7 +179,7 @@ def guesses(model: nn.Module, path: str, plans: Sequence[Plan]) -> Iterator[Gues
 
 
 def _before(model: nn.Module, config: Any, plans: Sequence[Plan]) -> dict[str, Any]:
-    """The fields of a configuration before plans: a widening sets fields that the forward pass reads (see `fit_attributes.py`)."""
+    """The fields of a configuration before plans: a widening has set those that the forward pass reads."""
     fields = dict(vars(config))
     for plan in reversed(plans):
         for setting in plan.settings:

@@ -94,8 +94,8 @@ class EmptyOnMeta(TorchFunctionMode):
 def rebuilt(part: nn.Module, steady: Steady, run: Call | Evaluation | None, outputs: bool, sizes: Pairs = ()) -> nn.Module:
     """The model that a module's class builds from its configuration; raises `RebuiltDiffers` if it is not the same.
 
-    run: a call of the module, or a pass of the whole model. outputs: whether outputs are compared. sizes: of volumes, before and
-    after growths; an integer attribute of a layer may differ as they do (see `stale_sizes`).
+    run: a call of the module, or a pass of the whole model. outputs: whether outputs are compared. sizes: of volumes,
+    before and after growths; an integer attribute of a layer may differ as they do (see `stale_sizes`).
     """
     other = built(part)
     _compare_tensors(other, part)

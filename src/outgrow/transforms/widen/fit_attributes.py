@@ -275,7 +275,7 @@ def _changes_at(prediction: Prediction, index: int) -> list[tuple[int, int]]:
 def _attributes(model: nn.Module, path: str, old: int, new: int) -> Iterator[Setting]:
     """Settings for integer attributes of a module that equal `old`, also inside tuples, lists, dicts and, last, configurations.
 
-    A configuration counts because code may read it as it runs: Phi-3 splits its packed q, k and v by `config.num_attention_heads`.
+    A configuration counts because code may read it as it runs: Phi-3 splits q, k and v by `config.num_attention_heads`.
     """
     public = {name: value for name, value in vars(module_at(model, path)).items() if not name.startswith("_")}
     for name, value in public.items():
