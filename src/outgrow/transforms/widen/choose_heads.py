@@ -10,6 +10,7 @@ Sizes count query heads, so a request names a number that one of them reaches, o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -48,7 +49,7 @@ def one_form(request: Widen, found: Sequence[Selected], choose: Chooser) -> tupl
         if len(offers) > 1 and all(offer.misfit for offer in offers):
             errors.append(_no_size(request, [volume for volume, _ in rivals]))
         else:
-            kept.append(max(offers, key=lambda offer: _fit(request, offer)).selected)  # of equal fits, the first
+            kept.append(min(offers, key=lambda offer: _distance(request, offer)).selected)  # of equals, the first
     return kept, errors
 
 
@@ -87,12 +88,12 @@ def _offer(selected: Selected, choose: Chooser) -> _Offer:
         return _Offer(selected, None, misfit)
 
 
-def _fit(request: Widen, offer: _Offer) -> int:
-    """2 if a choice reaches the requested size, 1 if it comes near it, 0 if there is none."""
+def _distance(request: Widen, offer: _Offer) -> float:
+    """How far the size of a choice is from the requested one; infinite if there is none."""
     if offer.choice is None:
-        return 0
+        return math.inf
     volume = offer.choice.volume
-    return 2 if volume.size + offer.choice.new * volume.grain == _wanted(request, volume) else 1
+    return abs(volume.size + offer.choice.new * volume.grain - _wanted(request, volume))
 
 
 def _wanted(request: Widen, volume: Volume) -> float:
