@@ -38,7 +38,7 @@ def logits(model: nn.Module) -> torch.Tensor:
         ({"by": 6}, 12, 4),  # both forms reach it: groups come first
         ({"by": 6, "unit": "query"}, 12, 2),
         ({"to": 10}, 10, 2),
-        ({"factor": 1.34}, 8, 2),  # 8.04
+        ({"factor": 4 / 3}, 8, 2),
         ({"factor": 1.5, "unit": "group"}, 9, 3),
     ],
 )
