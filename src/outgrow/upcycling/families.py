@@ -69,6 +69,7 @@ def family_of(model: Any) -> tuple[Experts, bool]:
         [
             Problem("dense models of Transformers", text),
             Problem("mixtures of experts that may get more experts", ", ".join(BY_SPARSE)),
+            Problem("other models", "build the model with experts yourself, and pass it as into="),
         ],
     )
 

@@ -20,10 +20,11 @@ from outgrow.configuration.rebuild_from_config import EmptyOnMeta
 from outgrow.errors import MethodError, Problem, SizeError, VerifyError
 from outgrow.model.checks import check_model, check_seed
 from outgrow.model.example import Example
-from outgrow.model.sandbox import random_state
+from outgrow.model.sandbox import random_state, tensors_of
 from outgrow.model.unwrap import bare
 from outgrow.upcycling.expert_values import Form
 from outgrow.upcycling.families import TOP_K, Experts, class_for, family_of
+from outgrow.upcycling.given_model import from_names
 from outgrow.upcycling.new_config import dense_to_experts, fields_for, more_experts
 from outgrow.upcycling.new_tensors import Start, from_dense, from_experts
 from outgrow.verify.outputs import FLOOR, before, differences, epsilon, run, sensitivity
@@ -37,8 +38,9 @@ ROUTER_LOGITS = "output_router_logits"
 class Upcycling:
     """The report of an upcycling: `model.upcycling` of its result.
 
-    experts: per layer, and how many of them a token passes. error: the largest difference of an output on the example, relative
-    to the largest output. limit: that of rounding. parameters: before and after.
+    experts: per layer, and how many of them a token passes; None for a model that the user has built. error: the largest
+    difference of an output on the example, relative to the largest output. limit: that of rounding. parameters: before and
+    after.
 
     Example:
         >>> print(Upcycling(("LlamaForCausalLM", "MixtralForCausalLM"), (8, 2), True, 1.8e-7, 3.8e-6, (6_736, 28_496)))
@@ -48,18 +50,18 @@ class Upcycling:
     """
 
     names: tuple[str, str]
-    experts: tuple[int, int]
+    experts: tuple[int, int] | None
     exact: bool
     error: float
     limit: float
     parameters: tuple[int, int]
 
     def __str__(self) -> str:
-        count, active = self.experts
+        counts = "" if self.experts is None else f": {self.experts[0]} experts per layer, {self.experts[1]} per token"
         old, new = self.parameters
         limit = f" (limit for rounding: {self.limit:.1e})" if self.exact else ": this form does NOT preserve the function"
         return (
-            f"{self.names[0]} → {self.names[1]}: {count} experts per layer, {active} per token\n"
+            f"{self.names[0]} → {self.names[1]}{counts}\n"
             f"parameters: {old:,} → {new:,} (× {new / old:.2f})\n"
             f"error: {self.error:.1e} of the largest output{limit}"
         )
@@ -76,6 +78,7 @@ def upcycle(
     drop: float = 0.0,
     shared: str = "zero",
     seed: int = 0,
+    into: nn.Module | None = None,
 ) -> Any:
     """A mixture of experts that computes what a dense model of Transformers does: Llama and Mistral become Mixtral, Qwen2
     becomes Qwen2-MoE, Qwen3 becomes Qwen3-MoE, OLMo2 becomes FlexOlmo.
@@ -96,6 +99,8 @@ def upcycle(
         shared: for Qwen2-MoE, whose layers have an expert that all tokens pass: "zero" if its output is zero at first, "dense"
             if it holds the dense MLP, and the output of the other experts is zero at first.
         seed: for routers and drawn values.
+        into: for models of other classes: a model with experts, as its constructor made it. It is filled by the names of its
+            tensors (see `docs/upcycling.md`), compared, and returned; the other options have no effect.
 
     Example:
         >>> upcycle(nn.Linear(2, 2), torch.zeros(1, 2))
@@ -104,8 +109,11 @@ def upcycle(
         outgrow.errors.MethodError: Linear can't be upcycled: no class with experts is known to compute the same
           - dense models of Transformers: llama and mistral → Mixtral, qwen2 → Qwen2Moe, qwen3 → Qwen3Moe, olmo2 → FlexOlmo
           - mixtures of experts that may get more experts: mixtral, qwen2_moe, qwen3_moe, olmoe, flex_olmo
+          - other models: build the model with experts yourself, and pass it as into=
     """
     model = bare(model)
+    if into is not None:
+        return _filled_by_names(model, into, example)
     family, dense = family_of(model)
     check_model(model)
     check_seed(seed)
@@ -113,9 +121,30 @@ def upcycle(
     source: Any = model
     make = _from_dense if dense else _with_more
     new = make(source, family, experts, top_k, Form(experts, granularity, drop), shared, seed)
+    counts = getattr(new.config, family.count), getattr(new.config, TOP_K)
     with _without_router_logits(source), _without_router_logits(new):
-        vars(new)["upcycling"] = _report(source, new, family, example, exact=not drop)
+        vars(new)["upcycling"] = _report(source, new, counts, example, exact=not drop)
     return new
+
+
+def _filled_by_names(model: nn.Module, into: nn.Module, example: Example) -> nn.Module:
+    """Fill a model that the user has built; it is put back if it does not compute the same."""
+    check_model(model)
+    check_model(into)
+    shared = {tensor.data_ptr() for tensor in tensors_of(model).values()} & {
+        one.data_ptr() for one in tensors_of(into).values()
+    }
+    if into is model or shared - {0}:
+        raise MethodError("into= has tensors of the model itself: build a new model for it")
+    before_filling = {name: tensor.clone() for name, tensor in into.state_dict().items()}
+    values, _ = from_names(model.state_dict(), into.state_dict(), type(into).__name__)
+    try:
+        into.load_state_dict({**before_filling, **values})
+        vars(into)["upcycling"] = _report(model, into, None, example, exact=True)
+    except BaseException:
+        into.load_state_dict(before_filling)
+        raise
+    return into
 
 
 def _from_dense(model: Any, family: Experts, experts: int, top_k: int | None, form: Form, shared: str, seed: int) -> Any:
@@ -209,16 +238,15 @@ def _without_router_logits(model: Any) -> Iterator[None]:
             setattr(model.config, ROUTER_LOGITS, returned)
 
 
-def _report(model: Any, new: Any, family: Experts, example: Example, exact: bool) -> Upcycling:
+def _report(model: Any, new: Any, counts: tuple[int, int] | None, example: Example, exact: bool) -> Upcycling:
     """Compare both models; VerifyError if an exact form differs."""
     base = before(model, example)
     try:
         after = run(new, example)
     except Exception as error:
-        way_out = "choose other sizes (grouped products need multiples of 16 bytes), or other inputs"
-        raise VerifyError(
-            f"the new model does not run on the example: {type(error).__name__}: {error}", [Problem("", "", way_out)]
-        ) from error
+        reason = f"it does not run on the example: {type(error).__name__}: {error}"
+        way_out = "pass other inputs; or, if it is a grouped product, choose sizes of experts that are multiples of 16 bytes"
+        raise VerifyError("the new model can't be compared", [Problem(type(new).__name__, reason, way_out)]) from error
     found, floor = max(differences(base, after)), FLOOR * epsilon(base.evaluated)
     limit = (
         max(floor, *(base.multiple * moved for moved in sensitivity(new, example, after))) if found > floor and exact else floor
@@ -229,6 +257,5 @@ def _report(model: Any, new: Any, family: Experts, example: Example, exact: bool
             f"where its own rounding allows {limit:.1e}: this is not exact for this model"
         )
     parameters = tuple(sum(one.numel() for one in each.parameters()) for each in (model, new))
-    counts = getattr(new.config, family.count), getattr(new.config, TOP_K)
     names = type(model).__name__, type(new).__name__
     return Upcycling(names, counts, exact, found, limit, (parameters[0], parameters[1]))
