@@ -63,6 +63,21 @@ def test_kinds_and_the_length_of_the_stack_say_what_grows(tmp_path: Path, capsys
     assert "compared: error" in capsys.readouterr().out
 
 
+def test_a_stream_that_is_also_returned_grows_if_other_outputs_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = str(tmp_path / "old"), str(tmp_path / "new")
+    save_small("t5", tmp_path / "old")
+    assert main(["grow", old, "--widen", "width=1.5", "--out", new, "--quiet"]) == 2
+    assert "name them, e.g. outputs='logits'" in capsys.readouterr().err
+    assert main(["grow", old, "--widen", "width=1.5", "--outputs", "logits", "--out", new, "--quiet"]) == 0
+    shown = capsys.readouterr().out
+    assert "outputs: logits preserved; not compared: encoder_last_hidden_state (2, 8, 16) → (2, 8, 24)" in shown
+    assert "rescaled, so that the ε of norms stays: × 1.225: shared.weight" in shown
+    assert json.loads((tmp_path / "new" / "config.json").read_text())["d_model"] == 24
+    assert "--outputs logits" in (tmp_path / "new" / "README.md").read_text()
+
+
 def test_requests_come_from_a_file_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_small("llama", tmp_path / "old")
     (tmp_path / "plan.toml").write_text('[[growth]]\nepoch = 1\ngrow = [{ widen = "*.mlp.*", to = 30 }]\n')

@@ -12,7 +12,7 @@ from typing import Any
 
 from outgrow.checkpoints.plan_checkpoint import CheckpointPlan
 from outgrow.checkpoints.read_checkpoint import CONFIG, PICKLES
-from outgrow.checkpoints.report import TRAINING
+from outgrow.checkpoints.report import TRAINING, notes_on
 from outgrow.transforms.all_transforms import described
 
 CARD, PLAN = "README.md", "outgrow_plan.json"
@@ -69,7 +69,6 @@ def model_card(plan: CheckpointPlan, command: str, checks: Sequence[str]) -> str
     base, kept = os.path.basename(os.path.abspath(plan.checkpoint.folder)), _kept_fields(plan.checkpoint.folder)
     fields = ["library_name: transformers", f"base_model: {_yaml(_base_name(plan) or base)}", "tags:", "- outgrow"]
     before, after = plan.growth.parameters
-    notes = [note for note in plan.growth.notes if note.startswith("config: ")]
     lines = [
         "---",
         *fields,
@@ -87,7 +86,7 @@ def model_card(plan: CheckpointPlan, command: str, checks: Sequence[str]) -> str
         "```",
         "",
         *(f"- {described(request)}" for request in plan.requests),
-        *(f"- {note}" for note in notes),
+        *(f"- {note}" for note in notes_on(plan)),
         *(f"- {check}" for check in checks),
         f"- the plan, with every new entry and the seed ({plan.seed}), is in `{PLAN}`",
         "",

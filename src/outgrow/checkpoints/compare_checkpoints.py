@@ -29,13 +29,14 @@ from outgrow.model.kept_outputs import keeping, model_outputs
 from outgrow.model.sandbox import random_state
 from outgrow.text.plurals import counted
 from outgrow.transforms.all_transforms import kept_outputs
-from outgrow.verify.outputs import error
+from outgrow.verify.outputs import HALF, error
 
 MODES = ("brief", "full", "none")
 LAYERS = 2  # of the cut models
 LARGE = 2**28  # bytes of a layer in float32, beyond which one layer has to do
 LIMIT = 32 * torch.finfo(torch.float32).eps
 SENSITIVITY = 10  # times the change of the outputs when every weight changes by one unit in the last place
+CLOSER = 2  # the same for half precision, in which values are stored but not computed
 INSTEAD = "use --verify full (verify='full') if both models fit into memory, or --verify none"
 
 
@@ -91,7 +92,8 @@ def _compared(plan: CheckpointPlan, folder: str, mode: str, example: Example | N
     found, limit = error(before, after), LIMIT
     if found > limit:
         coarse = plan.dtype or plan.checkpoint.dtype
-        limit = max(limit, SENSITIVITY * _sensitivity(_built(kind, old, vocabulary), inputs, before, coarse))
+        times = CLOSER if coarse in HALF else SENSITIVITY
+        limit = max(limit, times * _sensitivity(_built(kind, old, vocabulary), inputs, before, coarse))
     return Comparison(what, found, limit)
 
 

@@ -10,6 +10,8 @@ from outgrow.checkpoints.plan_checkpoint import CheckpointPlan
 from outgrow.errors import CheckpointError
 from outgrow.growth_plan.plan import COLUMNS, Change
 from outgrow.text.tables import table
+from outgrow.transforms.widen.notes import OUTPUTS, RESCALED, ROUNDED
+from outgrow.verify.outputs import HALF
 
 TRAINING = ("optimizer", "scheduler", "trainer_state", "training_args", "rng_state", "scaler")  # first parts of names
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -81,8 +83,14 @@ def summary(plan: CheckpointPlan) -> str:
     lines.append(_change("parameters", *growth.parameters))
     lines.append(_change("FLOPs", *growth.flops) + f", of a pass on {plan.inputs}")
     lines.append(f"weights: {sizes(plan.checkpoint.bytes)} → {sizes(plan.bytes)}")
-    lines += [note for note in growth.notes if note.startswith("config: ")]
-    return "\n".join(lines)
+    return "\n".join([*lines, *notes_on(plan)])
+
+
+def notes_on(plan: CheckpointPlan) -> list[str]:
+    """Lines about the configuration, rescaled tensors, and outputs that are not preserved."""
+    half = (plan.dtype or plan.checkpoint.dtype) in HALF
+    found = [note for note in plan.growth.notes if note.startswith(("config: ", RESCALED, OUTPUTS))]
+    return [f"{note}; {ROUNDED} half precision" if half and note.startswith(RESCALED) else note for note in found]
 
 
 def _change(what: str, before: int, after: int) -> str:

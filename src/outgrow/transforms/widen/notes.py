@@ -15,6 +15,7 @@ from outgrow.transforms.widen.make_plan import Choice
 from outgrow.transforms.widen.predict_shapes import Prediction
 
 RESCALED, OUTPUTS = "rescaled", "outputs:"
+ROUNDED = "their values are rounded to"
 SHOWN = 3  # tensors per factor
 HALF = (torch.float16, torch.bfloat16)
 
@@ -34,7 +35,7 @@ def rescaled_note(model: nn.Module, choices: Sequence[Choice], plan: Plan) -> li
     shown = (f"× {factor}: {_listed(names)}" for factor, names in sorted(alike.items(), reverse=True))
     tensors = tensors_of(model)
     kinds = {tensors[name].dtype for name in factors} & set(HALF)
-    rounded = f"; their values are rounded to {_words(kinds)}" if kinds else ""
+    rounded = f"; {ROUNDED} {_words(kinds)}" if kinds else ""
     return [f"{RESCALED}, so that the ε of norms stays: {'; '.join(shown)}{rounded}"]
 
 
