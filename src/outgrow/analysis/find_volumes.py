@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,7 +118,7 @@ class _Finder:
     def __init__(self, reading: Reading, root: Labels, multiplicities: Mapping[str, int]) -> None:
         self.root, self.multiplicities = root, multiplicities
         origins = reading.ties.origins
-        owner = np.repeat(np.arange(len(origins)), [origin.size for origin in origins])
+        owner = np.repeat(np.arange(len(origins), dtype=np.int32), [origin.size for origin in origins])
         vectors = {v.name for v in reading.trace.values if v.name and sum(size > 1 for size in v.shape) == 1}
         self.births = AxisLabels(origins, owner, find_roles(reading), vectors)
         self.classes = root[: len(owner)]
@@ -175,10 +176,13 @@ class _Finder:
             result.append(Volume("", len(members), positions[here], self.births, *own, family, reason))
         return result
 
-    def _alike(self, classes: Labels, count: int, units: Labels, owner: Labels) -> list[tuple[Labels, str]]:
+    def _alike(self, classes: Labels, count: int, units: Labels, owner: NDArray[Any]) -> list[tuple[Labels, str]]:
         """Groups of two or more units with the same slots that are split and pinned alike, each with the reason if pinned."""
         bearers, owners, times = _counted(units, owner)
-        there, slots = _kinds(bearers, owners * (len(units) + 1) + times)
+        owners *= len(units) + 1
+        owners += times
+        there, slots = _kinds(bearers, owners)
+        del bearers, owners, times
         marks, reasons = (np.full(count, -1, dtype=np.int64) for _ in range(2))  # by unit
         apart = self.parts_of.find(classes)
         marked, parts, _ = _counted(self.unit_of[self.part_classes[apart]], self.part[apart])
@@ -219,15 +223,19 @@ class _Index:
     """Where classes occur in an array of classes."""
 
     def __init__(self, classes: Labels) -> None:
-        self.order = np.argsort(classes, kind="stable")
-        self.sorted = classes[self.order]
+        narrow = np.int32 if max(len(classes), int(classes.max(initial=0))) < 2**31 else np.int64  # half of the memory
+        self.order = np.argsort(classes, kind="stable").astype(narrow)
+        self.sorted = classes[self.order].astype(narrow)
 
     def find(self, classes: Labels) -> Labels:
         """The ascending positions of some distinct classes in the array."""
         first, end = (np.searchsorted(self.sorted, classes, side=side) for side in ("left", "right"))
         counts = end - first
-        index = np.repeat(end - np.cumsum(counts), counts) + np.arange(counts.sum())
-        return np.sort(self.order[index])
+        index = np.repeat(end - np.cumsum(counts), counts)
+        index += np.arange(len(index))
+        found = self.order[index]
+        found.sort()
+        return found.astype(np.int64)
 
 
 def _sorted_into(boxes: Labels, count: int) -> list[Labels]:
@@ -236,13 +244,18 @@ def _sorted_into(boxes: Labels, count: int) -> list[Labels]:
     return np.split(order, np.searchsorted(boxes[order], np.arange(count + 1)))[1:-1] if count else []
 
 
-def _counted(units: Labels, places: Labels) -> tuple[Labels, Labels, Labels]:
+def _counted(units: Labels, places: NDArray[Any]) -> tuple[Labels, Labels, Labels]:
     """Units (−1 is none), the places where each occurs, and how often; in order of units, then places."""
     span = int(places.max(initial=0)) + 1
-    keys = np.sort((units * span + places)[units >= 0], kind="stable")  # fast on long runs
-    bounds = np.flatnonzero(np.diff(keys, prepend=-1))
-    found = keys[bounds]
-    return found // span, found % span, np.diff(bounds, append=len(keys))
+    keys = units[units >= 0] * span
+    keys += places[units >= 0]
+    keys.sort(kind="stable")  # fast on long runs
+    first = np.ones(len(keys), dtype=np.bool_)
+    np.not_equal(keys[1:], keys[:-1], out=first[1:])
+    bounds, found = np.flatnonzero(first), keys[first]
+    del keys, first  # large for models with many layers
+    times = np.diff(bounds, append=len(places[units >= 0]))
+    return found // span, found % span, times
 
 
 def _kinds(units: Labels, values: Labels) -> tuple[Labels, Labels]:

@@ -87,17 +87,20 @@ class Ties:
         self.bindings.append((slices, grid, axis))
 
     def classes(self) -> Labels:
-        """For each label, the smallest label that equalities tie it to."""
-        return connected(self.count, self.pairs)
+        """For each label, the smallest label that equalities tie it to. The equalities are released."""
+        found = connected(self.count, self.pairs)
+        self.pairs.clear()
+        return found
 
 
 def connected(count: int, pairs: Sequence[tuple[Labels, Labels]]) -> Labels:
     """For each index below `count`, the smallest index that a chain of pairs connects it with."""
-    root = np.arange(count, dtype=np.int64)
     if not pairs:
-        return root
-    a = left = np.concatenate([pair[0] for pair in pairs])
-    b = right = np.concatenate([pair[1] for pair in pairs])
+        return np.arange(count, dtype=np.int64)
+    narrow = np.int32 if count < 2**31 else np.int64  # half of the memory, which is large for models with many layers
+    root = np.arange(count, dtype=narrow)
+    left, right = (np.concatenate([pair[side] for pair in pairs], dtype=narrow, casting="same_kind") for side in (0, 1))
+    a, b = left, right
     while True:
         np.minimum.at(root, np.maximum(a, b), np.minimum(a, b))
         while True:
@@ -105,10 +108,11 @@ def connected(count: int, pairs: Sequence[tuple[Labels, Labels]]) -> Labels:
             if np.array_equal(jumped, root):
                 break
             root = jumped
+        del jumped
         a, b = root[left], root[right]
         apart = a != b
         if not apart.any():
-            return root
+            return root.astype(np.int64)
         left, right, a, b = left[apart], right[apart], a[apart], b[apart]
 
 

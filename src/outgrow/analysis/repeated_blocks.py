@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outgrow.analysis.effects import VALUE_FIELDS, Contract, Effect, Operand
 from outgrow.analysis.labels import Labels, Layout
@@ -47,7 +48,7 @@ class TracedBlock:
     structure: Hashable  # everything that is compared, except for labels
     names: set[int]  # values that are parameters or buffers
     labels: Labels  # all labels, each once, in the order of appearance
-    pattern: Labels  # for each entry of all label arrays, which of `labels` it is
+    pattern: NDArray[np.int32]  # for each entry of all label arrays, which of `labels` it is
 
     def alike(self, other: TracedBlock) -> bool:
         return np.array_equal(self.pattern, other.pattern) and self.structure == other.structure
@@ -241,7 +242,7 @@ class BlockDescriber:
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
         names = {value for value in self.values if self.reading.trace.values[value].name}
-        pattern = rank[inverse.reshape(-1)]
+        pattern = rank.astype(np.int32)[inverse.reshape(-1)]  # kept for each block: half of the memory
         return TracedBlock(self.path, self.ops, self.values, self.open, structure, names, labels[order], pattern)
 
     def name(self, name: str) -> Hashable:

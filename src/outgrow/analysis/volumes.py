@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outgrow.analysis.effects import operands_of
 from outgrow.analysis.interpret_trace import Reading
@@ -41,7 +42,7 @@ class AxisLabels:
     """The labels of all parameter axes, which come first: the axis that each belongs to, and the roles of that axis."""
 
     origins: list[Origin]
-    owner: Labels  # for each label, the number of its origin
+    owner: NDArray[np.int32]  # for each label, the number of its origin
     roles: dict[tuple[str, int], set[str]]
     vectors: set[str]  # tensors with one value per unit
 
@@ -181,9 +182,9 @@ class Anatomy:
         ]
 
     @cached_property
-    def family_of(self) -> Labels:
+    def family_of(self) -> NDArray[np.int32]:
         """For each class, the family of the volumes that it may belong to; −1 for none."""
-        family = np.full(len(self.root), -1, dtype=np.int64)
+        family = np.full(len(self.root), -1, dtype=np.int32)
         for volume in self.volumes:
             family[volume.classes] = volume.family
         return family
@@ -253,7 +254,8 @@ class VolumesByLabel:
         owners = np.repeat(np.arange(len(anatomy.volumes)), [len(volume.classes) for volume in anatomy.volumes])
         order = np.argsort(classes, kind="stable")
         self.owners = owners[order]
-        self.first = np.searchsorted(classes[order], np.arange(len(self.root) + 1))
+        self.first = np.zeros(len(self.root) + 1, dtype=np.int32 if len(classes) < 2**31 else np.int64)
+        np.cumsum(np.bincount(classes, minlength=len(self.root)), out=self.first[1:])
         self._known: dict[int, tuple[Labels, tuple[int, ...]]] = {}  # arrays are kept alive, so that their ids stay unique
 
     def of(self, labels: Labels) -> tuple[int, ...]:

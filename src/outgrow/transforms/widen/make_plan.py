@@ -8,8 +8,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outgrow.analysis.labels import Labels
 from outgrow.analysis.slot_positions import slot_ids, unit_runs
@@ -34,8 +36,9 @@ def make_plan(anatomy: Anatomy, choices: Sequence[Choice], seed: int) -> Plan:
     """The plan with all insertions of all chosen volumes."""
     edits: list[Edit] = []
     born: dict[tuple[str, int], Labels] = {}  # for each current position, its original position, or −1 if it is new
+    shared = _Shared()
     for choice in choices:
-        edits.extend(_edits_of(anatomy, choice, seed, born))
+        edits.extend(_edits_of(anatomy, choice, seed, born, shared))
     changes = tuple(
         Change(
             c.volume.name, c.volume.size, c.volume.size + c.new * c.volume.grain, c.method.name, c.method.exact, c.verdict.stuck
@@ -52,7 +55,20 @@ def draft_of(choice: Choice, seed: int) -> Draft:
     return draft_by(choice.method, volume, choice.verdict, choice.new, rng)
 
 
-def _edits_of(anatomy: Anatomy, choice: Choice, seed: int, born: dict[tuple[str, int], Labels]) -> list[Edit]:
+class _Shared:
+    """Positions and factors as tuples, one per content: layers of the same sizes have the same ones, and many of them."""
+
+    def __init__(self) -> None:
+        self._tuples: dict[tuple[str, bytes], tuple[Any, ...]] = {}
+
+    def __call__(self, values: NDArray[Any]) -> tuple[Any, ...]:
+        key = values.dtype.str, values.tobytes()
+        if key not in self._tuples:
+            self._tuples[key] = tuple(values.ravel().tolist())
+        return self._tuples[key]
+
+
+def _edits_of(anatomy: Anatomy, choice: Choice, seed: int, born: dict[tuple[str, int], Labels], shared: _Shared) -> list[Edit]:
     volume, method, verdict = choice.volume, choice.method, choice.verdict
     drafted = draft_of(choice, seed)
     slots: dict[tuple[str, int], Slot] = {}
@@ -71,7 +87,7 @@ def _edits_of(anatomy: Anatomy, choice: Choice, seed: int, born: dict[tuple[str,
         original = slot_ids(anatomy, volume, slot)
         for number in range(len(unit_runs(original, volume.count))):  # one insertion for runs of one length
             ids = np.where(now >= 0, original[np.maximum(now, 0)], -1)
-            edit, after = _insertion(slot, len(ids), unit_runs(ids, volume.count)[number], recipe, choice)
+            edit, after = _insertion(slot, len(ids), unit_runs(ids, volume.count)[number], recipe, choice, shared)
             now = np.where(after >= 0, now[np.maximum(after, 0)], -1)
             edits.append(edit)
         born[slot.tensor, slot.axis] = now
@@ -81,7 +97,9 @@ def _edits_of(anatomy: Anatomy, choice: Choice, seed: int, born: dict[tuple[str,
     return edits
 
 
-def _insertion(slot: Slot, size: int, table: Labels, recipe: Recipe, choice: Choice) -> tuple[Insertion, Labels]:
+def _insertion(
+    slot: Slot, size: int, table: Labels, recipe: Recipe, choice: Choice, shared: _Shared
+) -> tuple[Insertion, Labels]:
     """The insertion for runs of one slot; also, for each position after it, the position before (−1 if new).
 
     size: of the axis. table: positions by run, unit and offset.
@@ -96,26 +114,26 @@ def _insertion(slot: Slot, size: int, table: Labels, recipe: Recipe, choice: Cho
     sources = table[:, models, :].reshape(-1)
 
     def spread(per_unit: Sequence[float]) -> tuple[float, ...]:
-        return tuple(np.broadcast_to(np.array(per_unit)[None, :, None], (count, len(per_unit), length)).ravel().tolist())
+        return shared(np.broadcast_to(np.array(per_unit)[None, :, None], (count, len(per_unit), length)))
 
     draws: tuple[int, ...] = ()
     if recipe.draws:
         per_run = max(recipe.draws) + 1
         grid = np.array(recipe.draws)[None, :, None] * length + np.arange(length)[None, None, :]
         grid = grid + (np.arange(count) * per_run * length)[:, None, None]
-        draws = tuple(grid.ravel().tolist())
+        draws = shared(grid)
     members = table.reshape(-1)
     init = choice.method.init if isinstance(choice.method.init, str) else f"@{id(choice.method.init)}"
     edit = Insertion(
         tensor=slot.tensor,
         axis=slot.axis,
         size=size,
-        at=tuple(at.tolist()),
-        sources=tuple(sources.tolist()),
+        at=shared(at),
+        sources=shared(sources),
         fill=recipe.fill,
         draws=draws,
         signs=spread(recipe.signs) if recipe.signs else (),
-        members=tuple(members.tolist()),
+        members=shared(members),
         runs=count,
         length=length,
         weights=recipe.weights,
