@@ -17,7 +17,7 @@ from tests.helpers.checkpoints import family, save_small, tensors_in
 
 pytest.importorskip("transformers.core_model_loading")
 
-MLP, HEADS, WIDTH = Widen(kind="mlp", factor=2), Widen(kind="heads", by=1), Widen(kind="width", factor=1.5)
+MLP, HEADS, WIDTH = Widen(kind="mlp", factor=2), Widen(kind="heads", by=2), Widen(kind="width", factor=1.5)
 CASES: dict[str, tuple[str, list[Any]]] = {
     "mixtral": ("mixtral", [MLP, HEADS, WIDTH, Deepen(layers=6)]),
     "qwen3moe": ("qwen3moe", [MLP, Deepen(layers=6)]),

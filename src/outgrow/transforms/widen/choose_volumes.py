@@ -190,7 +190,7 @@ def choose(
         reasons = [Problem(skip.volume, skip.reason, _way_out(anatomy, named[skip.volume])) for skip in skipped]
         what = f"kind={request.kind!r}" if request.kind else repr(request.where)
         if request.kind in NEW_MODELS:
-            reasons = [Problem(what, *NEW_MODELS[request.kind]), *(Problem(skip.volume, skip.reason) for skip in skipped)]
+            reasons = [Problem(what, *NEW_MODELS[request.kind]), *(Problem(skip.volume, skip.reason) for skip in skipped[:3])]
         raise MethodError(f"nothing that {what} selects can grow by method {_name(request.method)}", reasons[:20])
     return choices, skipped
 
