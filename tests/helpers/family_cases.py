@@ -95,16 +95,16 @@ def _refused(usual: Cell, part: str, reason: str) -> Cell:
 
 
 FADED = Cell((Deepen(layers=4, fade=2),), "with `fade=`", steps=2)
-OUT_OF_A_NORM = _refused(BOTH["width"], "takes its statistics over the units", "the stream comes out of a norm")
-TIED = "does not describe the grown model", "the configuration derives the head size from the width, which can't grow"
-BERT = {"heads": _refused(USUAL["heads"], *TIED), "width": OUT_OF_A_NORM, "depth": FADED}
 
 
-def _doubled(outputs: str, *more: Widen) -> dict[str, Cell]:
+def _doubled(outputs: str | None, *more: Widen) -> dict[str, Cell]:
     """Heads and width twice as large, where one stream comes out of a norm or a nonlinear function: it is copied whole."""
     requests = (Widen(kind="heads", factor=2), Widen(kind="width", factor=2, outputs=outputs), *more)
-    kept = f"only {outputs} {'are' if outputs == 'logits' else 'is'} kept"
-    return {"heads": Cell(requests, f"× 2, with the width; {kept}"), "width": Cell(requests, f"× 2, with the heads; {kept}")}
+    kept = f"; only {outputs} {'are' if outputs == 'logits' else 'is'} kept" if outputs else ""
+    return {"heads": Cell(requests, f"× 2, with the width{kept}"), "width": Cell(requests, f"× 2, with the heads{kept}")}
+
+
+BERT = {**_doubled(None), "depth": FADED}
 
 
 TABLE = (

@@ -33,7 +33,7 @@ READER = {
     State.ZERO: "free",
     State.CONST: "sign",
 }
-STRICTNESS = ("free", "sign", "share", "zero", "spread", "mean")
+STRICTNESS = ("free", "sign", "share", "whole", "zero", "spread", "mean")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ class Verdict:
     """What a state demands of the slots of a volume, or the reason why it is refused.
 
     readers: for (tensor, axis) of each reader, the new columns it must have: "sign" (opposite for twins), "share" (the parts
-    of a unit and its copies add up to one), "zero", "free", "mean" (of the row), or "spread" (mean plus or minus).
+    of a unit and its copies add up to one), "whole" (copies that are not shared out), "zero", "free", "mean" (of the row), or
+    "spread" (mean plus or minus).
     """
 
     state: State
@@ -91,6 +92,7 @@ class Verdict:
     folded: bool = False  # a folded residual reads or writes it
     scalars: dict[int, Fraction] = field(default_factory=dict)  # power of C/C′ on the scalar of an operator
     paid: bool = False  # what writes it is rescaled, so that no ε changes
+    tied: str = ""  # a tensor that writes copies and reads them, so that the scale of what it reads is compensated before it
 
 
 @dataclass(frozen=True)

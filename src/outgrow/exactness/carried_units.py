@@ -18,9 +18,18 @@ from outgrow.trace.operators import Op
 class Findings:
     """The results of a walk so far, for one volume with its new units in one state at the writers."""
 
-    def __init__(self, places: UnitPlaces, start: State, equations: ScaleEquations | None = None) -> None:
-        """equations: if given, what writes the volume pays, and exponents are found by these equations."""
-        self.places, self.start, self.reading, self.equations = places, start, places.reading, equations
+    def __init__(
+        self,
+        places: UnitPlaces,
+        start: State,
+        equations: ScaleEquations | None = None,
+        tied: frozenset[tuple[str, int]] = frozenset(),
+    ) -> None:
+        """equations: if given, what writes the volume pays, and exponents are found by these equations.
+
+        tied: tensors and axes that write copies, and read them without sharing them out (see `exactness/tied_copies.py`).
+        """
+        self.places, self.start, self.reading, self.equations, self.tied = places, start, places.reading, equations, tied
         self.ratio = Ratio(places.volume.count, 1)  # of a statistic over the volume
         self.verdict = Verdict(start)
         self.known: dict[int, Carried] = {}

@@ -49,6 +49,7 @@ from outgrow.exactness.scale_equations import Payment, ScaleEquations
 from outgrow.exactness.stuck_at_zero import why_stuck
 from outgrow.exactness.through_norms import Norms
 from outgrow.exactness.through_products import Products
+from outgrow.exactness.tied_copies import TiedReader, parameters_only, written_by
 from outgrow.exactness.unit_places import UnitPlaces
 from outgrow.exactness.weight_sources import WeightSources
 from outgrow.trace.evaluate_operator import base_name
@@ -85,11 +86,19 @@ def _judged(anatomy: Anatomy, volume: Volume, state: State) -> tuple[Verdict, Lo
     return found
 
 
-def _walked(anatomy: Anatomy, volume: Volume, state: State, payment: Payment | None = None) -> tuple[Verdict, Lookups]:
-    walk = Walk(anatomy, volume, state, payment)
+def _walked(
+    anatomy: Anatomy, volume: Volume, state: State, payment: Payment | None = None, tied: bool = False
+) -> tuple[Verdict, Lookups]:
+    """tied: a tensor that writes copies may read them whole (see `exactness/tied_copies.py`)."""
+    walk = Walk(anatomy, volume, state, payment, tied)
     try:
         walk.run()
         walk.findings.verdict.stuck = why_stuck(walk.findings) if state in (State.ZERO, State.MEAN) else ""
+    except TiedReader as refused:
+        walk.findings.verdict.refusal = str(refused)
+        if state is State.COPY and payment is None:
+            again = _walked(anatomy, volume, state, parameters_only(anatomy), tied=True)
+            return again if not again[0].refusal else (walk.findings.verdict, walk.findings.looked_up)
     except Refused as refused:
         walk.findings.verdict.refusal = str(refused)
     return walk.findings.verdict, walk.findings.looked_up
@@ -98,11 +107,13 @@ def _walked(anatomy: Anatomy, volume: Volume, state: State, payment: Payment | N
 class Walk:
     """One pass over the operators that a volume touches, with its new units in one state at the writers."""
 
-    def __init__(self, anatomy: Anatomy, volume: Volume, start: State, payment: Payment | None = None) -> None:
+    def __init__(
+        self, anatomy: Anatomy, volume: Volume, start: State, payment: Payment | None = None, tied: bool = False
+    ) -> None:
         self.places = UnitPlaces(anatomy, volume)
         self.reading = anatomy.reading
         self.equations = None if payment is None else ScaleEquations(payment)
-        self.findings = Findings(self.places, start, self.equations)
+        self.findings = Findings(self.places, start, self.equations, written_by(volume) if tied else frozenset())
         self.weights = WeightSources(self.findings)
         self.compensation = Compensation(self.findings, self.weights)
         products = Products(self.findings, self.weights, self.compensation)
@@ -157,7 +168,7 @@ class Walk:
             )
         if self.equations is not None:
             self.findings.verdict.rescales = self.equations.rescales(self.findings.ratio)
-            self.findings.verdict.scalars, self.findings.verdict.paid = self.equations.scalars(), True
+            self.findings.verdict.scalars, self.findings.verdict.paid = self.equations.scalars(), not self.findings.tied
         self._check_ties()
         self.compensation.check()
         self.weights.check_uses()
@@ -170,13 +181,13 @@ class Walk:
 
     def _check_ties(self) -> None:
         """Refuse a tensor that both writes and reads, or scales and reads, if the two need different values."""
-        written = {(slot.tensor, slot.axis) for slot in self.places.volume.slots if slot.role == "writes"}
+        written = written_by(self.places.volume)
         for key, demand in self.findings.verdict.readers.items():
             if demand in ("sign", "share") and "scales" in self.places.volume.births.roles.get(key, ()):
                 raise Refused(f"{key[0]} both scales and reads it, and the two need different values")
-            both = key in written and demand != "free"
+            both = key in written and demand not in ("free", "whole")
             if both and not (demand == "zero" and self.findings.start in (State.ZERO, State.ANY)):
-                raise Refused(f"{key[0]} both writes and reads it (a tied parameter), and the two need different values")
+                raise TiedReader(f"{key[0]} both writes and reads it (a tied parameter), and the two need different values")
         readers, start = set(self.findings.verdict.readers), self.findings.start
         tied = written & readers
         waiting = tied == written if start is State.ANY else tied == readers

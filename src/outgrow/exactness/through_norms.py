@@ -72,7 +72,7 @@ class Norms:
             return self.normalised(effect, ratio) if self.findings.equations is None else self.paid_for(effect, x, ratio)
         if x.state is State.COPY:
             self.findings.copied_whole(effect.input.layout, effect.axes)
-            return Carried(State.COPY)
+            return self.with_parameters(effect, Carried(State.COPY))
         raise Refused(f"the norm {place} takes its statistics over the units, which {self.findings.start.value} would change")
 
     def standardise(self, effect: Normalise) -> Carried:
@@ -108,12 +108,17 @@ class Norms:
         """The same where writers pay: the variance does not change, and neither does ε."""
         if effect.eps:
             self.findings.must_be_zero(x.exponent * 2 + 1, f"the ε of {self.findings.place} would have to change with its size")
-        result = Carried(State.ZERO, Exponent(Fraction(-1, 2)), ratio)
+        return self.with_parameters(effect, Carried(State.ZERO, Exponent(Fraction(-1, 2)), ratio))
+
+    def with_parameters(self, effect: Normalise, x: Carried) -> Carried:
+        """The result of a norm whose γ and β may be rescaled: normalised units, times γ, plus β."""
+        if self.findings.equations is None:
+            return x
         if effect.gamma is not None:
-            result = replace(result, exponent=result.exponent + self.findings.carried(effect.gamma.value).exponent)
+            x = replace(x, exponent=x.exponent + self.findings.carried(effect.gamma.value).exponent, ratio=self.findings.ratio)
         if effect.beta is not None:
-            self.findings.blend([result, self.findings.carried(effect.beta.value)])
-        return result
+            self.findings.blend([x, self.findings.carried(effect.beta.value)])
+        return x
 
     def mix(self, effect: Mix) -> Carried:
         items = [self.findings.carried(side.value, side.layout) for side in effect.inputs]

@@ -10,6 +10,7 @@ from outgrow.analysis.roles import measuring_side, weight_of
 from outgrow.analysis.unit_states import READER, Carried, Ratio, Refused, State, blended
 from outgrow.exactness.carried_units import Findings
 from outgrow.exactness.compensation import Compensation
+from outgrow.exactness.tied_copies import extra_exponent, read_whole
 from outgrow.exactness.weight_sources import WeightSources
 
 
@@ -25,10 +26,10 @@ class Products:
         a, b = self.findings.carried(left.value, left.layout), self.findings.carried(right.value, right.layout)
         axes = self.places.axes(left.layout) | self.places.axes(right.layout)
         if axes & effect.contracted:
-            self.read(effect, a, b)
+            whole = self.read(effect, a, b)
             result = self.written(effect)
             if self.findings.equations is not None:
-                result = self.scaled(effect, result, a, b)
+                result = self.scaled(result, a.exponent + b.exponent + extra_exponent(whole))
         else:
             result = self.multiply(effect, a, b)
         if effect.bias is not None:
@@ -40,17 +41,21 @@ class Products:
                 self.findings.require_unscaled(result)
         return result
 
-    def read(self, effect: Contract, a: Carried, b: Carried) -> None:
-        """A product that sums over the units: with a reader's columns, or with another activation."""
+    def read(self, effect: Contract, a: Carried, b: Carried) -> bool:
+        """A product that sums over the units: with a reader's columns, or with another activation.
+
+        Returns whether it reads whole copies, which a tied tensor has written.
+        """
         constant = [self.reading.constant[side.value] for side in (effect.left, effect.right)]
         if not any(constant):
             if (a.state is State.ZERO) != (b.state is State.ZERO):  # if both were zero, neither would get a gradient
-                return
+                return False
             place = self.findings.op.module or self.findings.op.name
             raise Refused(f"two activations are multiplied and summed over it (as q·k is) in {place}")
         gauge = measuring_side(self.reading, effect)
         if gauge is not None:
-            return self.weights.measured(*((effect.right, b) if gauge is effect.left else (effect.left, a)))
+            self.weights.measured(*((effect.right, b) if gauge is effect.left else (effect.left, a)))
+            return False
         reader = weight_of(self.reading, effect)
         assert reader is not None
         data, x = (effect.left, a) if reader is effect.right else (effect.right, b)
@@ -76,12 +81,13 @@ class Products:
         for name in names - {tensor for tensor, _ in keys}:  # summands of the weight other than the one whose labels it carries
             mine = self.reading.layouts[self.places.anatomy.held[name]]
             keys |= {(name, block.axes[0]) for block in mine if self.places.axes((block,))}
+        whole = read_whole(self.findings, effect, reader, keys, x.state)
         for key in keys:
-            self.findings.demand(key, demand)
+            self.findings.demand(key, "whole" if whole else demand)
+        return whole
 
-    def scaled(self, effect: Contract, result: Carried, a: Carried, b: Carried) -> Carried:
+    def scaled(self, result: Carried, exponent: Exponent) -> Carried:
         """The result of a product that reads the volume, where writers pay: as a whole it keeps its scale, or writes."""
-        exponent = a.exponent + b.exponent
         if result.state is not None:
             return replace(result, exponent=exponent, ratio=self.findings.ratio)
         self.findings.must_be_zero(exponent, f"no parameter compensates the scale of what {self.findings.place} reads")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import nn
@@ -21,13 +21,19 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def rescaled_note(model: nn.Module, choices: Sequence[Choice], plan: Plan) -> list[str]:
-    """Which tensors are rescaled so that no ε has to change, by their factors."""
+    """Which tensors are rescaled so that no ε has to change, or because a head is also the embedding; by their factors."""
     paid = {rescale.tensor for choice in choices if choice.verdict.paid for rescale in choice.verdict.rescales}
-    if not paid:
-        return []
+    notes = [_rescaled(model, plan, paid, "so that the ε of norms stays")] if paid else []
+    for verdict in (choice.verdict for choice in choices if choice.verdict.tied):
+        before = {rescale.tensor for rescale in verdict.rescales}
+        notes.append(_rescaled(model, plan, before, f"since {verdict.tied} both writes and reads all copies"))
+    return notes
+
+
+def _rescaled(model: nn.Module, plan: Plan, rescaled: Collection[str], reason: str) -> str:
     factors: dict[str, float] = {}
     for edit in plan.edits:
-        if isinstance(edit, Rescaling) and edit.tensor in paid:
+        if isinstance(edit, Rescaling) and edit.tensor in rescaled:
             factors[edit.tensor] = factors.get(edit.tensor, 1.0) * edit.factor
     alike: dict[str, list[str]] = {}
     for name, factor in factors.items():
@@ -36,7 +42,7 @@ def rescaled_note(model: nn.Module, choices: Sequence[Choice], plan: Plan) -> li
     tensors = tensors_of(model)
     kinds = {tensors[name].dtype for name in factors} & set(HALF)
     rounded = f"; {ROUNDED} {_words(kinds)}" if kinds else ""
-    return [f"{RESCALED}, so that the ε of norms stays: {'; '.join(shown)}{rounded}"]
+    return f"{RESCALED}, {reason}: {'; '.join(shown)}{rounded}"
 
 
 def _listed(names: Sequence[str]) -> str:
