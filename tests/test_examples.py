@@ -26,6 +26,13 @@ def test_a_plain_loop(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     assert len(re.findall(r"^grown at step", said, re.MULTILINE)) == 2
 
 
+def test_grow_and_freeze(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said = run("grow_and_freeze.py", capsys, monkeypatch, tmp_path)
+    assert "21 old tensors, 21 of the 39 in the file have the same values" in said
+    before, after = re.findall(r"loss on the second text: ([\d.]+) → ([\d.]+)", said)[0]
+    assert float(after) < float(before) - 0.1
+
+
 @pytest.mark.filterwarnings("ignore")  # Lightning's own
 def test_lightning(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     said = run("lightning_run.py", capsys, monkeypatch, tmp_path)

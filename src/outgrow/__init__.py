@@ -29,6 +29,7 @@ __all__ = [
     "Method",
     "Net2Net",
     "NetMorph",
+    "NewEntries",
     "PActivation",
     "Pace",
     "Parallel",

@@ -21,6 +21,7 @@ from outgrow.methods.mean_fill import MeanFill as MeanFill
 from outgrow.methods.net2net import Net2Net as Net2Net
 from outgrow.methods.netmorph import NetMorph as NetMorph
 from outgrow.methods.netmorph import RandomPad as RandomPad
+from outgrow.methods.new_entries import NewEntries as NewEntries
 from outgrow.methods.r2r import R2R as R2R
 from outgrow.methods.register import register_method as register_method
 from outgrow.modules.blocks import Parallel as Parallel

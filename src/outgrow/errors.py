@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+FIRST = "\n  - "  # before each problem
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -37,7 +39,7 @@ class GrowthError(Exception):
 
     def __init__(self, message: str, problems: Sequence[Problem] = ()) -> None:
         self.problems = tuple(problems)
-        super().__init__("\n  - ".join([message, *(str(problem) for problem in self.problems)]))
+        super().__init__(FIRST.join([message, *(str(problem) for problem in self.problems)]))
 
 
 class CallError(GrowthError, TypeError):

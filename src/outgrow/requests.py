@@ -30,7 +30,8 @@ def check_fade(fade: int | None) -> None:
 class Widen:
     """A request for more units in the volumes that `where` selects; exactly one of `factor`, `by` and `to` says how many.
 
-    kind: only volumes of this kind: "mlp", "heads", "head_dim", "width", "experts", "vocab" or "outputs".
+    kind: only volumes of this kind: "mlp", "heads", "head_dim", "width", "experts", "vocab" or "outputs". The last two append
+    entries to the model's outputs; the old ones stay as they are. Their methods are "mean", "zero", "random" and NewEntries.
     unit: for kind="heads" where query heads share keys and values: "group" adds key and value heads with their query heads,
     "query" adds query heads to each of them. By default the form that reaches the size; groups if both do.
     fade: number of optimizer steps over which new units fade in: their own weights are drawn, and the weights that read them
@@ -94,7 +95,7 @@ class Widen:
             )
         self._check_outputs()
         check_fade(self.fade)
-        candidates(self.method, self.fade)
+        candidates(self.method, self.fade, self.kind)
         if self.residual == "fold" and self.fade is not None:
             raise MethodError("a folded residual is exact without a fade: leave fade= out")
         if self.residual not in ("stream", "fold"):

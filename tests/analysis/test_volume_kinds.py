@@ -48,7 +48,7 @@ def model(family: str, **others: Any) -> Expected:
     return Expected(family, {**sizes, **others.get("sizes", {})})
 
 
-UNTIED = {"sizes": {"outputs": [("vocab_size", 1)]}}
+UNTIED = {"sizes": {"vocab": [("vocab_size", 2)]}}
 GROUPED = {"forms": 2}  # whole groups, or query heads of each group: both count query heads
 IMAGES = {"sizes": {"vocab": [], "outputs": [("num_labels", 1)]}}
 TABLE = [
@@ -70,7 +70,7 @@ TABLE = [
     model("vit", **IMAGES),
     model("deit", **IMAGES),
     # the router, gate_up_proj and down_proj of two layers
-    model("mixtral", **GROUPED, sizes={"outputs": [("vocab_size", 1)], "experts": [("num_local_experts", 6)]}),
+    model("mixtral", **GROUPED, sizes={"vocab": [("vocab_size", 2)], "experts": [("num_local_experts", 6)]}),
     # a position bias ties the heads of all layers, except for the two cross-attentions
     Expected(
         "t5", {"mlp": [("d_ff", 4)], "heads": [("num_heads", 2 + 2)], "width": [("d_model", 1)], "vocab": [("vocab_size", 1)]}
@@ -246,8 +246,7 @@ def test_kinds_of_a_home_made_gpt(make: Callable[[], nn.Module]) -> None:
     assert found["heads"] == {home.HEADS: 2}
     assert found["width"] == {home.WIDTH: 1}
     assert set(found["head_dim"]) == {home.HEAD_DIM}
-    assert found["vocab"] == {home.VOCABULARY: 1}
-    assert found["outputs"] == {home.VOCABULARY: 1}
+    assert found["vocab"] == {home.VOCABULARY: 2}  # the table and the head
     assert found[None] == {home.LENGTH: 1}  # positions
 
 

@@ -63,7 +63,13 @@ def events() -> list[Any]:
 
 
 def trainer(
-    folder: Path, schedule: Any = None, model: Any = None, optimizers: Any = (None, None), evaluate: Any = None, **options: Any
+    folder: Path,
+    schedule: Any = None,
+    model: Any = None,
+    optimizers: Any = (None, None),
+    evaluate: Any = None,
+    grow: Any = None,
+    **options: Any,
 ) -> transformers.Trainer:
     """A new Trainer with gradient accumulation, clipping, warm-up, dropout and a cosine schedule."""
     settings = {
@@ -83,7 +89,7 @@ def trainer(
         "disable_tqdm": True,
         **options,
     }
-    grow = outgrow.transformers.Grow(events() if schedule is None else schedule, EXAMPLE)
+    grow = grow or outgrow.transformers.Grow(events() if schedule is None else schedule, EXAMPLE)
     return transformers.Trainer(
         model=None if "model_init" in settings else model or build(),
         args=transformers.TrainingArguments(str(folder), **{k: v for k, v in settings.items() if k != "model_init"}),

@@ -17,7 +17,7 @@ from outgrow.analysis.attention_products import HEAD_DIM, HEADS
 from outgrow.analysis.clusters import Cluster, find_clusters
 from outgrow.analysis.effects import Contract, Move
 from outgrow.analysis.interpret_trace import Reading
-from outgrow.analysis.labels import Labels, numbered
+from outgrow.analysis.labels import INTERFACE, LOOKED_UP, Labels, numbered
 from outgrow.analysis.residual_sums import SPLITTING
 from outgrow.analysis.roles import SCALES, SHIFTS, WRITES, find_roles
 from outgrow.analysis.volume_kinds import set_kinds
@@ -76,15 +76,22 @@ def _headed(anatomy: Anatomy) -> set[int]:
     return found
 
 
-def _pinned(reading: Reading, root: Labels) -> tuple[Labels, Labels, list[str]]:
-    """Classes that can't grow (the most important reasons first), the index of each one's reason, and the reasons."""
+def _pinned(reading: Reading, root: Labels) -> tuple[Labels, Labels, list[str], NDArray[np.bool_]]:
+    """Classes that can't grow (the most important reasons first), the index of each one's reason, and the reasons.
+
+    Also, for each reason, whether it is the model's interface, to which entries can be appended.
+    """
     classes = [root[labels] for labels, _, _ in reading.ties.fixed]
     texts = [f"{reason} ({module})" if module else reason for _, reason, module in reading.ties.fixed]
     used = _used(reading, root)
+    for labels, reason, _ in reading.ties.fixed:
+        if reason == LOOKED_UP:  # rows that nothing but a lookup takes
+            used[root[labels]] = True
     births = root[: sum(origin.size for origin in reading.ties.origins)]
     classes.append(births[~used[births]])
     texts.append("the model computes nothing with it")
-    return np.concatenate(classes), np.repeat(np.arange(len(classes)), [len(part) for part in classes]), texts
+    interface = np.array([*(reason in INTERFACE for _, reason, _ in reading.ties.fixed), False])
+    return np.concatenate(classes), np.repeat(np.arange(len(classes)), [len(part) for part in classes]), texts, interface
 
 
 def _used(reading: Reading, root: Labels) -> NDArray[np.bool_]:
@@ -124,7 +131,8 @@ class _Finder:
         self.classes = root[: len(owner)]
         self.unit_of = np.full(len(root), -1, dtype=np.int64)  # by class, for the current cluster
         self.births_of = _Index(self.classes)
-        self.pinned, reasons, texts = _pinned(reading, root)
+        self.pinned, reasons, texts, interface = _pinned(reading, root)
+        self.hard = ~interface[reasons]  # by pin: whether it forbids new entries too
         self.pins_of = _Index(self.pinned)
         self.texts = sorted(set(texts))
         self.reasons = np.array([self.texts.index(text) for text in texts], dtype=np.int64)[reasons]
@@ -173,8 +181,20 @@ class _Finder:
             if (self.rank[owner[here]] == 2).all():
                 reason = reason or "it reads a constant, such as padding, whose size the code sets"
             own = cluster.classes[mine], number[numbers[mine]]
-            result.append(Volume("", len(members), positions[here], self.births, *own, family, reason))
+            volume_here = Volume("", len(members), positions[here], self.births, *own, family, reason)
+            if reason.startswith(INTERFACE):
+                volume_here.obstacle = self._obstacle(cluster, own[0])
+                volume_here.extendable = not volume_here.obstacle
+            result.append(volume_here)
         return result
+
+    def _obstacle(self, cluster: Cluster, classes: Labels) -> str:
+        """Why nothing can be appended to units that are outputs of the model, or indexed by its input; empty if it can."""
+        if cluster.family or cluster.torn:
+            return "its units lie on a grid, along several axes"
+        pins = self.pins_of.find(classes)
+        hard = pins[self.hard[pins]]
+        return self.texts[self.reasons[hard[0]]] if len(hard) else ""
 
     def _alike(self, classes: Labels, count: int, units: Labels, owner: NDArray[Any]) -> list[tuple[Labels, str]]:
         """Groups of two or more units with the same slots that are split and pinned alike, each with the reason if pinned."""

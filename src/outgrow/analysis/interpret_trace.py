@@ -14,7 +14,7 @@ from functools import cached_property
 from outgrow.analysis.dot_products import fuse_dots
 from outgrow.analysis.effects import Effect, Ignore, Move, Operand, Scale
 from outgrow.analysis.expanded_axes import repeated_axes
-from outgrow.analysis.labels import Block, Layout, Ties, meet, pin, renumber
+from outgrow.analysis.labels import RETURNED, Block, Layout, Ties, meet, pin, renumber
 from outgrow.trace.operators import Op, Ref, Trace
 from outgrow.trace.operators import refs_in as refs_in
 
@@ -31,7 +31,6 @@ class Outcome:
 
 AlignedOperand = tuple[Ref, Layout, Mapping[int, int]]
 Rule = Callable[["Reading", Op], Outcome]
-RETURNED = "it is an output of the model"  # the reason why units can't grow
 
 
 class Reading:

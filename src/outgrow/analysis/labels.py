@@ -42,6 +42,11 @@ class Origin:
     size: int
 
 
+RETURNED = "it is an output of the model"  # the reason why units can't grow
+LOOKED_UP = "it is looked up by the model's input"
+INTERFACE = (RETURNED, LOOKED_UP)  # reasons that hold for old entries only: new ones may be appended on request
+
+
 class Ties:
     """Collects the relations between labels that operators declare while a trace is interpreted."""
 

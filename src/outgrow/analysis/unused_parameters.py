@@ -21,17 +21,19 @@ def pin_doubtful(anatomy: Anatomy) -> None:
         return
     shapes = {value.name: value.shape for value in trace.values if value.name}
     for volume in anatomy.volumes:
-        if volume.pinned:
+        if volume.pinned and not volume.extendable:
             continue
         home = _home(anatomy, volume)
         lengths = {shapes[slot.tensor][slot.axis] for slot in volume.slots} - {1}
         for name in unused:
             inside = not home or name.startswith(f"{home}.")
             if inside and not lengths.isdisjoint(shapes[name]):
-                volume.pinned = (
+                doubt = (
                     f"{name}, which the example does not run, may belong to it (an axis has the same size): pass an example "
                     "that runs it too"
                 )
+                volume.pinned, volume.obstacle = volume.pinned or doubt, doubt
+                volume.extendable = False
                 break
 
 

@@ -4,7 +4,8 @@
     head_dim   units that q·kᵀ sums over, and those of v
     width      a stream: units that residual sums add to (see `analysis/residual_sums.py`)
     experts    units that a router ranks, and the leading axis of stacked weights of which it chooses some
-    vocab      rows of a table that the model's integer input indexes, with the rows of the head if they are tied
+    vocab      rows of a table that the model's integer input indexes, and those of the head that returns one entry per row
+               for each index (or for more positions), tied to the table or not
     outputs    rows of the last weight: units that the model returns and no weight reads
     mlp        hidden units: weights that read a stream write them, weights that read them write into the stream again
 
@@ -17,6 +18,7 @@ which read hidden units and scale the same ones, are of no kind.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -62,7 +64,7 @@ def _with_others(anatomy: Anatomy, found: dict[int, str]) -> dict[int, str]:
     candidates = (
         ("width", flow.streams),
         ("experts", _experts(anatomy, flow)),
-        ("vocab", _vocabularies(anatomy)),
+        ("vocab", _vocabularies(anatomy, flow)),
         ("outputs", _outputs(anatomy, flow)),
     )
     for kind, numbers in candidates:
@@ -195,15 +197,41 @@ def _weighs(anatomy: Anatomy, op: Op) -> bool:
     return False
 
 
-def _vocabularies(anatomy: Anatomy) -> set[int]:
-    """Tables that an integer input indexes. Of several that write one volume, the largest: others hold types or positions."""
+def _vocabularies(anatomy: Anatomy, flow: _Flow) -> set[int]:
+    """Tables that an integer input indexes, and the heads that return one entry per row of such a table for each index.
+
+    Of several tables that write one volume, the largest: others hold types or positions.
+    """
     tables: dict[frozenset[int], set[int]] = defaultdict(set)
+    lookups: dict[int, set[int]] = defaultdict(set)  # for each table, how many indices look it up at once
     for op in anatomy.reading.trace.ops:
         if op.name in LOOKUPS and anatomy.reading.constant[op.args[0].value] and _indexed_by_input(anatomy, op):
             layout = anatomy.reading.layout(op.args[0])
             rows, columns = (_volumes(anatomy, _on(layout, axes)) for axes in ([0], range(1, 9)))
             tables[frozenset(columns)] |= rows
-    return {number for rows in tables.values() for number in _largest(anatomy, rows)}
+            for number in rows:
+                lookups[number].add(_entries(anatomy, refs_in(op.args[1:])[0].value))
+    found = {number for rows in tables.values() for number in _largest(anatomy, rows)}
+    fewest = {anatomy.volumes[number].count: min(lookups[number]) for number in found}  # indices, by the size of their table
+    for number, values in _returned(anatomy).items():
+        size = anatomy.volumes[number].count
+        per_index = size in fewest and any(_entries(anatomy, value) >= size * fewest[size] for value in values)
+        if per_index and number in flow.written - flow.read:
+            found.add(number)
+    return found
+
+
+def _entries(anatomy: Anatomy, value: int) -> int:
+    return math.prod(anatomy.reading.trace.values[value].shape)
+
+
+def _returned(anatomy: Anatomy) -> dict[int, list[int]]:
+    """For each volume that the model returns, the outputs with its units."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for value in anatomy.reading.trace.outputs:
+        for number in _volumes(anatomy, anatomy.reading.layouts[value]):
+            found[number].append(value)
+    return found
 
 
 def _largest(anatomy: Anatomy, numbers: set[int]) -> set[int]:
@@ -228,8 +256,7 @@ def _indexed_by_input(anatomy: Anatomy, op: Op) -> bool:
 
 
 def _outputs(anatomy: Anatomy, flow: _Flow) -> set[int]:
-    returned = set().union(*(_volumes(anatomy, anatomy.reading.layouts[value]) for value in anatomy.reading.trace.outputs))
-    return (returned & flow.written) - flow.read
+    return (_returned(anatomy).keys() & flow.written) - flow.read
 
 
 def _hidden(flow: _Flow, sums: list[ResidualSum], known: dict[int, str]) -> Iterator[int]:

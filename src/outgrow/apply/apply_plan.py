@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from outgrow.apply.collected_writes import Writes
-from outgrow.apply.deviations import deviations
 from outgrow.apply.fills import Generators, Init
 from outgrow.apply.final_positions import edits_by_tensor as edits_by_tensor
 from outgrow.apply.gradient_hooks import hooks_kept
-from outgrow.apply.grow_tensor import fill_values, grown, grown_moment, needs_deviation
+from outgrow.apply.grow_tensor import deviations, fill_values, grown, grown_moment, needs_deviation
 from outgrow.growth_plan.plan import Edit, Plan, Setting
 from outgrow.model.journal import Journal
 from outgrow.model.sandbox import tensors_of

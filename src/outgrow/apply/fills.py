@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outgrow.apply.draws import draws_in_blocks, fill_in_blocks
 from outgrow.apply.final_positions import FinalPlace
 from outgrow.apply.tensor_entries import along, index, multiply, part, put, reals, set_all
 from outgrow.errors import MethodError
@@ -126,27 +125,18 @@ def _free(filling: Filling) -> None:
     if callable(init):
         done, drawn = 0, _given(init, filling, _shape_of_draws(filling)).to(new, copy=True)
     else:
-        bound = bound_of(init, tuple(new.shape), filling.deviation)
+        bound = _deviation(init, new, filling.deviation) * math.sqrt(3)
         bound /= math.sqrt(2) if new.is_complex() and init in FANS else 1.0  # real and imaginary part
         done = drawing.direct if filling.device == new.device and new.is_contiguous() else 0
         if done:  # all draws, in place
             drawn = new.narrow(axis, drawing.first, done)
         else:
             drawn = new.new_empty(_shape_of_draws(filling), device=filling.device)
-        if draws_in_blocks(drawn.numel(), drawn.dtype, drawn.device):
-            fill_in_blocks(drawn, bound, seed_of(edit, filling.seed))
-        else:
-            reals(drawn).uniform_(-bound, bound, generator=generator_of(filling))
+        reals(drawn).uniform_(-bound, bound, generator=generator_of(filling))
         drawn = drawn if done else drawn.to(new.device)
     if factor and float(factor) != 1.0:
         drawn.mul_(float(factor))
-    put_draws(new, drawn, edit, place, done)
-
-
-def put_draws(new: Tensor, drawn: Tensor, edit: Insertion, place: FinalPlace, done: int = 0) -> None:
-    """Write the entries that draws belong to. done: the number of entries that were drawn in place, `direct` or none."""
-    axis, drawing = edit.axis, place.drawing
-    runs = drawing.rest if done == drawing.direct else drawing.all
+    runs = drawing.rest if done == drawing.direct else drawing.runs_from(done)
     if len(runs) > MOST_SLICES:
         block = drawn.index_select(axis, index(drawing.draws[done:], new))
         multiply(block, axis, np.arange(len(place.at) - done), edit.signs[done:])
@@ -182,14 +172,13 @@ def _given(init: Callable[..., Tensor], filling: Filling, shape: tuple[int, ...]
     return given.detach()
 
 
-def bound_of(init: str, shape: tuple[int, ...], of_old: float) -> float:
-    """The largest draw: √3 times the standard deviation. shape: of the grown tensor; of_old: deviation of its old values."""
-    deviation = of_old
-    if init in FANS:
-        fan_in = math.prod(shape[1:]) if len(shape) > 1 else shape[0]
-        fan_out = shape[0] * math.prod(shape[2:]) if len(shape) > 1 else shape[0]
-        deviation = math.sqrt(2 / (fan_in if init == "he" else fan_in + fan_out))
-    return deviation * math.sqrt(3)
+def _deviation(init: str, new: Tensor, of_old: float) -> float:
+    """The standard deviation of a tensor's draws. of_old: the standard deviation of its old values."""
+    if init not in FANS:
+        return of_old
+    fan_in = math.prod(new.shape[1:]) if new.ndim > 1 else new.shape[0]
+    fan_out = new.shape[0] * math.prod(new.shape[2:]) if new.ndim > 1 else new.shape[0]
+    return math.sqrt(2 / (fan_in if init == "he" else fan_in + fan_out))
 
 
 def _add_noise(filling: Filling) -> None:
@@ -201,13 +190,10 @@ def _add_noise(filling: Filling) -> None:
 
 
 def generator_of(filling: Filling, more: int = 0) -> torch.Generator:
-    """A generator for the draws of an insertion."""
-    return filling.generators.seeded(filling.device, seed_of(filling.edit, filling.seed + more))
-
-
-def seed_of(edit: Insertion, seed: int) -> int:
-    """A seed that depends on the tensor and the axis, not on the order in which tensors are visited. seed: of the plan."""
-    return zlib.crc32(f"{seed}/{edit.tensor}/{edit.axis}/{edit.size}".encode())
+    """A generator whose seed depends on the tensor and the axis, not on the order in which tensors are visited."""
+    edit = filling.edit
+    seed = zlib.crc32(f"{filling.seed + more}/{edit.tensor}/{edit.axis}/{edit.size}".encode())
+    return filling.generators.seeded(filling.device, seed)
 
 
 FILLS: Mapping[str, Callable[[Filling], None]] = {

@@ -158,11 +158,6 @@ class Drawing:
         """Runs of the entries behind the direct ones."""
         return self.runs_from(self.direct)
 
-    @cached_property
-    def all(self) -> list[DrawRun]:
-        """Runs of all entries."""
-        return self.runs_from(0)
-
     def runs_from(self, start: int) -> list[DrawRun]:
         """Runs of neighbouring entries, from `start` on, that take neighbouring draws with the same sign."""
         jumps = (np.diff(self.at) != 1) | (np.diff(self.draws) != 1) | (np.diff(self.signs) != 0)

@@ -7,6 +7,7 @@ existing ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -14,12 +15,12 @@ import torch
 from torch import Tensor
 
 from outgrow.apply.collected_writes import Writes, slices
-from outgrow.apply.deviations import deviations
 from outgrow.apply.fills import Filling, Generators, Init, fill
 from outgrow.apply.final_positions import TensorEdits, edits_of
-from outgrow.apply.tensor_entries import index, multiply, put, scatter, set_all
+from outgrow.apply.tensor_entries import index, multiply, put, reals, scatter, set_all
 from outgrow.growth_plan.plan import Edit, Insertion, Rescaling, Rotation
 
+MILLION = 2**20
 SMALL = 2**14  # values: writing all of them takes no longer than calling a function
 
 
@@ -114,6 +115,40 @@ def _rotate(new: Tensor, edit: Rotation, power: int) -> None:
 
 def needs_deviation(edits: Sequence[Edit]) -> bool:
     return any(isinstance(edit, Insertion) and (edit.fill == "free" or edit.noise) for edit in edits)
+
+
+def deviations(tensors: Sequence[Tensor]) -> list[float]:
+    """Standard deviations of detached tensors. The host waits for the device once, not once per tensor.
+
+    For large tensors on the CPU it is computed as √(mean x² − mean² x), which is faster there, unless too many digits cancel.
+    """
+    result = [0.0] * len(tensors)
+    plain = [reals(tensor) for tensor in tensors]
+    values = {n: _precise(t) for n, t in enumerate(plain) if t.numel() > 1 and t.is_floating_point()}
+    large = {n: value for n, value in values.items() if value.numel() >= MILLION and not value.is_cuda}
+    squares = _read({n: value.reshape(-1) @ value.reshape(-1) for n, value in large.items()})
+    means = _read({n: value.mean() for n, value in large.items()})
+    for n, value in large.items():
+        square, mean = squares[n] / value.numel(), means[n]
+        if mean**2 < 0.1 * square < math.inf:
+            result[n] = math.sqrt(square - mean**2)
+            del values[n]
+    for n, deviation in _read({n: value.std(correction=0) for n, value in values.items()}).items():
+        result[n] = deviation
+    return result
+
+
+def _precise(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
+def _read(scalars: Mapping[int, Tensor]) -> dict[int, float]:
+    """Scalars as Python floats, with one transfer per device and dtype."""
+    result: dict[int, float] = {}
+    for kind in {(scalar.device, scalar.dtype) for scalar in scalars.values()}:
+        here = {n: scalar for n, scalar in scalars.items() if (scalar.device, scalar.dtype) == kind}
+        result.update(zip(here, torch.stack(list(here.values())).tolist(), strict=True))
+    return result
 
 
 def grown_moment(old: Tensor, edits: Sequence[Edit], power: int, fresh: str, writes: Writes | None = None) -> Tensor:

@@ -78,7 +78,7 @@ def model_card(plan: CheckpointPlan, command: str, checks: Sequence[str]) -> str
         f"# {base}, grown",
         "",
         f"A checkpoint of `{type(plan.model).__name__}` with {after:,} parameters, grown from one with {before:,} by "
-        f"outgrow {package_version()} without changing what it computes.",
+        f"outgrow {package_version()} without changing what it computes{' (new outputs apart)' if plan.gains else ''}.",
         "It is a plain checkpoint: it loads without outgrow.",
         "",
         "```text",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from outgrow.model.kept_outputs import keeping, model_outputs
 from outgrow.model.sandbox import random_state
 from outgrow.text.plurals import counted
 from outgrow.transforms.all_transforms import kept_outputs
+from outgrow.verify.new_entries import old_entries
 from outgrow.verify.outputs import HALF, error
 
 MODES = ("brief", "full", "none")
@@ -88,7 +89,8 @@ def _compared(plan: CheckpointPlan, folder: str, mode: str, example: Example | N
         raise CheckpointError(f"the model can't be compared in this way ({reason}): {INSTEAD}") from reason
     del first
     gc.collect()
-    after = _outputs(_built(kind, new, vocabulary), inputs)
+    cut = tuple(replace(gain, at=tuple(place for place in gain.at if place < vocabulary)) for gain in plan.gains)
+    after = old_entries(before, _outputs(_built(kind, new, vocabulary), inputs), (*plan.gains, *cut))
     found, limit = error(before, after), LIMIT
     if found > limit:
         coarse = plan.dtype or plan.checkpoint.dtype

@@ -179,7 +179,7 @@ def _widening(cut: CutModel, kind: str, volumes: Sequence[Volume]) -> GrowthOpti
     sizes = tuple(sorted({volume.size for volume in volumes}))
     where = volumes[0].name + (f" + {len(volumes) - 1} more" if len(volumes) > 1 else "")
     unit = next((volume.unit for volume in volumes if volume.unit), "")
-    refused = None if any(volume.growable for volume in volumes) else Trial(volumes[0].reason)
+    refused = None if any(volume.growable or volume.extendable for volume in volumes) else Trial(volumes[0].reason)
     steps, trial = _steps(cut, kind, sizes, refused)
     return GrowthOption(kind, where, sizes, unit, steps, trial.methods, trial.saved, trial.reason)
 

@@ -30,6 +30,7 @@ from outgrow.model.example import Example, call, describe_example
 from outgrow.model.known_values import on_meta
 from outgrow.model.meta_copy import CachedShapes
 from outgrow.transforms.all_transforms import Transform, check_transforms
+from outgrow.verify.new_entries import NewOutputEntries
 
 Shape = tuple[int, ...]
 
@@ -72,6 +73,11 @@ class CheckpointPlan:
     @property
     def plan(self) -> Plan:
         return self.growth.plan
+
+    @property
+    def gains(self) -> tuple[NewOutputEntries, ...]:
+        """Entries that the model's outputs gain."""
+        return self.growth.gains
 
     @property
     def bytes(self) -> int:

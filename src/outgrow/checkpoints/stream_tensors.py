@@ -2,33 +2,25 @@
 
 Tensors that do not change are copied as bytes. Others are computed in float32 if they are stored with fewer bits, and rounded
 once at the end, so that the result does not depend on the number of edits in between. Large tensors are computed in slabs of
-rows where their edits allow it; rows among them that do not change are copied as bytes too.
+rows where their edits allow it.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from itertools import pairwise
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from outgrow.apply.draws import BLOCK, KEPT
-from outgrow.apply.final_positions import Positions
 from outgrow.checkpoints.buffers import Buffers
-from outgrow.checkpoints.new_values import Value, compute, is_unchanged, needs_others, origin
+from outgrow.checkpoints.new_values import Edited, compute, is_unchanged, needs_others, origin
 from outgrow.checkpoints.plan_checkpoint import CheckpointPlan, NewTensor
-from outgrow.checkpoints.read_checkpoint import StoredTensor
-from outgrow.checkpoints.row_slabs import ELSEWHERE, Leaf, in_slabs, slabs, stage_of
+from outgrow.checkpoints.row_slabs import in_slabs, slabs
 from outgrow.checkpoints.tensor_bytes import PIECE, Files, copy_bytes, read_tensor, write_tensor
 
 HALVES = (torch.float16, torch.bfloat16)
-LARGE = 2**20  # values from which on a tensor is computed in slabs, if its edits allow it
-SLAB = 2**19  # values of a slab
-SLABS = 10  # slabs in memory at the same time: old, new, drawn and rounded values
-COPIED = 2**17  # bytes of neighbouring rows from which on they are copied as bytes
+LARGE = 2**27  # values from which on a tensor is computed in slabs, if its edits allow it
+SLAB = 2**22  # values of a slab
 
 
 class Stream:
@@ -44,10 +36,11 @@ class Stream:
 
     def write(self, tensor: NewTensor, handle: int, start: int) -> None:
         """Write a tensor to an open file."""
+        sliced = self._in_slabs(tensor)
         if self._is_copied(tensor):
             copy_bytes(self.files, self._stored[origin(tensor.value)], handle, start)
-        elif self._in_slabs(tensor):
-            self._write_slabs(tensor, handle, start)
+        elif sliced is not None:
+            self._write_slabs(tensor, sliced, handle, start)
         else:
             write_tensor(handle, self.values(tensor), start)
 
@@ -65,40 +58,26 @@ class Stream:
         """An estimate of the bytes that computing a tensor takes: old and new values, and one block in between."""
         if self._is_copied(tensor):
             return PIECE
-        values = math.prod(tensor.shape)
-        if self._in_slabs(tensor):
-            return SLABS * self.slab * 4 + min(KEPT * BLOCK * 4, 2 * values)
+        values = math.prod(tensor.shape) if self._in_slabs(tensor) is None else 2 * self.slab
         return 2 * values * max(tensor.dtype.itemsize, 4) + values * tensor.dtype.itemsize
 
     def _is_copied(self, tensor: NewTensor) -> bool:
         return is_unchanged(tensor.value) and self._stored[origin(tensor.value)].dtype == tensor.dtype
 
-    def _in_slabs(self, tensor: NewTensor) -> bool:
-        stored = self._stored[origin(tensor.value)]
-        large = math.prod(tensor.shape) >= self.large
-        return large and in_slabs(tensor.value, stored.shape, precise(stored.dtype))
+    def _in_slabs(self, tensor: NewTensor) -> Edited | None:
+        return in_slabs(tensor.value) if math.prod(tensor.shape) >= self.large and len(tensor.shape) > 1 else None
 
-    def _write_slabs(self, tensor: NewTensor, handle: int, start: int) -> None:
-        stored = self._stored[origin(tensor.value)]
+    def _write_slabs(self, tensor: NewTensor, value: Edited, handle: int, start: int) -> None:
+        stored = self._stored[origin(value)]
+        others = {name: compute(other, self._read) for name, other in value.others.items()}
+        row = tensor.size // tensor.shape[0]
+        step = max(1, self.slab * tensor.shape[0] // math.prod(tensor.shape))
 
         def read(first: int, count: int) -> Tensor:
-            rows = read_tensor(self.files, stored, count, first)
-            return rows.to(precise(stored.dtype))
+            return _precise(read_tensor(self.files, stored, count, first))
 
-        def whole(value: Value) -> Tensor:
-            return compute(value, self._read)
-
-        stage = stage_of(tensor.value, Leaf(read, stored.shape, precise(stored.dtype), whole, self.slab))
-        row = tensor.size // tensor.shape[0]
-        old = stage.stored(np.arange(tensor.shape[0]))
-        if stored.dtype != tensor.dtype or len(stored.parts) > 1:
-            old[:] = ELSEWHERE
-        for first, count, source in runs_of(old, max(1, COPIED // row)):
-            if source == ELSEWHERE:
-                for at, rows in slabs(stage, first, count, self.slab):
-                    write_tensor(handle, rows.to(tensor.dtype), start + at * row)
-            else:
-                copy_bytes(self.files, rows_of(stored.parts[0], source, count, row), handle, start + first * row)
+        for first, rows in slabs(value, read, tensor.shape[0], step, others):
+            write_tensor(handle, rows.to(tensor.dtype), start + first * row)
 
     def _allocate(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return self._buffers.take(f"plan {number}", shape, dtype)
@@ -112,37 +91,8 @@ class Stream:
         return self._buffers.take("old", stored.shape, torch.float32).copy_(tensor)
 
     def _read(self, name: str) -> Tensor:
-        stored = self._stored[name]
-        return read_tensor(self.files, stored).to(precise(stored.dtype))
+        return _precise(read_tensor(self.files, self._stored[name]))
 
 
-def precise(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which values of a dtype are computed."""
-    return torch.float32 if dtype in HALVES else dtype
-
-
-def rows_of(stored: StoredTensor, first: int, count: int, row: int) -> StoredTensor:
-    """Some rows of a stored tensor. row: bytes of one."""
-    return replace(stored, shape=(count, *stored.shape[1:]), start=stored.start + first * row, size=count * row)
-
-
-def runs_of(old: Positions, shortest: int) -> list[tuple[int, int, int]]:
-    """Runs of rows that are copied, or computed: the first row, how many, and the first stored row or ELSEWHERE.
-
-    old: for each row the stored row that it equals, or ELSEWHERE. Shorter runs than `shortest` are computed.
-
-    Example:
-        >>> runs_of(np.array([0, 1, 2, -1, -1, 7, -1, 3, 4]), 2)
-        [(0, 3, 0), (3, 4, -1), (7, 2, 3)]
-    """
-    jumps = (np.diff(old) != 1) & ~((old[1:] == ELSEWHERE) & (old[:-1] == ELSEWHERE))
-    jumps |= (old[1:] == ELSEWHERE) != (old[:-1] == ELSEWHERE)
-    bounds = [0, *(np.flatnonzero(jumps) + 1).tolist(), len(old)]
-    found: list[tuple[int, int, int]] = []
-    for start, end in pairwise(bounds):
-        source = int(old[start]) if end - start >= shortest else ELSEWHERE
-        if source == ELSEWHERE and found and found[-1][2] == ELSEWHERE:
-            found[-1] = found[-1][0], end - found[-1][0], ELSEWHERE
-        else:
-            found.append((start, end - start, source))
-    return found
+def _precise(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in HALVES else tensor

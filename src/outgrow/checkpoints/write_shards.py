@@ -17,15 +17,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
-import torch
-
 from outgrow.checkpoints.plan_checkpoint import NewTensor
 from outgrow.checkpoints.read_checkpoint import NAMES, WEIGHTS
 from outgrow.errors import CheckpointError
 
 DONE, PART = "done.jsonl", ".part"
 SYNC = 2**29  # bytes after which finished tensors are synced to the disk and noted
-IN_FLIGHT = 2**28  # bytes of memory for tensors that are computed at the same time, beside the size of the largest one
+IN_FLIGHT = 2**29  # bytes of memory for tensors that are computed at the same time, unless one alone needs more
 Advance = Callable[[int], None]
 WriteTensor = Callable[[NewTensor, int, int], None]  # writes a tensor to an open file, from a position on
 
@@ -171,108 +169,60 @@ def write_shards(
     jobs: int = 1,
     advance: Advance = lambda size: None,
 ) -> None:
-    """Write all tensors that the draft does not have yet. memory: bytes that computing a tensor takes.
-
-    Syncing to the disk happens in a thread of its own, while further tensors are computed.
-    """
-    room = IN_FLIGHT + max(tensor.size for shard in shards for tensor, _ in shard.places.values())
-    with ThreadPoolExecutor(1) as disk, threads_of_torch(1):
-        syncs: list[Future[None]] = []
-        try:
-            for shard in shards:
-                path = draft.path(shard)
-                if path.endswith(PART):
-                    _write_shard(ShardFile(draft, path, disk, syncs), shard, write, memory, room, jobs, advance)
-                else:
-                    advance(sum(tensor.size for tensor, _ in shard.places.values()))
-        finally:
-            for sync in syncs:
-                sync.result()
-
-
-@contextlib.contextmanager
-def threads_of_torch(count: int) -> Iterator[None]:
-    """Let each operator use so many threads: tensors are computed in parallel instead, and sums do not depend on it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-class ShardFile:
-    """A file that is written to, and synced by the thread `disk`. syncs: what was given to that thread."""
-
-    def __init__(self, draft: Draft, path: str, disk: ThreadPoolExecutor, syncs: list[Future[None]]) -> None:
-        self._draft, self._path, self._disk, self._syncs = draft, path, disk, syncs
-        self.handle = os.open(path, os.O_WRONLY)
-        self.done = frozenset(draft.done)  # tensors that were there before
-        self._fresh: list[NewTensor] = []
-
-    def finished(self, tensor: NewTensor) -> None:
-        """Note that a tensor is written; from time to time, sync."""
-        self._fresh.append(tensor)
-        if sum(one.size for one in self._fresh) >= SYNC:
-            self._sync(self._write_back)
-
-    def close(self, complete: bool) -> None:
-        """Sync and close; a complete file gets its name."""
-
-        def end(names: list[str]) -> None:
-            try:
-                self._write_back(names)
-            finally:
-                os.close(self.handle)
-            if complete:
-                os.replace(self._path, self._path.removesuffix(PART))
-
-        self._sync(end)
-
-    def _sync(self, action: Callable[[list[str]], None]) -> None:
-        for sync in self._syncs:
-            if sync.done():
-                sync.result()  # raises if the disk is full
-        names = [one.name for one in self._fresh]
-        self._fresh.clear()
-        self._syncs.append(self._disk.submit(action, names))
-
-    def _write_back(self, names: list[str]) -> None:
-        os.fsync(self.handle)
-        self._draft.note(names)
+    """Write all tensors that the draft does not have yet. memory: bytes that computing a tensor takes."""
+    for shard in shards:
+        path = draft.path(shard)
+        if path.endswith(PART):
+            _write_shard(draft, shard, path, write, memory, jobs, advance)
+            os.replace(path, path.removesuffix(PART))
+        else:
+            advance(sum(tensor.size for tensor, _ in shard.places.values()))
 
 
 def _write_shard(
-    file: ShardFile,
+    draft: Draft,
     shard: Shard,
+    path: str,
     write: WriteTensor,
     memory: Callable[[NewTensor], int],
-    room: int,
     jobs: int,
     advance: Advance,
 ) -> None:
-    complete = False
+    handle = os.open(path, os.O_WRONLY)
+    fresh: list[NewTensor] = []
+
+    def finished(tensor: NewTensor) -> None:
+        advance(tensor.size)
+        fresh.append(tensor)
+        if sum(one.size for one in fresh) >= SYNC:
+            sync()
+
+    def sync() -> None:
+        os.fsync(handle)
+        draft.note([one.name for one in fresh])
+        fresh.clear()
+
     try:
-        there = [tensor for tensor, _ in shard.places.values() if tensor.name in file.done]
-        for tensor in there:
-            advance(tensor.size)
-        left = [(tensor, at) for tensor, at in shard.places.values() if tensor.name not in file.done]
-        for tensor in _in_parallel(left, lambda one, at: write(one, file.handle, at), memory, room, jobs):
-            file.finished(tensor)
-            advance(tensor.size)
-        complete = True
+        for tensor, _ in shard.places.values():
+            if tensor.name in draft.done:
+                advance(tensor.size)
+        left = [(tensor, at) for tensor, at in shard.places.values() if tensor.name not in draft.done]
+        for tensor in _in_parallel(left, lambda one, at: write(one, handle, at), memory, jobs):
+            finished(tensor)
     finally:
-        file.close(complete)
+        try:
+            sync()
+        finally:
+            os.close(handle)
 
 
 def _in_parallel(
     work: Sequence[tuple[NewTensor, int]],
     write: Callable[[NewTensor, int], None],
     memory: Callable[[NewTensor], int],
-    room: int,
     jobs: int,
 ) -> Iterator[NewTensor]:
-    """Write tensors with several threads, as long as their memory fits into `room`; yields each tensor when it is written."""
+    """Write tensors with several threads, as long as their memory fits; yields each tensor when it is written."""
     if jobs == 1:
         for tensor, at in work:
             write(tensor, at)
@@ -288,7 +238,7 @@ def _in_parallel(
     with ThreadPoolExecutor(jobs) as pool:
         try:
             for tensor, at in work:
-                while running and (len(running) >= jobs or _needed(running, memory) + memory(tensor) > room):
+                while running and (len(running) >= jobs or _needed(running, memory) + memory(tensor) > IN_FLIGHT):
                     yield from _completed(running)
                 running[pool.submit(one, tensor, at)] = tensor
             while running:

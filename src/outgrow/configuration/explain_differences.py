@@ -46,6 +46,8 @@ def _equal(one: float, other: float) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A value in a report: long lists by their length."""
+    """A value in a report: long lists, and names of classes, by their number."""
+    if isinstance(value, dict):
+        return f"{len(value)} entries"
     text = f"{value:.3g}" if isinstance(value, float) else str(value)
     return f"a list of {len(value)}" if isinstance(value, (list, tuple)) and len(text) > LONG else text

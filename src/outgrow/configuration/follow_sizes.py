@@ -22,6 +22,7 @@ from torch import nn
 from outgrow.apply.apply_plan import apply_setting
 from outgrow.configuration.explain_differences import Guess, explained, shown
 from outgrow.configuration.lists_and_ratios import new_lists, new_ratios
+from outgrow.configuration.numbers_of_outputs import LABELS, VOCABULARY, is_new_outputs, more_labels
 from outgrow.configuration.rebuild_from_config import NAME, Pairs, RebuiltDiffers, rebuilt, stale_sizes
 from outgrow.errors import TraceError
 from outgrow.growth_plan.plan import Plan, Setting, renamed
@@ -201,15 +202,18 @@ def _configs(model: nn.Module, path: str) -> dict[str, Any]:
     return found
 
 
-def _pairs(holder: str, plans: Sequence[Plan]) -> tuple[Pairs, Pairs]:
-    """Sizes of volumes inside a module, and floats that growths have set there, before and after."""
+def _pairs(holder: str, plans: Sequence[Plan]) -> tuple[Pairs, Pairs, Pairs]:
+    """Sizes of volumes inside a module, floats that growths have set there, and numbers of outputs, before and after."""
     grown = [c for plan in plans if not plan.inserts for c in plan.changes if _within(c.volume, holder)]
-    changes = [(c.old, c.new) for c in grown if isinstance(c.old, int) and isinstance(c.new, int)]
+    pairs = [((c.old, c.new), is_new_outputs(c)) for c in grown if isinstance(c.old, int) and isinstance(c.new, int)]
+    sizes, gains = ([pair for pair, new in pairs if new is wanted] for wanted in (False, True))
     settings = [s for plan in plans for s in plan.settings if type(s.new) is float and _within(s.module, holder)]
-    return changes, [(setting.old, setting.new) for setting in settings]
+    return sizes, [(setting.old, setting.new) for setting in settings], gains
 
 
-def _options(config: Any, fields: Mapping[str, Any], sizes: Pairs, floats: Pairs) -> dict[str, tuple[Any, list[Any]]]:
+def _options(
+    config: Any, fields: Mapping[str, Any], sizes: Pairs, floats: Pairs, gains: Pairs
+) -> dict[str, tuple[Any, list[Any]]]:
     """For each field: its previous value, and its possible new values. A previous value of None follows from other fields.
 
     fields: the previous values.
@@ -222,6 +226,11 @@ def _options(config: Any, fields: Mapping[str, Any], sizes: Pairs, floats: Pairs
         if type(value) is int and name.endswith(("heads", *HEADS, *GROUPS)):
             shared = name.endswith(GROUPS) and heads != value
             new = [value * count // heads for count in _reached(heads, sizes)] if shared and heads else _reached(value, sizes)
+        elif isinstance(value, dict) and name in LABELS:
+            if reached := _reached(len(value), gains):
+                options[name] = value, [more_labels(value, reached[-1])]
+        elif type(value) is int and VOCABULARY in name:
+            new = _reached(value, gains)
         elif type(value) is int and _is_width(name):
             new = _reached(value, sizes)
         elif type(value) is float and "eps" in name:

@@ -51,6 +51,7 @@ from outgrow.transforms.widen.notes import OUTPUTS, RESCALED
 from outgrow.verify import outputs as verify
 from outgrow.verify.brief_check import BriefCheck, part_of
 from outgrow.verify.compiled_gates import check_gates
+from outgrow.verify.new_entries import NewOutputEntries
 from outgrow.verify.with_idle_modules import PeerOutputs, check_with_peers, outputs_with_peers
 from outgrow.wrong_arguments import usage
 
@@ -195,6 +196,7 @@ def _grown(request: Request, interrupts: DeferredSignals, dry: bool) -> tuple[Gr
         stack.enter_context(work.journal)  # undoes again if an interrupt stops the undoing below
         try:
             planned = _planned(request, look, example, work, dry)
+            look = look.comparing(planned.gains)
             flops = _carried_out(planned, look, work)
             worst, allowed = _compared(request, look, planned, work)
             ranks.conclude(work.plans)
@@ -218,6 +220,7 @@ def _grown(request: Request, interrupts: DeferredSignals, dry: bool) -> tuple[Gr
         _preserves(work),
         _drops(request, look),
         (*work.notes, *remarks(model, "" if look.base is None else look.base.untrained)),
+        planned.gains,
     )
     return growth, work, planned
 
@@ -232,6 +235,10 @@ class Look:
     sample: Example
     base: verify.Outputs | None
     ready: Ready | None
+
+    def comparing(self, gains: tuple[NewOutputEntries, ...]) -> Look:
+        """The same, of which entries that outputs gain are not compared."""
+        return self if self.base is None or not gains else replace(self, base=replace(self.base, gains=gains))
 
 
 def _looked(request: Request, example: Example, lengths: Sequence[int] | None) -> Look:
@@ -261,6 +268,11 @@ class Planned:
     anatomy: Anatomy | None = None
     with_peers: Sequence[PeerOutputs] = ()
     idle_peers: unrun.IdlePeers = field(default_factory=lambda: unrun.NO_PEERS)
+
+    @property
+    def gains(self) -> tuple[NewOutputEntries, ...]:
+        """Entries that outputs of the model gain."""
+        return tuple(gain for step in self.steps for gain in step.new_entries)
 
 
 def _planned(request: Request, look: Look, example: Example, work: Work, dry: bool) -> Planned:
@@ -316,7 +328,8 @@ def _compared(request: Request, look: Look, planned: Planned, work: Work) -> tup
         return float("nan"), 0.0
     preserving = _preserves(work)
     worst, allowed = verify.check(work.model, look.sample, look.base, preserving, work.shared)
-    check_with_peers(work.model, work.example, planned.with_peers, planned.idle_peers, work.plans, preserving)
+    with_peers = [replace(one, base=replace(one.base, gains=planned.gains)) for one in planned.with_peers]
+    check_with_peers(work.model, work.example, with_peers, planned.idle_peers, work.plans, preserving)
     check_gates(request.given, work.model, look.sample)
     if request.brief is not None and (work.added or any(plan.grafts for plan in work.plans)):
         request.brief.refresh(work.model, work.example)  # widening alone does not change the operators

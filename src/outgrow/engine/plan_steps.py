@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from outgrow.analysis.analyse import dissect
+from outgrow.analysis.peft_adapters import obstacles
 from outgrow.analysis.volumes import Anatomy
 from outgrow.engine.carry_out import Work
+from outgrow.errors import FIRST, MethodError, SelectionError
 from outgrow.growth_plan.plan import Plan, renamed
 from outgrow.model.example import Example
 from outgrow.model.journal import Journal
@@ -34,10 +36,14 @@ def steps_of(
     anatomy: of the model before the growth. journal: undoes trials after an interrupt.
     """
     batches = list(_batches(transforms))
-    if len(batches) == 1:
-        ((kind, request),) = batches
-        return [kind.plan(Site(model, example, seed, lambda: anatomy, journal), request)]
-    return on_trial(model, journal, lambda tried: _in_turn(Work(model, [], [], example, tried), batches, seed, anatomy))
+    try:
+        if len(batches) == 1:
+            ((kind, request),) = batches
+            return [kind.plan(Site(model, example, seed, lambda: anatomy, journal), request)]
+        return on_trial(model, journal, lambda tried: _in_turn(Work(model, [], [], example, tried), batches, seed, anatomy))
+    except (MethodError, SelectionError) as error:
+        more = obstacles(model)
+        raise (type(error)(str(error).partition(FIRST)[0], [*error.problems, *more]) if more else error) from None
 
 
 def _in_turn(work: Work, batches: Sequence[tuple[Kind, Any]], seed: int, anatomy: Anatomy) -> list[Step]:

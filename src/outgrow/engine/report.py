@@ -14,6 +14,7 @@ from outgrow.modules.fade_warnings import fading
 from outgrow.modules.gates import gates_of
 from outgrow.requests import Skip
 from outgrow.text.plurals import counted
+from outgrow.verify.new_entries import NewOutputEntries
 
 
 def remarks(model: nn.Module, untrained: str) -> list[str]:
@@ -69,11 +70,18 @@ class Growth:
     preserving: bool = True
     stochastic: bool = False
     notes: tuple[str, ...] = ()
+    gains: tuple[NewOutputEntries, ...] = field(default=(), repr=False)  # entries that the model's outputs gain
 
     @property
     def cohorts(self) -> Cohorts:
         """The growth that each entry of the model's parameters came with, for the present model."""
         return cohorts(self.model)
+
+    @property
+    def new_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters of new blocks, by name, right after the growth: to train only these, freeze all others."""
+        blocks = tuple(f"{path}." for path in self.plan.new_blocks)
+        return {name: parameter for name, parameter in self.model.named_parameters() if name.startswith(blocks)}
 
     def __str__(self) -> str:
         lines = [str(self.plan), ""]

@@ -336,6 +336,8 @@ def _plain(value: Any) -> Any:
         return {"list": [_plain(item) for item in value]}
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {"dict": {key: _plain(item) for key, item in value.items()}}
+    if isinstance(value, dict) and all(type(key) is int for key in value):
+        return {"numbered": [[key, _plain(item)] for key, item in value.items()]}
     raise TypeError(f"a setting of {type(value).__name__} can't be written as JSON: {value!r}")
 
 
@@ -344,6 +346,8 @@ def _from_plain(value: Any) -> Any:
         return tuple(_from_plain(item) for item in value)
     if isinstance(value, dict) and "list" in value:
         return [_from_plain(item) for item in value["list"]]
+    if isinstance(value, dict) and "numbered" in value:
+        return {key: _from_plain(item) for key, item in value["numbered"]}
     if isinstance(value, dict):
         return {key: _from_plain(item) for key, item in value["dict"].items()}
     return value

@@ -26,6 +26,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from outgrow.distributed.fsdp import is_sharded
+from outgrow.engine.grow import grow
 from outgrow.errors import CheckpointError, GrowthError, MissingError, ScheduleError
 from outgrow.integrations.growth_file import fit_to_checkpoint, read_growth_file, write_growth_file
 from outgrow.model.example import Example
@@ -34,12 +35,13 @@ from outgrow.model.unwrap import as_list, bare
 from outgrow.modules.fade_warnings import warn_at_the_end
 from outgrow.modules.gates import gates_of
 from outgrow.optimizers.wrappers import unwrapped as bare_optimizers
-from outgrow.runs.growth_log import check_sinks
+from outgrow.runs.growth_log import Record, check_sinks
 from outgrow.runs.input_checks import check_check
-from outgrow.runs.run import Run, schedule_of
-from outgrow.runs.schedule import At, Schedule, When
+from outgrow.runs.run import Run
+from outgrow.runs.schedule import At, Schedule, When, schedule_of
 from outgrow.saving.atomic_write import Path
 from outgrow.saving.param_groups import names_in
+from outgrow.transforms.all_transforms import Transform, check_transforms
 from outgrow.wrong_arguments import usage
 
 try:
@@ -63,6 +65,9 @@ class Grow(transformers.TrainerCallback):
         check: compare outputs before and after each growth: True (brief if it was planned in the dry run), "full" or False, as
             for `outgrow.Run`.
         log: further logs for growths, as for `outgrow.Run`, besides the Trainer's own.
+        first: transforms of a growth before the first step; the schedule may then be empty.
+        freeze: "old" trains only what the newest growth has added, as in LLaMA Pro, until the end of the training. Everything
+            older gets no gradients, no updates and no weight decay.
 
     `grow.run` is the `outgrow.Run`, once training has begun. With `load_best_model_at_end` the search for the best model starts
     again after each growth, since a grown model can't load a smaller one.
@@ -82,8 +87,13 @@ class Grow(transformers.TrainerCallback):
         seed: int = 0,
         check: bool | str = True,
         log: Any = None,
+        first: Sequence[Transform] = (),
+        freeze: str | None = None,
     ) -> None:
         check_check(check)
+        self.first, self.freeze = tuple(first), freeze
+        if self.first:
+            check_transforms(self.first)
         self.schedule = schedule_of(schedule)
         self.example, self.seed, self.check, self.log = example, seed, check, as_list(log)
         check_sinks(self.log)
@@ -93,6 +103,7 @@ class Grow(transformers.TrainerCallback):
         self._measured: dict[str, float] = {}
         self._waits, self._evaluations = False, 0  # whether the evaluation of an ended epoch is still to come
         self._losses: Tensor | None = None  # the Trainer's sum of losses at the begin of this step
+        self._grown = False  # the growth before the first step has happened
 
     def on_init_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Wrap the loading of checkpoints: no callback is called before it, and none gets the path."""
@@ -124,6 +135,8 @@ class Grow(transformers.TrainerCallback):
             raise CheckpointError(
                 f"training is resumed at step {state.global_step:,}, but its growth history was not read: use {how}"
             )
+        if self.first and saved is None and not self._grown:
+            self._grow_first(model, optimizer)
         run = Run(
             model,
             self.example,
@@ -135,6 +148,7 @@ class Grow(transformers.TrainerCallback):
             log=[*self.log, self._log_in_trainer],
             quiet=True,
             position=None if saved is None else saved["run"],
+            freeze=self.freeze,
         )
         if saved is not None:
             groups = [names_in(one, model) for one in bare_optimizers([optimizer])]
@@ -148,6 +162,12 @@ class Grow(transformers.TrainerCallback):
         state.save_to_json = partial(_write_with_ours, state.save_to_json, run)
         _wait_for_ranks(self._trainer)
         self._waits, self._measured, self._evaluations = False, {}, 0
+
+    def _grow_first(self, model: Any, optimizer: Any) -> None:
+        """Grow before the first step."""
+        growth = grow(model, self.example, *self.first, optimizer=optimizer.optimizer, seed=self.seed, check=bool(self.check))
+        self._grown = True
+        self._trainer.log(Record.of(growth, self.first, 1, step=0, epoch=0, loss_before=None).as_metrics())
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         losses = getattr(self._trainer, "_tr_loss", None)
@@ -184,6 +204,7 @@ class Grow(transformers.TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **parts: Any) -> None:
         self._running.tell()  # a growth after which no loss was logged
+        self._running.unfreeze()
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             self._restore(state.best_model_checkpoint, model)  # its weights are loaded already; this restores fades
             self._saved = None
@@ -265,7 +286,10 @@ def _check_trainer(trainer: Any, model: Any) -> None:
             "outgrow.shard"
         )
     if type(model).__module__.partition(".")[0] == "peft":
-        raise GrowthError("PEFT adapters depend on the sizes of their model: merge them first, model.merge_and_unload()")
+        raise GrowthError(
+            "a Trainer's checkpoint of a PEFT model holds its adapters only, and not the base model that has grown: grow "
+            "before the training with outgrow.grow, or merge the adapters first, model.merge_and_unload()"
+        )
 
 
 def _check_triggers(run: Run, args: Any) -> None:

@@ -12,8 +12,10 @@ from outgrow.methods.faded import Faded
 from outgrow.methods.mean_fill import MeanFill
 from outgrow.methods.net2net import Net2Net
 from outgrow.methods.netmorph import NetMorph, RandomPad
+from outgrow.methods.new_entries import NewEntries, for_new_entries
 from outgrow.methods.r2r import R2R
 
+EXTENDING = ("vocab", "outputs")  # kinds that grow by new entries of the model's interface
 AUTO: tuple[Method, ...] = (R2R(), NetMorph(), MeanFill(), NetMorph(zero="writers"), Net2Net(split="random"))
 BY_NAME: dict[str, tuple[Method, ...]] = {
     "auto": AUTO,
@@ -35,8 +37,12 @@ def method_classes() -> dict[str, type[Method]]:
     return {name: type(methods[0]) for name, methods in by_name().items() if name != "auto"}
 
 
-def candidates(method: str | Method, fade: int | None = None) -> tuple[Method, ...]:
-    """The methods to try, in order, for a user's `method=` and `fade=`."""
+def candidates(method: str | Method, fade: int | None = None, kind: str | None = None) -> tuple[Method, ...]:
+    """The methods to try, in order, for a user's `method=`, `fade=` and `kind=`."""
+    if kind in EXTENDING:
+        return for_new_entries(method, fade)
+    if isinstance(method, NewEntries):
+        raise MethodError("outgrow.NewEntries is for kind='vocab' and kind='outputs'")
     if fade is not None:
         return _faded(method, fade)
     if isinstance(method, Method):
@@ -66,6 +72,6 @@ def _faded(method: str | Method, steps: int) -> tuple[Method, ...]:
 
 
 __all__ = [
-    *("AUTO", "BY_NAME", "R2R", "MeanFill", "Method", "Net2Net", "NetMorph", "RandomPad"),
+    *("AUTO", "BY_NAME", "R2R", "MeanFill", "Method", "Net2Net", "NetMorph", "NewEntries", "RandomPad"),
     *("by_name", "candidates", "method_classes"),
 ]

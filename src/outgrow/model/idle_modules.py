@@ -31,12 +31,20 @@ def idle_peers(model: nn.Module, unused: Collection[str]) -> dict[str, tuple[str
     for path in idle:
         parent = model.get_submodule(path.rpartition(".")[0])
         outer = path.rpartition(".")[0]
-        for key, other in parent._modules.items():
+        for key, other in _beside(parent):
             name = f"{outer}.{key}" if outer else key
-            if other is not None and name not in idle and _kind(other) == _kind(model.get_submodule(path)):
+            if name not in idle and _kind(other) == _kind(model.get_submodule(path)):
                 found[name] = (*found.get(name, ()), path)
                 break
     return found
+
+
+def _beside(parent: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The children of a module, and those in a dict of modules, such as PEFT's trained copies of an original module."""
+    for key, child in parent.named_children():
+        yield key, child
+        if isinstance(child, nn.ModuleDict):
+            yield from ((f"{key}.{name}", one) for name, one in child.items())
 
 
 def idle_modules(model: nn.Module, unused: Collection[str]) -> list[str]:

@@ -71,6 +71,7 @@ class Pace:
         self._hooks = [StepHooks(self, optimizer) for optimizer in unwrapped(given)]
         self._settings = Settings()
         self._history: object = None  # of the model, when the factors were computed
+        self._frozen: Sequence[nn.Parameter] = ()  # had no updates to scale then
 
     @property
     def factors(self) -> dict[int, float]:
@@ -121,6 +122,11 @@ class Pace:
         known = {**self._settings.factors, **_checked(factors, found)}
         self._apply(replace(self._settings, factors=known), self._steps_made(), found)
 
+    def end_hold(self) -> None:
+        """End a hold of earlier entries; factors and warm-ups stay."""
+        if self._settings.held_before is not None:
+            self._apply(replace(self._settings, held_before=None), self._steps_made(), cohorts(self.model))
+
     def remove(self) -> None:
         """Remove all factors, holds and warm-ups."""
         self._apply(Settings(), self._steps_made(), cohorts(self.model))
@@ -149,7 +155,8 @@ class Pace:
     def before_step(self, hooks: StepHooks) -> None:
         """Recompute factors after a growth without a call of `grown`: shapes differ, and a hold until the next growth ends."""
         held = [p for p in held_by(hooks.optimizer) if id(p) in hooks.scaled]
-        if any(p.shape != hooks.scaled[id(p)].shape for p in held) or history(self.model) is not self._history:
+        other_shapes = any(p.shape != hooks.scaled[id(p)].shape for p in held)
+        if other_shapes or any(p.requires_grad for p in self._frozen) or history(self.model) is not self._history:
             self._apply(self._settings, self._steps_made(), cohorts(self.model))
 
     def after_step(self, hooks: StepHooks) -> None:
@@ -171,7 +178,7 @@ class Pace:
         """Use these settings, for the model as it is now; if they are refused, nothing changes."""
         if settings.hold is None and settings.held_before is not None and settings.held_before < found.count:
             settings = replace(settings, held_before=None)
-        scaled = []
+        scaled, frozen = [], [parameter for parameter in self.model.parameters() if not parameter.requires_grad]
         for hooks, (held, _) in zip(self._hooks, made, strict=True):
             by_cohort = [settings.factor(cohort, held) for cohort in range(found.count + 1)]
             mine = {id(parameter) for parameter in held_by(hooks.optimizer)}
@@ -187,6 +194,7 @@ class Pace:
                 problem = Problem(type(hooks.optimizer).__name__, reason, "leave new_lr= and train= out")
                 raise OptimizerError("updates can't be scaled", [problem])
         self._settings, self._history = settings, history(self.model)
+        self._frozen = frozen if any(scaled) else []
         for hooks, (held, warmed), entries in zip(self._hooks, made, scaled, strict=True):
             hooks.held, hooks.warmed, hooks.scaled = held, warmed, entries
             hooks.rate_factor = _warmup_factor(settings, warmed)
@@ -202,7 +210,8 @@ def _scaled_entries(
 ) -> dict[int, ScaledEntries]:
     """For each parameter whose factors are not all one, by id: the entries to scale."""
     result: dict[int, ScaledEntries] = {}
-    for name, parameter in parameters if any(factor != 1 for factor in by_cohort) else ():
+    trained = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
+    for name, parameter in trained if any(factor != 1 for factor in by_cohort) else ():
         exact = parameter.dtype in (torch.float64, torch.complex128)
         factors = torch.tensor(by_cohort, dtype=torch.float64 if exact else torch.float32)[found[name].long()]
         if bool((factors != 1).any()):

@@ -41,15 +41,16 @@ from outgrow.optimizers.wrappers import unwrapped as bare_optimizers
 from outgrow.process.signals import DeferredSignals
 from outgrow.runs.cohort_rates import Pace
 from outgrow.runs.example_check import check_runs
+from outgrow.runs.freeze_old import Freezing
 from outgrow.runs.growth_log import Record, check_sinks, write
 from outgrow.runs.input_checks import as_loss, as_number, check_check, check_measured, check_parts, measured, warn_lost
 from outgrow.runs.learning_rates import scale_decay, scale_rates
 from outgrow.runs.optimizer_checks import advised, check_following
 from outgrow.runs.outdated_plans import outdated
-from outgrow.runs.schedule import At, Schedule, When
+from outgrow.runs.schedule import At, Schedule, When, schedule_of
 from outgrow.runs.schedule_position import check_position, happened, mark
 from outgrow.runs.step_counts import Steps
-from outgrow.runs.timeline import Timeline, timeline
+from outgrow.runs.timeline import Timeline, check_late, timeline
 from outgrow.runs.triggers import Metrics
 from outgrow.saving.atomic_write import Path, check_path, place_for, write_whole
 from outgrow.saving.checksums import sealed
@@ -87,6 +88,8 @@ class Run:
         log: where growths are logged, besides the terminal: a `logging.Logger`, a callable, a TensorBoard writer, a Lightning
             logger, a .csv or .jsonl file; one or several. `quiet=True` prints nothing on the terminal.
         position: the position (`Run.position`) of the run to continue, if the model has been through its growths already.
+        freeze: "old" trains only what the newest growth has added; older parameters get no gradients and no weight decay.
+            `run.unfreeze()` ends it.
 
     Everything is checked before training starts, by a dry run of the whole schedule: `print(run.timeline)`.
 
@@ -120,6 +123,7 @@ class Run:
         log: Any = None,
         quiet: bool = False,
         position: Mapping[str, Any] | None = None,
+        freeze: str | None = None,
     ) -> None:
         check_seed(seed)
         check_check(check)
@@ -130,6 +134,7 @@ class Run:
         self.also: Mapping[str, Any] = {} if also is None else also
         if not self.optimizers:
             raise OptimizerError("a run needs an optimizer: pass the one that was made from model.parameters()")
+        self._freezing = Freezing(model, freeze)
         copies = [bare(getattr(one, "module", one)) for one in self.averages]
         with seen_whole([bare(model), *copies], self.optimizers) as sharded:
             self._check_and_plan(position, sharded)
@@ -142,6 +147,8 @@ class Run:
         self._loss: Any = None
         self._unlogged: Record | None = None  # the last growth, until the loss after it is known
         self._taken = Steps(bare(model), bare_optimizers(self.optimizers))
+        if self._freezing.apply():
+            self.pace.grown(train="new")
 
     def _check_and_plan(self, position: Mapping[str, Any] | None, sharded: bool) -> None:
         """Check all arguments, and plan the growths in a dry run."""
@@ -161,7 +168,7 @@ class Run:
         check_fading(model, [one for event in ahead.values() for one in event.grow])
         seeds = [self.seed + number for number in ahead]
         self.timeline: Timeline = timeline(bare(model), example, Schedule(list(ahead.values())), seeds)
-        self._check_late(list(ahead.values()))
+        check_late(bare(model), example, list(ahead.values()))
         check_following(self.optimizers, bare(model), list(ahead.values()), self.timeline.stages[1:])
         self._ready = {number: stage.ready for number, stage in zip(ahead, self.timeline.stages[1:], strict=True)}
         self._brief = plan_brief_check(bare(model), example) if check is True and any(self._ready.values()) else None
@@ -311,15 +318,12 @@ class Run:
         self.steps, self.epochs, self.done = position["steps"], position["epochs"], done
         self.metrics, self.records, self._loss = metrics, records, position.get("loss")
         self._unlogged = records[-1] if position.get("untold") else None
+        self._freezing.apply()
 
-    def _check_late(self, ahead: Sequence[At | When]) -> None:
-        """Raise if an event at a fixed time is impossible before the triggers: it does not wait for them."""
-        late = sorted(ahead, key=lambda event: isinstance(event, When))
-        if late != list(ahead):
-            try:
-                timeline(bare(self.model), self.example, Schedule(late))
-            except ScheduleError as error:
-                raise ScheduleError(f"if the triggers apply only after all fixed times: {error}") from error
+    def unfreeze(self) -> None:
+        """End `freeze="old"`: all parameters are trained again."""
+        self._freezing.release()
+        self.pace.end_hold()
 
     def _waiting(self) -> list[tuple[int, At | When]]:
         return [(number, event) for number, event in enumerate(self.schedule) if number not in self.done]
@@ -360,10 +364,12 @@ class Run:
                 optimizers = discard_state(self.optimizers, journal) if fresh else self.optimizers
                 checks = bool(self.check), ready, self._brief
                 request = Request(self.model, self.example, event.grow, optimizers, self.averages, seed, *checks)
-                growth = run_growth(request, interrupts)
+                with self._freezing.lifted():
+                    growth = run_growth(request, interrupts)
             if fresh:
                 start_fresh(self.optimizers)
-            self.pace.grown(new_lr=event.new_lr, train=event.train, hold=event.hold, warmup=event.warmup)
+            train = "new" if self._freezing.on else event.train
+            self.pace.grown(new_lr=event.new_lr, train=train, hold=event.hold, warmup=event.warmup)
             record = Record.of(growth, event.grow, len(self.records) + 1, step=self.steps, epoch=self.epochs, loss_before=loss)
             self.records.append(record)
             self._unlogged, self.metrics = record, []
@@ -387,9 +393,3 @@ class Run:
         size = sum(parameter.numel() for parameter in bare(self.model).parameters())
         ahead = f"next growth: {waiting[0][1].time}" if waiting else "no more growths"
         return f"epoch {self.epochs + 1} · step {self.steps:,} · {size:,} parameters · {ahead}"
-
-
-def schedule_of(given: Any) -> Schedule:
-    if isinstance(given, (str, os.PathLike)):
-        return Schedule.from_file(given)
-    return given if isinstance(given, Schedule) else Schedule(given)

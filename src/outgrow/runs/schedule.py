@@ -227,3 +227,10 @@ class Schedule:
         from outgrow.runs import schedule_files as text
 
         return text.to_dict(self)
+
+
+def schedule_of(given: Any) -> Schedule:
+    """A schedule from a schedule, its events, or the path of a file."""
+    if isinstance(given, (str, os.PathLike)):
+        return Schedule.from_file(given)
+    return given if isinstance(given, Schedule) else Schedule(given)

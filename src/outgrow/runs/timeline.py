@@ -227,3 +227,13 @@ def _copy(model: nn.Module, meta: bool) -> nn.Module:
         return copy.deepcopy(model, copies)
     except Exception as error:
         raise GrowthError(f"the model can't be copied: {type(error).__name__}: {error}") from error
+
+
+def check_late(model: nn.Module, example: Example, ahead: Sequence[At | When]) -> None:
+    """Raise if an event at a fixed time is impossible before the triggers: it does not wait for them."""
+    late = sorted(ahead, key=lambda event: isinstance(event, When))
+    if late != list(ahead):
+        try:
+            timeline(model, example, Schedule(late))
+        except ScheduleError as error:
+            raise ScheduleError(f"if the triggers apply only after all fixed times: {error}") from error

@@ -20,6 +20,7 @@ from outgrow.methods.base import Init
 from outgrow.model.example import Example
 from outgrow.model.journal import Journal
 from outgrow.requests import Skip
+from outgrow.verify.new_entries import NewOutputEntries
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +64,7 @@ class Step:
     """The result of one transform: plans that are carried out together. Their inserts come first, then their edits.
 
     inits: users' functions that draw values, by their names in the plans. flops: of the grown model, if they are known.
-    notes: lines for the report.
+    new_entries: outputs of the model that gain entries. notes: lines for the report.
     """
 
     plans: tuple[Plan, ...]
@@ -71,3 +72,4 @@ class Step:
     skipped: tuple[Skip, ...] = ()
     flops: int | None = None
     notes: tuple[str, ...] = ()
+    new_entries: tuple[NewOutputEntries, ...] = ()

@@ -31,6 +31,7 @@ from outgrow.model.example_errors import does_not_run
 from outgrow.model.kept_outputs import model_outputs
 from outgrow.model.reference_operators import REFERENCES
 from outgrow.model.sandbox import precise, substituted, tensors_of, untouched
+from outgrow.verify.new_entries import NewOutputEntries, old_entries
 
 MULTIPLE = 10.0
 CLOSER = 2.0  # for half-precision models run in float32: only stored values are rounded coarsely
@@ -104,6 +105,7 @@ class Outputs:
     brief: bool = False  # in eval mode only, by choice
     untrained: str = ""  # reason why the model did not run in train mode
     rules: tuple[str, ...] = ()  # operators with rules from outside the package that ran
+    gains: tuple[NewOutputEntries, ...] = ()  # entries that the growth appends, which are not compared
 
     @property
     def multiple(self) -> float:
@@ -116,8 +118,10 @@ class Evaluation:
     before: the outputs to preserve. Not for half-precision models, which are checked in float32.
     """
 
-    def __init__(self, model: nn.Module, example: Example, before: tuple[Tensor, ...]) -> None:
-        self.model, self.example, self.before = model, example, before
+    def __init__(
+        self, model: nn.Module, example: Example, before: tuple[Tensor, ...], gains: Sequence[NewOutputEntries] = ()
+    ) -> None:
+        self.model, self.example, self.before, self.gains = model, example, before, gains
         self.at_mean = RandomAtMean()
         self._outputs: tuple[Tensor, ...] | None = None
 
@@ -136,7 +140,7 @@ class Evaluation:
     @property
     def kept(self) -> bool:
         """Whether the outputs equal those before, up to rounding that any network has."""
-        return error(self.before, self.outputs()) <= FLOOR * epsilon(self.before)
+        return error(self.before, old_entries(self.before, self.outputs(), self.gains)) <= FLOOR * epsilon(self.before)
 
     def forget(self) -> None:
         self._outputs = None
@@ -145,7 +149,7 @@ class Evaluation:
 def evaluation(model: nn.Module, example: Example, base: Outputs) -> Evaluation | None:
     """A pass of the grown model that checks can share; None for a half-precision model."""
     half = any(tensor.dtype in HALF for tensor in tensors_of(model).values())
-    return None if half else Evaluation(model, example, base.evaluated)
+    return None if half else Evaluation(model, example, base.evaluated, base.gains)
 
 
 def run(model: nn.Module, example: Example, brief: bool = False, shared: Evaluation | None = None) -> Outputs:
@@ -240,7 +244,9 @@ def _move(tensor: Tensor, eps: float, generator: torch.Generator) -> None:
 
 def differences(old: Outputs, new: Outputs) -> tuple[float, float]:
     """The differences between two runs, in eval and in train mode."""
-    return error(old.evaluated, new.evaluated), error(old.trained, new.trained)
+    pairs = ((old.evaluated, new.evaluated), (old.trained, new.trained))
+    evaluated, trained = (error(a, b) if a is None or b is None else error(a, old_entries(a, b, old.gains)) for a, b in pairs)
+    return evaluated, trained
 
 
 def error(old: Sequence[Tensor] | None, new: Sequence[Tensor] | None) -> float:

@@ -55,8 +55,8 @@ def test_kind_and_name_select_what_matches_both(tokens: Tensor) -> None:
 
 
 def test_an_exact_name_must_be_able_to_grow(tokens: Tensor) -> None:
-    with pytest.raises(outgrow.GrowthError, match="head: it is an output of the model"):
-        outgrow.widen(gpt(), tokens, "head", kind="outputs", by=2, method="netmorph")
+    with pytest.raises(outgrow.GrowthError, match=r"head: it is an output of the model\n +instead: write kind='vocab'"):
+        outgrow.widen(gpt(), tokens, "head", by=2, method="netmorph")
 
 
 def test_a_kind_that_is_missing_is_refused_with_the_kinds_there_are(tokens: Tensor) -> None:
@@ -65,9 +65,9 @@ def test_a_kind_that_is_missing_is_refused_with_the_kinds_there_are(tokens: Tens
     lines = str(refusal.value).splitlines()
     assert lines[0].startswith("no volume is of kind 'experts': select by name instead")
     assert "  - kind='mlp': 2 volumes, e.g. blocks.0.mlp.gate" in lines
-    assert "  - kind='outputs': 1 volume, e.g. head; none of them can grow: it is an output of the model" in lines
+    assert "  - kind='vocab': 2 volumes, e.g. tokens#2" in lines
     assert [line.split(":")[0].strip(" -") for line in lines[1:]] == [
-        f"kind={kind!r}" for kind in ("mlp", "heads", "head_dim", "width", "vocab", "outputs")
+        f"kind={kind!r}" for kind in ("mlp", "heads", "head_dim", "width", "vocab")
     ]
 
 
@@ -90,8 +90,9 @@ def test_a_name_without_volumes_of_the_kind_is_refused(tokens: Tensor) -> None:
 
 
 def test_volumes_of_a_kind_that_can_not_grow_are_refused_with_the_reason(tokens: Tensor) -> None:
-    with pytest.raises(outgrow.GrowthError, match=r"kind='outputs' selects can grow(.|\n)*it is an output of the model"):
-        outgrow.widen(gpt(), tokens, kind="outputs", by=2)
+    model = nn.Sequential(gpt(), nn.Softmax(-1))
+    with pytest.raises(outgrow.GrowthError, match=r"head: new entries \(mean\): a softmax runs over its units"):
+        outgrow.widen(model, tokens, kind="vocab", by=2)
 
 
 @pytest.mark.parametrize("kind", ["MLP", "hidden", 3])

@@ -20,6 +20,7 @@ POOL_LINEAR = """
     replication_pad1d replication_pad2d replication_pad3d _upsample_nearest_exact1d _upsample_nearest_exact2d
 """.split()
 POOL_MAX = "max_pool1d max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d".split()
+LOSS = "the model returns a loss over it (pass an example without labels)"
 
 
 def statistic(reading: Reading, op: Op) -> Outcome:
@@ -80,7 +81,16 @@ def ranked(reading: Reading, op: Op) -> Outcome:
     return Outcome((kept,) * len(op.outputs), Move((ref.value,)))
 
 
+def log_likelihood_of_labels(reading: Reading, op: Op) -> Outcome:
+    """nll_loss: for each label one entry of the class axis is taken, so a loss is part of the model."""
+    ref, rank = op.args[0], len(reading.shape(op.args[0]))
+    reading.pin_all([other for other in op.refs if other != ref], "it weights the classes of a loss", op)
+    reading.pin(reading.layout(ref), [min(rank - 1, 1)], LOSS, op)
+    return Outcome(((),) * len(op.outputs), Mix((reading.operand(ref),), frozenset([min(rank - 1, 1)]), LOSS))
+
+
 RULES = {
+    **{f"aten.{name}": log_likelihood_of_labels for name in ("nll_loss_forward", "nll_loss2d_forward")},
     **{f"aten.{name}": statistic for name in STATISTICS},
     **{f"aten.{name}": pool for name in (*POOL_LINEAR, *POOL_MAX)},
     **{f"aten.{name}": softmax for name in "_softmax _log_softmax _safe_softmax cumsum cumprod".split()},

@@ -8,7 +8,20 @@ import numpy as np
 
 from outgrow.analysis.effects import Map, Move
 from outgrow.analysis.interpret_trace import Outcome, Reading
-from outgrow.analysis.labels import Block, Labels, Layout, block_at, make_block, meet, permute, reduce, renumber, reshape, take
+from outgrow.analysis.labels import (
+    LOOKED_UP,
+    Block,
+    Labels,
+    Layout,
+    block_at,
+    make_block,
+    meet,
+    permute,
+    reduce,
+    renumber,
+    reshape,
+    take,
+)
 from outgrow.trace.evaluate_operator import base_name
 from outgrow.trace.operators import Op, Ref, refs_in
 
@@ -251,7 +264,7 @@ def _listed(reading: Reading, op: Op, axis: int, positions: tuple[int, ...]) -> 
 def lookup(reading: Reading, op: Op) -> Outcome:
     """`embedding(weight, indices)`: data selects rows, columns are features."""
     weight, indices = refs_in(op.args)[:2]
-    reading.pin(reading.layout(weight), [0], "it is looked up by the model's input", op)
+    reading.pin(reading.layout(weight), [0], LOOKED_UP, op)
     rank = len(reading.shape(indices))
     kept = reduce(reading.ties, reading.layout(weight), [0], keepdim=True)
     return moved(reading, weight, renumber(kept, lambda axis: axis + rank - 1))

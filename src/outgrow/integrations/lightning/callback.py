@@ -50,8 +50,8 @@ from outgrow.model.unwrap import bare
 from outgrow.modules.fade_warnings import warn_at_the_end
 from outgrow.modules.gates import gates_of
 from outgrow.runs.input_checks import check_check
-from outgrow.runs.run import Run, schedule_of
-from outgrow.runs.schedule import At, Schedule, When
+from outgrow.runs.run import Run
+from outgrow.runs.schedule import At, Schedule, When, schedule_of
 from outgrow.saving.checksums import check_seal, sealed
 from outgrow.saving.growths_in_state_dict import expect, growth_entries
 from outgrow.saving.param_groups import names_in, regroup

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from outgrow.analysis.interpret_trace import RETURNED
+from outgrow.analysis.labels import RETURNED
 from outgrow.analysis.peft_adapters import RANK, is_rank
 from outgrow.analysis.roles import WRITES
 from outgrow.analysis.slot_positions import irregular
@@ -18,13 +18,14 @@ from outgrow.analysis.volumes import Anatomy, Volume
 from outgrow.errors import MethodError, Problem, SelectionError, SizeError
 from outgrow.exactness.propagate_states import judge
 from outgrow.exactness.scale_equations import Payment
-from outgrow.methods.all_methods import candidates
+from outgrow.methods.all_methods import EXTENDING, candidates
 from outgrow.methods.base import Method
 from outgrow.methods.net2net import Net2Net
 from outgrow.requests import MOST_NEW_UNITS, Skip, Widen, is_glob
 from outgrow.text.plurals import counted
 from outgrow.transforms.widen.choose_heads import one_form
 from outgrow.transforms.widen.make_plan import Choice
+from outgrow.transforms.widen.new_outputs import OLD_ENTRIES, extended
 
 MENTIONED = 4  # modules that an error mentions
 WHOLE = 1e-9  # rounding of size × factor, relative to the size
@@ -90,7 +91,7 @@ def _kinds_there_are(anatomy: Anatomy) -> list[Problem]:
     problems = []
     for kind in (kind for kind in KINDS if any(volume.kind == kind for volume in anatomy.volumes)):
         alike = [volume for volume in anatomy.volumes if volume.kind == kind]
-        reasons = [_choice(anatomy, volume, Widen(factor=2), {})[1] for volume in alike]
+        reasons = [_choice(anatomy, volume, Widen(factor=2, kind=kind), {})[1] for volume in alike]
         found = f"{counted(len(alike), 'volume')}, e.g. {alike[0].name}"
         found += f"; none of them can grow: {reasons[0]}" if all(reasons) else ""
         problems.append(Problem(f"kind={kind!r}", found))
@@ -160,7 +161,7 @@ def choose(
         rival = used[int(rivals[rivals >= 0].min())] if rivals.max() >= 0 else None
         if volume.name in (barred or {}):
             reason = (barred or {})[volume.name]
-        elif not exact and is_rank(volume, request.patterns):
+        elif not exact and request.kind not in EXTENDING and is_rank(volume, request.patterns):
             reason = RANK
         elif rival is not None:
             reason = f"it is another direction of {rival.name}, which grows already"
@@ -176,9 +177,9 @@ def choose(
                 choices.append(found)
                 use(volume)
                 continue
-        if exact:
+        if exact or request.kind == "vocab":  # a table and its head keep one size
             instead = _by_another_method(anatomy, volume, request, without or {}) if volume.name not in (barred or {}) else ""
-            problems.append(Problem(volume.name, reason, instead or _instead(anatomy, volume)))
+            problems.append(Problem(volume.name, reason, instead or _instead(anatomy, volume, request)))
         else:
             skipped.append(Skip(volume.name, volume.size, reason))
     if errors:
@@ -206,8 +207,10 @@ def _by_another_method(anatomy: Anatomy, volume: Volume, request: Widen, without
     return f"write method='auto', which takes {found.method.name} there" if found is not None else ""
 
 
-def _instead(anatomy: Anatomy, volume: Volume) -> str:
+def _instead(anatomy: Anatomy, volume: Volume, request: Widen) -> str:
     """What to select instead of a volume that can't grow."""
+    if request.kind in EXTENDING:
+        return ""
     return _way_out(anatomy, volume) or "select others by a glob, which skips volumes that can't grow"
 
 
@@ -215,7 +218,10 @@ def _way_out(anatomy: Anatomy, volume: Volume) -> str:
     """How a volume can grow nevertheless, or other volumes at the same place; empty if there are none."""
     if volume.pinned == RETURNED and volume.readers and len(anatomy.reading.trace.outputs) > 1:
         return "if other outputs are the ones that matter, name them, e.g. outputs='logits': the rest may change its size"
-    return _other_volumes(volume, anatomy.volumes)
+    others = _other_volumes(volume, anatomy.volumes)
+    if volume.extendable and volume.kind in EXTENDING:
+        return f"write kind={volume.kind!r} to append entries to the model's outputs" + (f"; {others}" if others else "")
+    return others
 
 
 def _other_volumes(volume: Volume, volumes: Sequence[Volume]) -> str:
@@ -262,8 +268,10 @@ def _choice(
     payments: Mapping[str, Payment] | None = None,
 ) -> tuple[Choice | None, str]:
     """The first method that is exact here and reaches the size, else the first that comes near it; or why there is none."""
+    if request.kind in EXTENDING and volume.extendable:
+        volume = extended(volume)
     if volume.pinned:
-        return None, volume.pinned
+        return None, (request.kind in EXTENDING and volume.obstacle) or volume.pinned
     problem = irregular(anatomy, volume)
     if problem is not None:
         return None, problem.reason
@@ -271,11 +279,11 @@ def _choice(
     stuck: list[str] = []
     misfits: list[SizeError] = []
     near: Choice | None = None  # reaches a size near the one that a factor requests
-    methods = candidates(request.method, request.fade)
+    methods = candidates(request.method, request.fade, request.kind)
     for method in methods:
         verdict, refusal = _verdict(anatomy, volume, method.state, without, payments or {})
         if refusal and method.exact:
-            reasons.append(f"{method.name}: {refusal}")
+            reasons.append(f"{method.name}: {refusal}{OLD_ENTRIES if request.kind in EXTENDING else ''}")
             continue
         if verdict.stuck and len(methods) > 1:  # allowed if requested explicitly: the report has a note then
             stuck.append(f"{method.name}: {verdict.stuck}")

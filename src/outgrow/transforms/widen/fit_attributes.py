@@ -36,7 +36,7 @@ from outgrow.transforms.widen.predict_shapes import Prediction
 ROUNDS = 400
 NEARBY = 40  # operators of the clashing module that are searched for sizes that change
 INDEXED = {"aten.gather", "aten.scatter", "aten.scatter_add", "aten.scatter_reduce"}
-SCALING = {"aten.mul", "aten.div", "aten.add", "aten.sub", "aten.rsub"}
+SCALING = {"aten.mul", "aten.div", "aten.add", "aten.sub", "aten.rsub", "aten.embedding"}  # the last: its padding index
 
 
 @dataclass(frozen=True)

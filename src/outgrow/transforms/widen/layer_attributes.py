@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from outgrow.analysis.peft_adapters import of_wrappers
 from outgrow.growth_plan.plan import Setting
 from outgrow.model.sandbox import tensors_of
 from outgrow.transforms.widen.predict_shapes import Prediction
@@ -37,7 +38,7 @@ def known_settings(
             old = vars(module).get(name)
             if old is not None and old != value:
                 settings.append(Setting(path, name, old, value))
-    return settings
+    return [*settings, *of_wrappers(model, settings)]
 
 
 def _sizes(module: nn.Module, new: Mapping[str, tuple[int, ...]], groups: tuple[int, int] | None) -> dict[str, Any]:
@@ -60,7 +61,7 @@ def _sizes(module: nn.Module, new: Mapping[str, tuple[int, ...]], groups: tuple[
         case nn.LayerNorm() | nn.RMSNorm() if weight:
             return {"normalized_shape": weight}
         case nn.Embedding() if weight:
-            return {"embedding_dim": weight[1]}
+            return {"num_embeddings": weight[0], "embedding_dim": weight[1]}
         case nn.PReLU() if weight:
             return {"num_parameters": weight[0]}
         case nn.RNNBase() if new:

@@ -10,6 +10,7 @@ from outgrow.trace.flops import count_flops
 from outgrow.transforms.site_and_step import Site, Step
 from outgrow.transforms.widen.fold_residual import fold_residuals
 from outgrow.transforms.widen.make_plan import inits_of
+from outgrow.transforms.widen.new_outputs import new_output_entries, output_notes
 from outgrow.transforms.widen.notes import outputs_note, rescaled_note
 from outgrow.transforms.widen.predict_shapes import Prediction
 from outgrow.transforms.widen.settle_sizes import settle
@@ -22,5 +23,10 @@ def widen_plan(site: Site, requests: Sequence[Widen]) -> Step:
         choices, skipped, plan = settle(site.model, site.example, anatomy, requests, site.seed)
     prediction = Prediction(anatomy, choices)
     flops = count_flops(anatomy.reading.trace, prediction.shape)
-    notes = (*rescaled_note(site.model, choices, plan), *outputs_note(anatomy.reading.trace, requests, prediction))
-    return Step((replace(plan, grafts=grafts),), inits_of(choices), tuple(skipped), flops, notes)
+    notes = (
+        *rescaled_note(site.model, choices, plan),
+        *outputs_note(anatomy.reading.trace, requests, prediction),
+        *output_notes(choices),
+    )
+    gains = new_output_entries(anatomy, choices)
+    return Step((replace(plan, grafts=grafts),), inits_of(choices), tuple(skipped), flops, notes, gains)

@@ -7,7 +7,7 @@ ratio (attention that ends in `reshape(B, N, C)`), they grow together to sizes t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from torch import fx, nn
@@ -24,6 +24,7 @@ from outgrow.trace.operators import refs_in
 from outgrow.transforms.widen.choose_volumes import choose, proportional, requested
 from outgrow.transforms.widen.fit_attributes import Clash, Fitter, fit
 from outgrow.transforms.widen.make_plan import Choice, make_plan
+from outgrow.transforms.widen.new_outputs import size_settings
 from outgrow.transforms.widen.norm_epsilon import find_eps, no_eps
 from outgrow.transforms.widen.predict_shapes import Prediction
 from outgrow.transforms.widen.regrow_folds import fold_settings
@@ -50,7 +51,7 @@ def settle(
             continue
         plan = make_plan(anatomy, choices, seed)
         try:
-            plan = replace(plan, settings=(*_eps_settings(model, choices), *fold_settings(model, anatomy, choices, seed)))
+            plan = replace(plan, settings=tuple(_more_settings(model, anatomy, choices, seed)))
         except _NoEps as missing:
             name = missing.choice.volume.name
             without[name, missing.choice.method.state] = missing.reason
@@ -106,6 +107,13 @@ def _ratio(choice: Choice, requests: Sequence[Widen]) -> float:
     """The requested growth factor of a volume, or else that of its choice."""
     factors = [request.factor for request in requests if request.factor and requested(choice.volume, request)]
     return factors[0] if factors else 1 + choice.new / choice.volume.count
+
+
+def _more_settings(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice], seed: int) -> Iterator[Setting]:
+    """Settings besides those that the shapes of tensors show: ε of norms, folds, and numbers of outputs."""
+    yield from _eps_settings(model, choices)
+    yield from fold_settings(model, anatomy, choices, seed)
+    yield from size_settings(model, choices)
 
 
 class _NoEps(Exception):
