@@ -1,0 +1,1 @@
+"""Language models grown in training: the study behind the recipes."""
