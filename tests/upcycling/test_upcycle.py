@@ -159,7 +159,8 @@ assert "outgrow" not in sys.modules
 def test_new_models_are_read_without_outgrow(upcycled: dict[str, tuple[Any, Any]], tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
-    folders = {case: tmp_path / str(number) for number, case in enumerate(upcycled)}
+    cases = (*DENSE, "finer with a shared expert", "more experts, Qwen2Moe", "smaller experts, Olmoe")
+    folders = {case: tmp_path / str(number) for number, case in enumerate(cases)}
     for case, folder in folders.items():
         upcycled[case][1].save_pretrained(folder)
     names = json.dumps([str(folder) for folder in folders.values()])
