@@ -103,6 +103,19 @@ def test_the_configuration_of_a_large_model_takes_seconds(tmp_path: Path) -> Non
     assert "no weights, only a configuration" in str(found)
 
 
+@pytest.mark.exhaustive
+def test_a_width_that_the_model_returns_can_grow_if_only_the_logits_are_preserved(tmp_path: Path) -> None:
+    model: Any = family("t5").build()
+    model.save_pretrained(tmp_path)
+    found = outgrow.inspect_checkpoint(tmp_path)
+    assert found["width"].reason == "it is an output of the model"
+    option = next(option for option in found.options if option.outputs)
+    assert option.name == "width (--outputs logits)"
+    assert "d_model" in option.config
+    plan = plan_checkpoint(read_checkpoint(tmp_path), [Widen(kind="width", by=3, outputs=option.outputs)])
+    assert plan.model.config.d_model == model.config.d_model + 3
+
+
 @pytest.mark.parametrize("name", ["clip", "whisper"])
 def test_models_of_images_with_texts_and_of_sound_have_a_standard_example(name: str, tmp_path: Path) -> None:
     model: Any = family(name).build()

@@ -57,6 +57,7 @@ SHARDED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "an index with one more": (one_more_in_index, "contradicts the files"),
     "no index": (lambda folder: (folder / INDEX).unlink(), "no index of shards"),
     "no config": (lambda folder: (folder / "config.json").unlink(), r"it has no config\.json"),
+    "adapters": (lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"), "holds adapters of PEFT"),
     "a damaged config": (lambda folder: (folder / "config.json").write_text("{"), r"config\.json can't be read"),
 }
 WHOLE: dict[str, tuple[Callable[[Path], Any], str]] = {

@@ -34,6 +34,8 @@ ALL_TOKENS = 2**62
 FEW = 2  # layers of a cut stack, unless it has more sorts of layers
 AGAIN = 3  # times a step, to see whether it can be repeated
 STEPS = (1, 2, 4, 8)
+RETURNED = "it is an output of the model"
+OUTPUTS = (("logits",), ("logits_per_image", "logits_per_text"))  # names under which models return what they compute
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class GrowthOption:
 
     request: e.g. "mlp", or "layers" for the length of a stack. sizes: at present. unit: what one unit is, if that is more than
     the word says. steps: sizes that work, e.g. "+1" (any multiple), "+8 (not every multiple)" or "× 2"; "" if none was found.
-    config: the fields that change. reason: why it can't grow, or can't be saved.
+    config: the fields that change. reason: why it can't grow, or can't be saved. outputs: if not empty, only these outputs of
+    the model are preserved.
     """
 
     request: str
@@ -63,6 +66,13 @@ class GrowthOption:
     methods: tuple[str, ...]
     config: str
     reason: str
+    outputs: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The request, with the option that it needs on the command line."""
+        options = " ".join(f"--outputs {name}" for name in self.outputs)
+        return f"{self.request} ({options})" if options else self.request
 
     @property
     def savable(self) -> bool:
@@ -165,9 +175,13 @@ def find_options(cut: CutModel) -> list[GrowthOption]:
     """All kinds of units that a model has, and the lengths of its stacks."""
     model = cut.build()
     volumes = list_volumes(model, on_meta(cut.inputs(model)))
-    found = [_widening(cut, kind, of_kind) for kind in KINDS if (of_kind := [v for v in volumes if v.kind == kind])]
+    of_kind = {kind: [volume for volume in volumes if volume.kind == kind] for kind in KINDS}
+    found = [_widening(cut, kind, own) for kind, own in of_kind.items() if own]
     by_name = {option.request: option for option in found}
     width, heads = by_name.get("width"), by_name.get("heads")
+    if width is not None and not width.savable and RETURNED in width.reason:
+        others = (_widening(cut, "width", of_kind["width"], names) for names in OUTPUTS)
+        found += [option for option in others if option.savable][:1]
     if width is not None and heads is not None and not (width.savable and heads.savable):
         found += _both(cut, width, heads)
     lengths = {path: len(list(model.get_submodule(path).children())) for path, _ in cut.stacks}
@@ -175,16 +189,18 @@ def find_options(cut: CutModel) -> list[GrowthOption]:
     return found + [_deepening(cut, path, count, lengths[path], several) for path, count in cut.stacks]
 
 
-def _widening(cut: CutModel, kind: str, volumes: Sequence[Volume]) -> GrowthOption:
+def _widening(cut: CutModel, kind: str, volumes: Sequence[Volume], outputs: tuple[str, ...] = ()) -> GrowthOption:
     sizes = tuple(sorted({volume.size for volume in volumes}))
     where = volumes[0].name + (f" + {len(volumes) - 1} more" if len(volumes) > 1 else "")
     unit = next((volume.unit for volume in volumes if volume.unit), "")
-    refused = None if any(volume.growable or volume.extendable for volume in volumes) else Trial(volumes[0].reason)
-    steps, trial = _steps(cut, kind, sizes, refused)
-    return GrowthOption(kind, where, sizes, unit, steps, trial.methods, trial.saved, trial.reason)
+    can_grow = outputs or any(volume.growable or volume.extendable for volume in volumes)
+    steps, trial = _steps(cut, kind, sizes, None if can_grow else Trial(volumes[0].reason), outputs or None)
+    return GrowthOption(kind, where, sizes, unit, steps, trial.methods, trial.saved, trial.reason, outputs)
 
 
-def _steps(cut: CutModel, kind: str, sizes: Sequence[int], first: Trial | None) -> tuple[str, Trial]:
+def _steps(
+    cut: CutModel, kind: str, sizes: Sequence[int], first: Trial | None, outputs: tuple[str, ...] | None
+) -> tuple[str, Trial]:
     """The smallest step that works, as text, and its trial; or "" and the first refusal.
 
     first: a refusal that is known without a trial; then only twice the size is tried.
@@ -192,14 +208,14 @@ def _steps(cut: CutModel, kind: str, sizes: Sequence[int], first: Trial | None) 
     others = {*STEPS, *_head_counts(cut.config.to_dict())}
     candidates = [1, *sorted(step for step in others if 1 < step < min(sizes))]
     for step in candidates if first is None else ():
-        trial = cut.trial(Widen(kind=kind, by=step))
+        trial = cut.trial(Widen(kind=kind, by=step, outputs=outputs))
         first = first or trial
         if not trial.reason:
-            again = trial if step == 1 else cut.trial(Widen(kind=kind, by=AGAIN * step))
+            again = trial if step == 1 else cut.trial(Widen(kind=kind, by=AGAIN * step, outputs=outputs))
             return (f"+{step:,}" if not again.reason else f"+{step:,} (not every multiple)"), trial
         if not trial.in_config:  # refused for reasons that do not depend on the size, or only whole copies are exact
             break
-    trial = cut.trial(Widen(kind=kind, factor=2.0))
+    trial = cut.trial(Widen(kind=kind, factor=2.0, outputs=outputs))
     return ("× 2", trial) if not trial.reason else ("", first or trial)
 
 
@@ -211,12 +227,14 @@ def _head_counts(data: dict[str, Any]) -> set[int]:
 
 def _both(cut: CutModel, width: GrowthOption, heads: GrowthOption) -> list[GrowthOption]:
     """Width and heads together, where a configuration ties them."""
-    trial = cut.trial(Widen(kind="width", factor=2.0), Widen(kind="heads", factor=2.0))
-    if trial.reason:
-        return []
     sizes = (*width.sizes, *heads.sizes)
     where = f"{width.where}; {heads.where}"
-    return [GrowthOption("width and heads", where, sizes, "", "× 2 (both)", trial.methods, trial.saved, "")]
+    for outputs in (None, *OUTPUTS) if RETURNED in width.reason else (None,):
+        trial = cut.trial(Widen(kind="width", factor=2.0, outputs=outputs), Widen(kind="heads", factor=2.0))
+        if not trial.reason:
+            both = "× 2 (both)"
+            return [GrowthOption("width and heads", where, sizes, "", both, trial.methods, trial.saved, "", outputs or ())]
+    return []
 
 
 def _deepening(cut: CutModel, path: str, count: int, now: int, several: bool) -> GrowthOption:

@@ -42,10 +42,10 @@ class CheckpointOptions:
         return next(option for option in self.options if option.request == request)
 
     def __str__(self) -> str:
-        rows = [(one.request, _sizes(one), one.steps or "–", one.config or "–")
+        rows = [(one.name, _sizes(one), one.steps or "–", one.config or "–")
                 for one in self.options]  # fmt: skip
-        units = [(one.request, one.unit) for one in self.options if one.unit]
-        reasons = [(one.request, grouped_reasons(one.reason)) for one in self.options if one.reason]
+        units = [(one.name, one.unit) for one in self.options if one.unit]
+        reasons = [(one.name, grouped_reasons(one.reason)) for one in self.options if one.reason]
         tables = (HEADER, rows), (("what", "one unit is"), units), (("what", "why not"), reasons)
         parts = [self._title(), *(make_table(header, lines) for header, lines in tables if lines)]
         return "\n\n".join([*parts, _explained(self.options)])

@@ -21,6 +21,7 @@ import torch
 from outgrow.errors import CheckpointError, Problem
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+ADAPTERS = "adapter_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 LONGEST_HEADER = 100_000_000  # bytes, as in the safetensors library
 DTYPES: Mapping[str, torch.dtype] = {
@@ -123,6 +124,11 @@ def read_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
 
 def read_config(folder: str) -> dict[str, Any]:
     """The configuration of a checkpoint directory as plain data."""
+    if os.path.exists(os.path.join(folder, ADAPTERS)) and not os.path.exists(os.path.join(folder, CONFIG)):
+        raise CheckpointError(
+            f"{folder} holds adapters of PEFT ({ADAPTERS}) and not a model: merge them into their model once, with "
+            "model.merge_and_unload().save_pretrained(…), and grow that directory"
+        )
     return _read_json(os.path.join(folder, CONFIG), f"{folder} is not a Transformers checkpoint")
 
 
