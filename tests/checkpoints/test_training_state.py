@@ -185,7 +185,7 @@ def stepped(model: Any) -> torch.optim.Optimizer:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["gemma2", "mixtral", "gptneox", "opt", "mamba", "bert", "vit"])
-@pytest.mark.parametrize("kind", ["mlp", "heads", "width", "layers"])
+@pytest.mark.parametrize("kind", ["mlp", "heads", "width", "layers", "vocab", "outputs"])
 def test_the_state_of_other_families_is_that_of_a_growth_in_memory(name: str, kind: str, tmp_path: Path) -> None:
     model: Any = family(name).build()
     model.save_pretrained(tmp_path / "old")

@@ -12,6 +12,7 @@ from outgrow.methods.faded import Faded
 from outgrow.methods.mean_fill import MeanFill
 from outgrow.methods.net2net import Net2Net
 from outgrow.methods.netmorph import NetMorph, RandomPad
+from outgrow.methods.new_entries import NAME as NEW_ENTRIES
 from outgrow.methods.new_entries import NewEntries, for_new_entries
 from outgrow.methods.r2r import R2R
 
@@ -34,7 +35,7 @@ def by_name() -> dict[str, tuple[Method, ...]]:
 
 def method_classes() -> dict[str, type[Method]]:
     """The class of each method that has a name; "auto" is a list of several."""
-    return {name: type(methods[0]) for name, methods in by_name().items() if name != "auto"}
+    return {**{name: type(methods[0]) for name, methods in by_name().items() if name != "auto"}, NEW_ENTRIES: NewEntries}
 
 
 def candidates(method: str | Method, fade: int | None = None, kind: str | None = None) -> tuple[Method, ...]:

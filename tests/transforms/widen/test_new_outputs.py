@@ -241,6 +241,13 @@ def test_everything_grows_in_one_call_and_in_a_run() -> None:
         torch.testing.assert_close(model(**example).logits[..., :50], before)
 
 
+def test_schedule_files_hold_the_requests(tmp_path: Path) -> None:
+    grow = [Widen(kind="vocab", by=3, method="zero"), Widen("head", kind="outputs", by=2, method=NewEntries(start="random"))]
+    schedule = outgrow.Schedule([outgrow.At(step=3, grow=grow)])
+    schedule.to_file(tmp_path / "schedule.toml")
+    assert outgrow.Schedule.from_file(tmp_path / "schedule.toml") == schedule
+
+
 def test_mistakes_are_refused() -> None:
     with pytest.raises(outgrow.GrowthError, match="leave fade= out"):
         Widen(kind="vocab", by=2, fade=10)
