@@ -66,16 +66,16 @@ def test_an_error_in_a_function_for_init_names_the_function(init: Any, reason: s
 
 def test_a_norm_of_the_model_itself_is_named_so() -> None:
     class Normed(nn.Module):
-        """The ε of its norm is written in the code."""
+        """The ε of its norm is written in the code, and what writes its features can't be rescaled: a tanh reads them too."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.inp, self.out = nn.Linear(6, 8), nn.Linear(8, 3)
+            self.inp, self.out, self.bare = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 3)
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.inp(x)
             result: Tensor = self.out(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))
-            return result
+            return result + self.bare(x.tanh())
 
     with pytest.raises(outgrow.GrowthError) as refusal:
         outgrow.widen(Normed(), X, "inp", factor=2, method=outgrow.NetMorph(zero="writers"))
