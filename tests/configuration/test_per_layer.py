@@ -146,6 +146,15 @@ def test_only_the_first_block_of_each_stack_of_t5_has_positions(
     assert reloads(model, kind, tmp_path)
 
 
+def test_copies_of_a_first_block_without_a_norm_are_those_of_another_block(tmp_path: Path) -> None:
+    kind = family("modernbert")
+    model, example = kind.build(), kind.example()
+    growth = outgrow.grow(model, example, outgrow.Deepen(layers=8))
+    assert NOT_UPDATED not in str(growth)
+    assert model.config.layer_types == ["full_attention", "sliding_attention"] * 4
+    assert reloads(model, kind, tmp_path)
+
+
 def test_a_configuration_that_can_not_describe_the_model_is_as_before(path: Path) -> None:
     """Swin shifts the windows of every other block, so that one stage of one block can't have a second one like it."""
     options = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 2}

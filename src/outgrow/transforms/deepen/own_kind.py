@@ -279,9 +279,9 @@ def template_for(
     reasons: dict[str, str] = {}
     off = [period is not None and (i - index - 1 - step) % period != 0 for i in range(len(kinds))]
     place = index if period is not None else index + 1
-    more = [period is None and _has_more(kind, kinds) for kind in kinds]
+    odd = _first_is_odd(kinds)
     candidates = sorted(
-        range(len(kinds)), key=lambda i: (off[i], more[i], -usual[i], i != preferred, abs(i - place), i > index)
+        range(len(kinds)), key=lambda i: (off[i], odd and i == 0, -usual[i], i != preferred, abs(i - place), i > index)
     )
     for candidate in candidates:
         name = names[candidate]
@@ -334,13 +334,20 @@ def _period(kinds: Sequence[Any]) -> int | None:
         pairs = zip(kinds, kinds[period:], strict=False)
         if all(a == b for a, b in pairs if a is not None and b is not None):
             return period
+    if _first_is_odd(kinds):
+        return _period([None, *kinds[1:]])
     tensors = {tuple((path, held) for path, _, held, _ in kind if held) for kind in kinds if kind is not None}
     return len(kinds) if len(tensors) <= 1 else None
 
 
-def _has_more(kind: Any, others: Sequence[Any]) -> bool:
-    """Whether a block holds all tensors of another one and more: T5's first block computes the positions for all of them."""
-    return kind is not None and any(_tensors(other) < _tensors(kind) for other in others if other is not None)
+def _first_is_odd(kinds: Sequence[Any]) -> bool:
+    """Whether the first block has all tensors of another one and more, or lacks some, so that others are rather copied.
+
+    T5's first block computes the positions for all, and ModernBERT's has no norm.
+    """
+    held = [None if kind is None else _tensors(kind) for kind in kinds]
+    first = held[0] if held else None
+    return first is not None and any(other is not None and (first < other or other < first) for other in held[1:])
 
 
 def _tensors(kind: Any) -> frozenset[Any]:
