@@ -13,7 +13,7 @@ import pytest
 import outgrow
 from outgrow import Deepen, Widen
 from outgrow.checkpoints.build_on_meta import build_on_meta, class_of, config_of
-from outgrow.checkpoints.growth_options import GrowthOption
+from outgrow.checkpoints.growth_options import GrowthOption, cut_to_few_layers, smallest_step
 from outgrow.checkpoints.inspect_checkpoint import CheckpointOptions
 from outgrow.checkpoints.plan_checkpoint import plan_checkpoint
 from outgrow.checkpoints.read_checkpoint import read_checkpoint
@@ -101,6 +101,16 @@ def test_the_configuration_of_a_large_model_takes_seconds(tmp_path: Path) -> Non
     assert found.files == (0, 0)
     assert found["layers"].sizes == (32,)
     assert "no weights, only a configuration" in str(found)
+
+
+def test_steps_are_searched_where_the_first_is_refused_for_its_size() -> None:
+    """One head is no whole group of two; 6 heads divide the width, 10 do not."""
+    sizes = {"hidden_size": 96, "intermediate_size": 24, "num_hidden_layers": 1, "vocab_size": 50}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
+    cut = cut_to_few_layers(transformers.LlamaForCausalLM, config)
+    steps, trial = smallest_step(cut, "heads", (4,))
+    assert steps == "+2 (not every multiple)"
+    assert "num_attention_heads" in trial.saved
 
 
 @pytest.mark.exhaustive

@@ -22,7 +22,7 @@ from outgrow.checkpoints.build_on_meta import build_on_meta, example_for
 from outgrow.checkpoints.cut_models import Cut, cut_config
 from outgrow.checkpoints.plan_checkpoint import grow_on_meta
 from outgrow.configuration.per_layer import COUNTS, PER_LAYER
-from outgrow.errors import CheckpointError, GrowthError
+from outgrow.errors import CheckpointError, GrowthError, SizeError
 from outgrow.growth_plan.plan import Plan
 from outgrow.model.example import Example
 from outgrow.model.known_values import on_meta
@@ -45,7 +45,7 @@ class Trial:
     reason: str
     saved: str = ""
     methods: tuple[str, ...] = ()
-    in_config: bool = False  # whether it is refused only since the configuration can't express the result
+    for_its_size: bool = False  # whether another size may work: the configuration can't express it, or units come in groups
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ class CutModel:
             growth, _ = grow_on_meta(self.kind, model, self.inputs(model), requests)
         except CheckpointError as error:
             reason = _first_line(error)
-            return Trial("exact, but " + (reason[:1].lower() + reason[1:]), in_config=True)
+            return Trial("exact, but " + (reason[:1].lower() + reason[1:]), for_its_size=True)
         except GrowthError as error:
-            return Trial(_first_line(error))
+            return Trial(_first_line(error), for_its_size=isinstance(error, SizeError))
         return Trial("", _fields(growth.plan), tuple(dict.fromkeys(change.method for change in growth.plan.changes)))
 
 
@@ -194,12 +194,12 @@ def _widening(cut: CutModel, kind: str, volumes: Sequence[Volume], outputs: tupl
     where = volumes[0].name + (f" + {len(volumes) - 1} more" if len(volumes) > 1 else "")
     unit = next((volume.unit for volume in volumes if volume.unit), "")
     can_grow = outputs or any(volume.growable or volume.extendable for volume in volumes)
-    steps, trial = _steps(cut, kind, sizes, None if can_grow else Trial(volumes[0].reason), outputs or None)
+    steps, trial = smallest_step(cut, kind, sizes, None if can_grow else Trial(volumes[0].reason), outputs or None)
     return GrowthOption(kind, where, sizes, unit, steps, trial.methods, trial.saved, trial.reason, outputs)
 
 
-def _steps(
-    cut: CutModel, kind: str, sizes: Sequence[int], first: Trial | None, outputs: tuple[str, ...] | None
+def smallest_step(
+    cut: CutModel, kind: str, sizes: Sequence[int], first: Trial | None = None, outputs: tuple[str, ...] | None = None
 ) -> tuple[str, Trial]:
     """The smallest step that works, as text, and its trial; or "" and the first refusal.
 
@@ -213,7 +213,7 @@ def _steps(
         if not trial.reason:
             again = trial if step == 1 else cut.trial(Widen(kind=kind, by=AGAIN * step, outputs=outputs))
             return (f"+{step:,}" if not again.reason else f"+{step:,} (not every multiple)"), trial
-        if not trial.in_config:  # refused for reasons that do not depend on the size, or only whole copies are exact
+        if not trial.for_its_size:  # refused for reasons that do not depend on the size, or only whole copies are exact
             break
     trial = cut.trial(Widen(kind=kind, factor=2.0, outputs=outputs))
     return ("× 2", trial) if not trial.reason else ("", first or trial)
