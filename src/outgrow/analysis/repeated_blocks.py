@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from outgrow.analysis.effects import VALUE_FIELDS, Contract, Effect, Operand
 from outgrow.analysis.labels import Labels, Layout
 from outgrow.analysis.roles import measuring_side, weight_of
-from outgrow.analysis.unit_states import Carried, Verdict
+from outgrow.analysis.unit_states import Carried, ScoreFeatures, Verdict
 from outgrow.trace.operators import Ref
 
 if TYPE_CHECKING:
@@ -78,7 +78,13 @@ class SimilarVolume:
             {self.named(writer): self.named(scale) for writer, scale in found.weights.items()},
             found.multiples,
             found.folded,
+            scores=[self._scores(scores) for scores in found.scores],
         )
+
+    def _scores(self, found: ScoreFeatures) -> ScoreFeatures:
+        zeroed, kept = (tuple((self.named(t), axis, at) for t, axis, at in rows) for rows in (found.zeroed, found.kept))
+        scalars = tuple(replace(scalar, op=self.op(scalar.op)) for scalar in found.scalars)
+        return replace(found, op=self.op(found.op), zeroed=zeroed, kept=kept, scalars=scalars)
 
     def op(self, index: int) -> int:
         return self.block.ops[self.model.ops.index(index)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
@@ -72,6 +73,41 @@ class MoveEps:
     exponent: Fraction
 
 
+Rows = tuple[str, int, tuple[int, ...]]  # tensor, axis, positions
+
+
+@dataclass(frozen=True)
+class ScoreScalar:
+    """An operator that multiplies with size^(−exponent), or divides by size^exponent, where size is that of a head."""
+
+    op: int
+    value: float
+    exponent: Fraction
+    divides: bool
+
+    def after(self, ratio: float) -> float:
+        """The scalar after a growth. ratio: old over new size."""
+        return self.value * math.pow(ratio, float(-self.exponent if self.divides else self.exponent))
+
+
+@dataclass(frozen=True)
+class ScoreFeatures:
+    """A product q·kᵀ that sums over the units: new rows of k are zero, old rows of q make up for scales that follow the size.
+
+    See `exactness/score_features.py`.
+    """
+
+    op: int
+    zeroed: tuple[Rows, ...]
+    kept: tuple[Rows, ...]
+    ratio: Ratio
+    scalars: tuple[ScoreScalar, ...]
+
+    def factor(self, new_units: int) -> float:
+        """The factor on the old rows of q."""
+        return math.pow(self.ratio(new_units), -float(sum((scalar.exponent for scalar in self.scalars), Fraction(0))))
+
+
 @dataclass
 class Verdict:
     """What a state demands of the slots of a volume, or the reason why it is refused.
@@ -93,6 +129,7 @@ class Verdict:
     scalars: dict[int, Fraction] = field(default_factory=dict)  # power of C/C′ on the scalar of an operator
     paid: bool = False  # what writes it is rescaled, so that no ε changes
     tied: str = ""  # a tensor that writes copies and reads them, so that the scale of what it reads is compensated before it
+    scores: list[ScoreFeatures] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

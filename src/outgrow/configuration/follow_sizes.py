@@ -231,7 +231,7 @@ def _options(
                 options[name] = value, [more_labels(value, reached[-1])]
         elif type(value) is int and VOCABULARY in name:
             new = _reached(value, gains)
-        elif type(value) is int and _is_width(name):
+        elif type(value) is int and (_is_width(name) or name in (HEAD, *HEAD_ELSEWHERE)):
             new = _reached(value, sizes)
         elif type(value) is float and "eps" in name:
             new = _reached(value, floats)
@@ -246,7 +246,7 @@ def _options(
         unset = unset and not (name == HEAD and any(own in fields for own in HEAD_ELSEWHERE))
         usual = _default(fields, name) if unset else None
         if usual is not None:
-            options[name] = None, [*(_reached(usual, sizes) if name in FOURFOLD else []), usual]
+            options[name] = None, [*_reached(usual, sizes), usual]
     return options
 
 

@@ -10,6 +10,7 @@ from outgrow.analysis.roles import measuring_side, weight_of
 from outgrow.analysis.unit_states import READER, Carried, Ratio, Refused, State, blended
 from outgrow.exactness.carried_units import Findings
 from outgrow.exactness.compensation import Compensation
+from outgrow.exactness.score_features import ScoreProducts
 from outgrow.exactness.tied_copies import extra_exponent, read_whole
 from outgrow.exactness.weight_sources import WeightSources
 
@@ -49,6 +50,10 @@ class Products:
         constant = [self.reading.constant[side.value] for side in (effect.left, effect.right)]
         if not any(constant):
             if (a.state is State.ZERO) != (b.state is State.ZERO):  # if both were zero, neither would get a gradient
+                return False
+            if a.state is b.state is State.ANY:
+                self.findings.require_unscaled(a, b)
+                ScoreProducts(self.findings).read(effect)
                 return False
             place = self.findings.op.module or self.findings.op.name
             raise Refused(f"two activations are multiplied and summed over it (as q·k is) in {place}")

@@ -46,10 +46,15 @@ class Clash:
     index: int
     module: str
     found: str
+    scalar: tuple[float, float] | None = None  # the scalar that the code uses, and the one that it should use
 
 
 class Disagreement(Exception):
-    """Stops a run at the first clash."""
+    """Stops a run at the first clash. scalar: the scalar that the code uses and the one that it should, if they differ."""
+
+    def __init__(self, found: str, scalar: tuple[float, float] | None = None) -> None:
+        super().__init__(found)
+        self.scalar = scalar
 
 
 class Checker(Watcher):
@@ -116,15 +121,15 @@ class Checker(Watcher):
         self.count += 1
 
     def _check_scalars(self, op: Op, args: Any) -> None:
-        """Raise if a scalar that the code computes (a scale from a width, say) changes; only the ε of a norm may."""
-        old, new = self.prediction.eps.get(op.index, (0.0, 0.0))
+        """Raise if a scalar that the code computes (from a width, say) changes; the ε of a norm and scales of scores may."""
+        old, new = self.prediction.eps.get(op.index) or self.prediction.scalars.get(op.index, (0.0, 0.0))
         for before, now in zip(op.args, args, strict=False):
             if isinstance(before, float) or (isinstance(before, (int, float)) and op.name in SCALING):
                 moves = bool(old) and math.isclose(before, old, rel_tol=1e-6)  # torch may pass an ε on in single precision
                 want, tolerance = (new, 1e-6) if moves else (before, 1e-9)
                 nans = math.isnan(want) and math.isnan(now)  # a mask, say
                 if not nans and not math.isclose(float(now), want, rel_tol=tolerance, abs_tol=1e-300):
-                    raise Disagreement(f"{op.name} uses {float(now):.6g} where {want:.6g} should be")
+                    raise Disagreement(f"{op.name} uses {float(now):.6g} where {want:.6g} should be", (float(now), want))
 
 
 class Fitter:
@@ -158,7 +163,8 @@ class Fitter:
         except Exception as error:
             index = min(checker.count, len(checker.expected) - 1)
             op = checker.expected[index]
-            return Clash(op.index, op.module, str(error).split("\n")[0] or type(error).__name__)
+            found = str(error).split("\n")[0] or type(error).__name__
+            return Clash(op.index, op.module, found, error.scalar if isinstance(error, Disagreement) else None)
         finally:
             journal.undo()
         return None
@@ -210,6 +216,8 @@ def fit(fitter: Fitter, plan: Plan, prediction: Prediction, past: int | None = N
 def _repairs(model: nn.Module, clash: Clash, prediction: Prediction, settings: Sequence[Setting]) -> Iterator[list[Setting]]:
     """Candidate repairs for a clash, most likely first: attributes equal to a size that changes there, with sister modules."""
     taken = {(s.module, s.name, s.item) for s in settings}
+    if clash.scalar is not None:
+        yield from _scales(model, clash.module, *clash.scalar, taken)
     same = [op.index for op in prediction.anatomy.reading.trace.ops if op.module == clash.module]
     later = [index for index in same if index >= clash.index][:NEARBY] or [clash.index]
     seen: set[tuple[str | int, str, Any, int]] = set()
@@ -224,6 +232,18 @@ def _repairs(model: nn.Module, clash: Clash, prediction: Prediction, settings: S
     earlier = [index for index in same if index < clash.index][-NEARBY:]  # two sizes of which the code takes the ratio
     before = _settings_at(model, clash.module, prediction, earlier, taken, seen)
     yield from ([one, two] for one in own for two in before if one.name != two.name and isinstance(_place(model, two), str))
+
+
+def _scales(
+    model: nn.Module, path: str, found: float, wanted: float, taken: set[tuple[str, str, Any]]
+) -> Iterator[list[Setting]]:
+    """Settings of floats that modules of a class keep, such as 1/√size: a scalar, or its square (torch takes the root)."""
+    kind = type(module_at(model, path))
+    for power in (1, 2):
+        for name, value in vars(module_at(model, path)).items():
+            if type(value) is float and math.isclose(value, found**power, rel_tol=1e-6):
+                alike = [p for p, module in model.named_modules() if type(module) is kind and vars(module).get(name) == value]
+                yield [Setting(p, name, value, wanted**power) for p in alike if (p, name, None) not in taken]
 
 
 def _settings_at(

@@ -6,7 +6,7 @@ Volumes are planned one after the other, each on the shapes after the ones befor
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,9 +85,9 @@ def _edits_of(anatomy: Anatomy, choice: Choice, seed: int, born: dict[tuple[str,
             recipe = Recipe("zero", drafted.models)
         now = born.setdefault((slot.tensor, slot.axis), np.arange(anatomy.origin[slot.tensor, slot.axis].size))
         original = slot_ids(anatomy, volume, slot)
-        for number in range(len(unit_runs(original, volume.count))):  # one insertion for runs of one length
+        for number, mine, special in _pieces(slot, unit_runs(original, volume.count), recipe, choice):
             ids = np.where(now >= 0, original[np.maximum(now, 0)], -1)
-            edit, after = _insertion(slot, len(ids), unit_runs(ids, volume.count)[number], recipe, choice, shared)
+            edit, after = _insertion(slot, len(ids), unit_runs(ids, volume.count)[number][mine], special, choice, shared)
             now = np.where(after >= 0, now[np.maximum(after, 0)], -1)
             edits.append(edit)
         born[slot.tensor, slot.axis] = now
@@ -95,6 +95,35 @@ def _edits_of(anatomy: Anatomy, choice: Choice, seed: int, born: dict[tuple[str,
         power = rescale.ratio(choice.new) ** float(rescale.exponent)
         edits.append(Rescaling(rescale.tensor, rescale.factor or power, rescale.offset))
     return edits
+
+
+def _pieces(slot: Slot, tables: list[Labels], recipe: Recipe, choice: Choice) -> Iterator[tuple[int, Labels, Recipe]]:
+    """One insertion for runs of one length and one recipe: the number of the table, its runs, and the recipe.
+
+    Rows of keys and queries that meet in a product over the units have their own recipes (see `exactness/score_features.py`).
+    """
+    for number, table in enumerate(tables):
+        if not choice.verdict.scores:
+            yield number, np.arange(len(table)), recipe
+            continue
+        recipes: dict[Recipe, list[int]] = {}
+        for run, first in enumerate(table[:, 0, 0].tolist()):
+            own = _of_scores(slot, first, recipe, choice) if slot.role == "writes" else recipe
+            recipes.setdefault(own, []).append(run)
+        for own, runs in recipes.items():
+            yield number, np.array(runs), own
+
+
+def _of_scores(slot: Slot, position: int, recipe: Recipe, choice: Choice) -> Recipe:
+    """The recipe of a run of rows that starts at a position."""
+    here = slot.tensor, slot.axis
+    for scores in choice.verdict.scores:
+        if any((tensor, axis) == here and position in positions for tensor, axis, positions in scores.zeroed):
+            return Recipe("zero", recipe.models)
+        if any((tensor, axis) == here and position in positions for tensor, axis, positions in scores.kept):
+            factor, count = scores.factor(choice.new), choice.volume.count
+            return replace(recipe, keep=(factor,) * count, gradient_keep=(1 / factor,) * count) if factor != 1 else recipe
+    return recipe
 
 
 def _insertion(

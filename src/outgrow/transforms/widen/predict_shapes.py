@@ -83,6 +83,16 @@ class Prediction:
                     result[index] = scalar, scalar * float(ratio ** float(exponent))
         return result
 
+    @cached_property
+    def scalars(self) -> dict[int, tuple[float, float]]:
+        """For each operator whose scalar follows the size of a head: its values before and after."""
+        return {
+            scalar.op: (scalar.value, scalar.after(scores.ratio(choice.new)))
+            for choice in self.choices
+            for scores in choice.verdict.scores
+            for scalar in scores.scalars
+        }
+
     def groups(self, index: int) -> tuple[int, int] | None:
         """Groups of a grouped convolution or group norm, before and after."""
         op, effect = self.anatomy.reading.trace.ops[index], self.anatomy.reading.effects[index]
