@@ -52,7 +52,7 @@ class ScoreProducts:
         place = block.axes.index(axis)
         line = self.places.ids(block.labels)[tuple(slice(None) if p == place else 0 for p in range(block.labels.ndim))]
         if (line < 0).any():
-            raise Refused(f"only a part of the features of a head can grow, and the others set its scale ({self.findings.place})")
+            raise Refused(f"only a part of a head's features can grow, and the others set its scale ({self.findings.place})")
         return Ratio(len(line), int((line == self.places.volume.count - 1).sum()))
 
     def _rows(self, side: Operand) -> Iterator[Rows]:

@@ -13,7 +13,7 @@ from outgrow.analysis.interpret_trace import Outcome, Reading
 from outgrow.analysis.labels import Block, Labels, Layout, block_at
 from outgrow.analysis.rules.product import rename
 from outgrow.trace.operators import Op, Ref, refs_in
-from outgrow.trace.view_regions import Box
+from outgrow.trace.view_regions import Box, Side
 
 WrittenPart = tuple[Ref, Box, Layout]  # written value, region, layout over the axes of the base
 
@@ -30,7 +30,8 @@ def write_through_view(reading: Reading, op: Op) -> Outcome:
     own = reading.layout(base)
     meeting = [(base, _inside(own, partial), {axis: size for axis, size in enumerate(shape) if axis not in partial})]
     for ref, box, layout in pieces:
-        sizes = {axis: side.size for axis, side in enumerate(box) if side.whole and axis not in partial}
+        spanned = {axis for block in layout for axis in block.axes if set(block.axes) & partial}  # by a grid: see `_pieced`
+        sizes = {axis: side.size for axis, side in enumerate(box) if side.whole and axis not in partial | spanned}
         meeting.append((ref, _inside(layout, partial), sizes))
     joint = reading.meet(op, meeting, shape)
     joint += tuple(block for block in own if set(block.axes) & partial)
@@ -55,6 +56,10 @@ def _pieced(reading: Reading, op: Op, base: Ref, pieces: Sequence[WrittenPart], 
     found = [(ref, box[axis], block_at(layout, axis)) for ref, box, layout in pieces]
     if not any(block is not None for _, _, block in found):
         return ()
+    if len(found) == 1 and found[0][2] is not None and reading.uniform[base.value]:
+        box, host = pieces[0][1], found[0][2]
+        if all(box[other].whole for other in host.axes if other != axis):
+            return _grid_with(reading, base, host, axis, found[0][1])
     if not reading.uniform[base.value] or any(block is not None and len(block.axes) > 1 for _, _, block in found):
         reading.pin_all([ref for ref, _, _ in pieces], "it is written into a tensor next to values with other axes", op)
         return ()
@@ -66,6 +71,17 @@ def _pieced(reading: Reading, op: Op, base: Ref, pieces: Sequence[WrittenPart], 
         elif side.count > 1 and not reading.uniform[ref.value]:
             reading.ties.fix(labels[here], "no parameter produces its values", op.module)
     return (Block((axis,), labels),)
+
+
+def _grid_with(reading: Reading, base: Ref, host: Block, axis: int, side: Side) -> Layout:
+    """Labels of a base in which a grid fills a part of one axis: DeepSeek's keys, some of whose features are written later."""
+    sizes = reading.shape(base)
+    labels = reading.ties.fresh([sizes[other] for other in host.axes])
+    here = slice(side.start, side.start + side.step * (side.count - 1) + 1, side.step)
+    labels[(*(slice(None),) * host.axes.index(axis), here)] = host.labels
+    if len(host.axes) > 1:
+        reading.ties.grid(labels)
+    return (Block(host.axes, labels),)
 
 
 def _effect(reading: Reading, base: Ref, written: Sequence[Ref]) -> Effect:
