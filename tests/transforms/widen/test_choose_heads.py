@@ -12,6 +12,7 @@ from torch import nn
 import outgrow
 from outgrow.errors import SelectionError, SizeError
 from tests.helpers.library_models import FAMILIES
+from tests.helpers.random_weights import randomise_parameters
 
 BY_NAME = {str(family): family for family in FAMILIES}
 SIZES = {"hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 4}  # three query heads per key head
@@ -105,3 +106,40 @@ def test_a_schedule_keeps_the_unit() -> None:
     schedule = outgrow.Schedule([outgrow.At(step=1, grow=[outgrow.Widen(kind="heads", by=2, unit="query")])])
     assert outgrow.Schedule.from_dict(schedule.to_dict()) == schedule
     assert str(schedule) == "step 1: Widen heads (query) '*' by 2"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "unit", "says"),
+    [
+        ("falcon", {}, None, {"num_attention_heads": 8, "hidden_size": 32}),
+        (
+            "falcon",
+            {"new_decoder_architecture": True, "num_kv_heads": 2},
+            "group",
+            {"num_attention_heads": 8, "num_kv_heads": 4},
+        ),
+        (
+            "falcon",
+            {"new_decoder_architecture": True, "num_kv_heads": 2},
+            "query",
+            {"num_attention_heads": 8, "num_kv_heads": 2},
+        ),
+        ("falcon", {"multi_query": False}, None, {"num_attention_heads": 8}),
+        ("phi3", {}, "query", {"num_attention_heads": 8, "num_key_value_heads": 2}),
+        ("deepseekv3", {}, None, {"num_attention_heads": 8, "num_key_value_heads": 8}),
+    ],
+)
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_packed_and_compressed_projections_grow(
+    name: str, options: dict[str, Any], unit: str | None, says: dict[str, int], attention: str
+) -> None:
+    family = replace(BY_NAME[name], options={**BY_NAME[name].options, **options, "attn_implementation": attention})
+    model: Any = randomise_parameters(family.build()).eval()
+    width = [outgrow.Widen(kind="width", factor=2)] if name == "falcon" else []  # its heads have the width between them
+    before = model(**family.example(seed=5)).logits.detach()
+    outgrow.grow(model, family.example(), outgrow.Widen(kind="heads", factor=2, unit=unit), *width)
+    assert {field: getattr(model.config, field) for field in says} == says
+    rebuilt: Any = type(model)(model.config).eval()
+    rebuilt.load_state_dict(model.state_dict())
+    for grown in (model, rebuilt):
+        torch.testing.assert_close(grown(**family.example(seed=5)).logits, before, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,101 @@
+"""The size of a head: new features cancel in q·kᵀ, and queries make up for a scale that follows the size."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import outgrow
+from tests.helpers.library_models import FAMILIES
+from tests.helpers.random_weights import randomise_parameters
+
+BY_NAME = {str(family): family for family in FAMILIES}
+X = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+class Attention(nn.Module):
+    """Attention with 3 heads of 4 features; how: where 1/√size comes from. norm: a norm over queries and keys."""
+
+    def __init__(self, how: str, packed: bool = False, norm: bool = False) -> None:
+        super().__init__()
+        self.how, self.size, self.packed = how, 4, packed
+        self.qkv = nn.Linear(12, 36) if packed else nn.ModuleList(nn.Linear(12, 12) for _ in range(3))
+        self.out = nn.Linear(12, 12)
+        self.scale = 4**-0.5
+        self.norm = nn.LayerNorm(4) if norm else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(x).chunk(3, -1) if self.packed else [layer(x) for layer in self.qkv]
+        q, k, v = (part.view(*x.shape[:2], -1, self.size).transpose(1, 2) for part in parts)
+        q, k = self.norm(q), self.norm(k)
+        if self.how == "kernel":
+            y = F.scaled_dot_product_attention(q, k, v)
+        else:
+            scores = q @ k.mT
+            scores = {
+                "attribute": lambda: scores * self.scale,
+                "size": lambda: scores / math.sqrt(self.size),
+                "none": lambda: scores,
+            }[self.how]()
+            y = scores.softmax(-1) @ v
+        return x + self.out(y.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("how", ["kernel", "attribute", "size", "none"])
+def test_the_size_of_heads_grows(how: str, packed: bool) -> None:
+    model = randomise_parameters(Attention(how, packed).double())
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    model(X).square().mean().backward()
+    optimizer.step()
+    before = model(X).detach()
+    outgrow.grow(model, X, outgrow.Widen(kind="head_dim", by=3), optimizer=optimizer)
+    assert (model.size, model.out.in_features) == (7, 21)
+    assert model.scale == pytest.approx(7**-0.5 if how == "attribute" else 0.5)
+    torch.testing.assert_close(model(X), before, rtol=1e-12, atol=1e-12)
+    for _ in range(2):  # keys learn first, then queries
+        optimizer.zero_grad()
+        model(X).square().mean().backward()
+        optimizer.step()
+    assert all((p.grad != 0).all() for p in model.qkv.parameters() if p.ndim == 2)
+
+
+def test_a_norm_over_the_features_is_refused_with_the_model_unchanged() -> None:
+    model = Attention("kernel", norm=True).double()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(outgrow.GrowthError):
+        outgrow.grow(model, X, outgrow.Widen(kind="head_dim", by=3))
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_rotary_encodings_are_refused_with_the_reason() -> None:
+    llama = BY_NAME["llama"]
+    with pytest.raises(outgrow.GrowthError, match="frequencies of a position encoding"):
+        outgrow.grow(llama.build(), llama.example(), outgrow.Widen(kind="head_dim", by=2))
+
+
+@pytest.mark.parametrize(
+    ("name", "requests", "says"),
+    [
+        ("vit", [("head_dim", {"by": 2})], {"head_dim": 6}),
+        ("t5", [("head_dim", {"by": 2})], {"d_kv": 6}),
+        ("gpt2", [("head_dim", {"factor": 2}), ("width", {"factor": 2})], {"n_embd": 32, "n_head": 4}),
+    ],
+)
+def test_a_library_loads_larger_heads(name: str, requests: list[Any], says: dict[str, int], tmp_path: Path) -> None:
+    family = BY_NAME[name]
+    model: Any = randomise_parameters(family.build().double()).eval()
+    example = {k: v.double() if v.is_floating_point() else v for k, v in family.example().items()}
+    before = model(**example).logits
+    outgrow.grow(model, example, *(outgrow.Widen(kind=kind, **size) for kind, size in requests))
+    assert {field: getattr(model.config, field) for field in says} == says
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path, dtype=torch.float64).eval()
+    for grown in (model, again):
+        torch.testing.assert_close(grown(**example).logits, before, rtol=1e-6, atol=1e-6)
