@@ -17,6 +17,8 @@ from tests.helpers.random_weights import randomise_parameters
 BY_NAME = {str(family): family for family in FAMILIES}
 SIZES = {"hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 4}  # three query heads per key head
 
+NEW_FALCON = {"new_decoder_architecture": True, "num_kv_heads": 2}
+
 
 def llama(**options: Any) -> nn.Module:
     family = BY_NAME["llama"]

@@ -78,7 +78,8 @@ def _grid_with(reading: Reading, base: Ref, host: Block, axis: int, side: Side) 
     sizes = reading.shape(base)
     labels = reading.ties.fresh([sizes[other] for other in host.axes])
     here = slice(side.start, side.start + side.step * (side.count - 1) + 1, side.step)
-    labels[(*(slice(None),) * host.axes.index(axis), here)] = host.labels
+    region = tuple(here if other == axis else slice(None) for other in host.axes)
+    labels[region] = host.labels
     if len(host.axes) > 1:
         reading.ties.grid(labels)
     return (Block(host.axes, labels),)

@@ -34,6 +34,7 @@ from outgrow.transforms.widen.layer_attributes import known_settings
 from outgrow.transforms.widen.predict_shapes import Prediction
 
 ROUNDS = 400
+RETURNS = 4  # repairs that are given up for others
 NEARBY = 40  # operators of the clashing module that are searched for sizes that change
 INDEXED = {"aten.gather", "aten.scatter", "aten.scatter_add", "aten.scatter_reduce"}
 SCALING = {"aten.mul", "aten.div", "aten.add", "aten.sub", "aten.rsub", "aten.embedding"}  # the last: its padding index
@@ -191,25 +192,37 @@ class Fitter:
 def fit(fitter: Fitter, plan: Plan, prediction: Prediction, past: int | None = None) -> tuple[list[Setting], Clash | None]:
     """Settings that make the model run at its new shapes, and the clash that no setting resolves, if there is one.
 
-    past: an operator; the search ends at the first clash behind it. Clashes only ever move forward.
+    past: an operator; the search ends at the first clash behind it. Clashes move forward, except if a repair of the same module
+    was wrong: Phi-3 multiplies two sizes, and if both are equal, either of them could have grown.
     """
     model = fitter.model
     before = {name: tuple(tensor.shape) for name, tensor in tensors_of(model).items()}
     shapes = plan.shapes(before)
     settings = [*known_settings(model, before, shapes, prediction), *plan.settings]
     clash = fitter.run(plan, settings, prediction)
-    rounds = 0
+    rounds, returns = 0, 0
+    trail: list[tuple[list[Setting], Clash, Setting]] = []  # before each repair: the settings, the clash, the repair
+    wrong: set[Setting] = set()  # repairs after which the same module has a clash that nothing resolves
+    furthest: tuple[list[Setting], Clash] | None = None
     while clash is not None and (past is None or clash.index <= past):
         for extra in _repairs(model, clash, prediction, settings):
+            if extra and extra[0] in wrong:
+                continue
             rounds += 1
             tried = fitter.run(plan, [*settings, *extra], prediction)
             if tried is None or tried.index > clash.index:
+                trail += [(settings, clash, extra[0])] if extra else []
                 settings, clash = [*settings, *extra], tried
                 break
         else:
-            return settings, clash
+            furthest = furthest or (settings, clash)
+            if not trail or trail[-1][1].module != clash.module or returns >= RETURNS:
+                return furthest
+            returns += 1
+            settings, clash, repair = trail.pop()
+            wrong.add(repair)
         if rounds > ROUNDS:
-            return settings, clash
+            return furthest or (settings, clash)
     return settings, clash
 
 
