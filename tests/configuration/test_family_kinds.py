@@ -15,12 +15,10 @@ pytest.importorskip("transformers")
 
 CELLS = [(row, kind) for row in TABLE for kind in KINDS]
 QUICK = {
-    ("Llama", "heads"),
     ("Gemma3", "depth"),
     ("GPT-2", "width"),
     ("Gemma2", "width"),
     ("T5", "width"),
-    ("OPT", "mlp"),
     ("BERT", "depth"),
 }
 

@@ -131,8 +131,9 @@ def test_every_changed_field_is_reported_and_the_library_reloads_the_model(
     assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(*pairs, strict=True))
 
 
-@pytest.mark.parametrize("order", ["interleave", "stack"])
-@pytest.mark.parametrize(("stack", "counts"), [("encoder.block", (4, 2)), ("decoder.block", (2, 4))])
+@pytest.mark.parametrize(
+    ("stack", "counts", "order"), [("encoder.block", (4, 2), "interleave"), ("decoder.block", (2, 4), "stack")]
+)
 def test_only_the_first_block_of_each_stack_of_t5_has_positions(
     stack: str, counts: tuple[int, int], order: str, tmp_path: Path
 ) -> None:
