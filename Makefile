@@ -44,6 +44,7 @@ bench: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	$(BIN)/python -m benchmarks.speed
 	$(BIN)/python -m benchmarks.large
+	$(BIN)/python -m benchmarks.checkpoints
 
 stall: $(READY)
 	$(BIN)/python -m benchmarks.stall

@@ -266,6 +266,26 @@ def test_large_tensors_are_computed_in_slabs(dtype: torch.dtype, tmp_path: Path,
         torch.testing.assert_close(value, expected[name].to(dtype), rtol=1e-6 if dtype == torch.float32 else 0, atol=0)
 
 
+@pytest.mark.parametrize("case", ["llama mlp and depth", "qwen3 tied, mlp and depth", "gpt2 mlp and depth", "bert mlp"])
+def test_models_are_compared_with_values_that_are_read_on_demand(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from outgrow.checkpoints import cut_models
+
+    monkeypatch.setattr(cut_models, "LARGE", 1)
+    read: list[str] = []
+    real = cut_models.Reader._values
+    monkeypatch.setattr(cut_models.Reader, "_values", lambda *given: (read.append(given[-1]), real(*given))[1])
+    name, requests = CASES[case]
+    save_small(name, tmp_path / "old", torch.bfloat16)
+    for mode in ("brief", "full"):
+        growth = outgrow.grow_checkpoint(tmp_path / "old", *requests, out=tmp_path / mode, verify=mode)
+        assert growth.comparison is not None
+        assert growth.comparison.agrees
+        assert len(set(read)) > 10
+        read.clear()
+
+
 def test_two_growths_do_not_write_to_one_directory(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     save_small("llama", tmp_path / "old")

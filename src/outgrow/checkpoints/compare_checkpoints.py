@@ -1,14 +1,16 @@
 """Compare the outputs of the old and the new model, in float32; old values are rounded to the new dtype if one was requested.
 
-`full` runs both, one after the other. `brief` needs little memory whatever the size of the model: both are cut to the same few
+`full` runs both, one after the other. `brief` needs little time whatever the size of the model: both are cut to the same few
 layers with their real weights. A grown block that computes the same does so in a shorter stack too, and a new block leaves its
 input unchanged; so the first old layers, with new blocks among them, must give the outputs of the old layers alone. The
-vocabulary is cut to its first tokens as well.
+vocabulary is cut to its first tokens as well. Large tensors are read when an operator uses them, so that one of them is in
+memory at a time.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from outgrow.checkpoints.build_on_meta import class_of, config_of, example_for
-from outgrow.checkpoints.cut_models import VOCABULARY, Cut, cut_model
+from outgrow.checkpoints.cut_models import VOCABULARY, Cut, Reader, cut_model
 from outgrow.checkpoints.plan_checkpoint import CheckpointPlan
 from outgrow.checkpoints.read_checkpoint import MergedTensor, StoredTensor, read_header
 from outgrow.checkpoints.tensor_bytes import open_files
@@ -34,7 +36,6 @@ from outgrow.verify.outputs import HALF, error
 
 MODES = ("brief", "full", "none")
 LAYERS = 2  # of the cut models
-LARGE = 2**28  # bytes of a layer in float32, beyond which one layer has to do
 LIMIT = 32 * torch.finfo(torch.float32).eps
 SENSITIVITY = 10  # times the change of the outputs when every weight changes by one unit in the last place
 CLOSER = 2  # the same for half precision, in which values are stored but not computed
@@ -82,20 +83,17 @@ def _compared(plan: CheckpointPlan, folder: str, mode: str, example: Example | N
         _check_memory(plan)
     kind = class_of(plan.checkpoint)
     try:
-        first = _built(kind, old, vocabulary)
-        inputs = example_for(first) if example is None else example
-        before = _outputs(first, inputs)
+        inputs, before = _outputs(kind, old, vocabulary, example)
     except Exception as reason:
         raise CheckpointError(f"the model can't be compared in this way ({reason}): {INSTEAD}") from reason
-    del first
     gc.collect()
     cut = tuple(replace(gain, at=tuple(place for place in gain.at if place < vocabulary)) for gain in plan.gains)
-    after = old_entries(before, _outputs(_built(kind, new, vocabulary), inputs), (*plan.gains, *cut))
+    after = old_entries(before, _outputs(kind, new, vocabulary, inputs)[1], (*plan.gains, *cut))
     found, limit = error(before, after), LIMIT
     if found > limit:
         coarse = plan.dtype or plan.checkpoint.dtype
-        times = CLOSER if coarse in HALF else SENSITIVITY
-        limit = max(limit, times * _sensitivity(_built(kind, old, vocabulary), inputs, before, coarse))
+        moved = _outputs(kind, old, vocabulary, inputs, coarse)[1]
+        limit = max(limit, (CLOSER if coarse in HALF else SENSITIVITY) * error(before, moved))
     return Comparison(what, found, limit)
 
 
@@ -114,7 +112,7 @@ def sides(plan: CheckpointPlan, folder: str, whole: bool) -> tuple[Side, Side, s
         return Side(config, (), names, plan.dtype), Side(plan.model.config, (), new_names), "of the whole model"
     old_cuts, new_cuts = [], []
     for container, count in stacks(plan):
-        one, other = _cuts(plan, container, count, names)
+        one, other = _cuts(plan, container, count)
         old_cuts.append(one)
         new_cuts.append(other)
     layers = " and ".join(counted(len(cut.kept), "layer") for cut in old_cuts) or "all layers"
@@ -140,58 +138,46 @@ def _counts(config: Mapping[str, Any]) -> set[int]:
     return {value for name, value in config.items() if name in COUNTS and type(value) is int}.union(*nested)
 
 
-def _cuts(
-    plan: CheckpointPlan, container: str, count: int, names: Mapping[str, StoredTensor | MergedTensor]
-) -> tuple[Cut, Cut]:
+def _cuts(plan: CheckpointPlan, container: str, count: int) -> tuple[Cut, Cut]:
     """The first layers of the old stack; in the new one the same, and some of the new blocks."""
-    size = sum(4 * stored.size // stored.dtype.itemsize for name, stored in names.items() if name.startswith(f"{container}.0."))
-    few = 1 if size > LARGE else LAYERS
-    kept = range(min(few, count))
+    kept = range(min(LAYERS, count))
     moved = [int(plan.plan.renamed(f"{container}.{layer}").rpartition(".")[2]) for layer in kept]
     inserted = sorted(int(path.rpartition(".")[2]) for path in plan.plan.new_blocks if path.rpartition(".")[0] == container)[
-        :few
+        :LAYERS
     ]
     total = count + sum(path.rpartition(".")[0] == container for path in plan.plan.new_blocks)
     return Cut(container, count, tuple(kept)), Cut(container, total, tuple(sorted([*moved, *inserted])))
 
 
-def _built(kind: Any, side: Side, vocabulary: int) -> nn.Module:
-    with open_files(tuple(dict.fromkeys(part.file for stored in side.stored.values() for part in stored.parts))) as files:
-        return cut_model(kind, side.config, side.cuts, vocabulary, side.stored, files, side.rounded)
-
-
 @torch.no_grad()
-def _outputs(model: nn.Module, example: Example) -> list[Tensor]:
-    """The floating-point tensors that a model returns, without its cache."""
-    with random_state():
-        assert isinstance(example, Mapping)
-        result = model(**example)
+def _outputs(
+    kind: Any, side: Side, vocabulary: int, example: Example | None, moved: torch.dtype | None = None
+) -> tuple[Example, list[Tensor]]:
+    """The example, and the floating-point tensors that a model returns for it, without its cache.
+
+    moved: a dtype by one unit in whose last place every weight is changed, which shows how sensitive the outputs are.
+    """
+    paths = tuple(dict.fromkeys(part.file for stored in side.stored.values() for part in stored.parts))
+    with open_files(paths) as files, random_state():
+        model = cut_model(kind, side.config, side.cuts, vocabulary, side.stored, Reader(files, side.rounded, moved))
+        inputs = example_for(model) if example is None else example
+        assert isinstance(inputs, Mapping)
+        result = model(**inputs)
     found = [value for value in model_outputs(result) if value.is_floating_point()]
     if not found or not all(bool(torch.isfinite(value).all()) for value in found):
         raise VerifyError("the model's outputs are not finite, or there are none")
-    return found
-
-
-@torch.no_grad()
-def _sensitivity(model: nn.Module, example: Example, before: list[Tensor], dtype: torch.dtype) -> float:
-    """The change of the outputs when every weight changes by one unit in the last place of the stored dtype."""
-    generator = torch.Generator().manual_seed(0)
-    step = torch.finfo(dtype).eps
-    for parameter in model.parameters():
-        signs = torch.randint(0, 2, parameter.shape, generator=generator).mul_(2).sub_(1)
-        parameter.mul_(1 + step * signs)
-    return error(before, _outputs(model, example))
+    return inputs, found
 
 
 def _check_memory(plan: CheckpointPlan) -> None:
-    """Raise unless the larger model fits into the free memory, in float32."""
-    needed = 4 * plan.growth.parameters[1]
+    """Raise unless the largest tensor fits into the free memory, in float32."""
+    needed = 4 * max(math.prod(tensor.shape) for tensor in plan.tensors)
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # not every system reports it
         return
     if needed > free:
         raise CheckpointError(
-            f"to compare the whole models takes {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free: "
-            "use --verify brief (verify='brief')"
+            f"to compare the whole models takes {needed / 1e9:.1f} GB of memory for the largest tensor, and {free / 1e9:.1f} "
+            "GB are free: use --verify brief (verify='brief')"
         )

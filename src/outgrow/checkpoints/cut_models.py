@@ -6,8 +6,10 @@ numbers of layers before those of another kind. Weights come from the files, by 
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +19,14 @@ from torch import Tensor, nn
 
 from outgrow.checkpoints.read_checkpoint import MergedTensor, StoredTensor
 from outgrow.checkpoints.tensor_bytes import Files, read_tensor
+from outgrow.checkpoints.values_on_demand import OnDemand
 from outgrow.configuration.per_layer import COUNTS, FIRST, LAYER_NUMBERS, PER_LAYER
 from outgrow.configuration.rebuild_from_config import EmptyOnMeta
 from outgrow.errors import CheckpointError
 from outgrow.model.sandbox import tensors_of
 
 VOCABULARY = 64
+LARGE = 2**22  # values from which on a tensor is read on demand, and those of it that are converted at once
 TOKENS = r".*token_id|.*_token_index"
 
 
@@ -88,12 +92,11 @@ def cut_model(
     cuts: Sequence[Cut],
     vocabulary: int,
     stored: Mapping[str, StoredTensor | MergedTensor],
-    files: Files,
-    rounded: torch.dtype | None = None,
+    reader: Reader,
 ) -> nn.Module:
-    """A model of the kept layers, in float32.
+    """A model of the kept layers. It reads large tensors while it runs.
 
-    stored: the tensors in the files by all of their names in the whole model. rounded: a dtype to which values are rounded.
+    stored: the tensors in the files by all of their names in the whole model.
     """
     with warnings.catch_warnings(), EmptyOnMeta():
         warnings.simplefilter("ignore")
@@ -107,7 +110,7 @@ def cut_model(
             name = cut.whole_name(name)
         return name
 
-    fill_model(model, lambda name, shape: _read(files, stored.get(whole(name)), shape, name, rounded))
+    fill_model(model, lambda name, shape: reader.tensor(stored.get(whole(name)), shape, name))
     return model.eval()
 
 
@@ -142,15 +145,43 @@ def _put(held: dict[str, Any], values: Mapping[int, Tensor]) -> None:
             held[name] = nn.Parameter(value, False) if isinstance(tensor, nn.Parameter) else value
 
 
-def _read(
-    files: Files, stored: StoredTensor | MergedTensor | None, shape: tuple[int, ...], name: str, rounded: torch.dtype | None
-) -> Tensor | None:
-    """The values of a stored tensor, or its first rows if the vocabulary was cut."""
-    if stored is None:
-        return None
-    if stored.shape[1:] != shape[1:] or len(stored.shape) != len(shape) or (shape and shape[0] > stored.shape[0]):
-        raise CheckpointError(f"{name} would have the shape {shape}, and {stored.shape} is stored")
-    tensor = read_tensor(files, stored, shape[0] if shape and shape != stored.shape else None)
-    if rounded is not None and tensor.is_floating_point():
-        tensor = tensor.to(rounded)
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """Reads stored tensors for a comparison, in float32 if they are stored with fewer bits.
+
+    rounded: a dtype to which values are rounded first. moved: a dtype by one unit in whose last place values are changed, up
+    or down at random.
+    """
+
+    files: Files
+    rounded: torch.dtype | None = None
+    moved: torch.dtype | None = None
+
+    def tensor(self, stored: StoredTensor | MergedTensor | None, shape: tuple[int, ...], name: str) -> Tensor | None:
+        """The values of a stored tensor, or its first rows if the vocabulary was cut; large ones are read on demand."""
+        if stored is None:
+            return None
+        if stored.shape[1:] != shape[1:] or len(stored.shape) != len(shape) or (shape and shape[0] > stored.shape[0]):
+            raise CheckpointError(f"{name} would have the shape {shape}, and {stored.shape} is stored")
+        if math.prod(shape) < LARGE:
+            return self._values(stored, shape, name)
+        return OnDemand(shape, _precise(stored.dtype), lambda: self._values(stored, shape, name))
+
+    def _values(self, stored: StoredTensor | MergedTensor, shape: tuple[int, ...], name: str) -> Tensor:
+        result = torch.empty(shape, dtype=_precise(stored.dtype))
+        if not shape:
+            return result.copy_(read_tensor(self.files, stored))
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        step = max(1, LARGE // max(1, math.prod(shape[1:])))
+        for first in range(0, shape[0], step):
+            part = result.narrow(0, first, min(step, shape[0] - first))
+            values = read_tensor(self.files, stored, part.shape[0], first)
+            part.copy_(values.to(self.rounded) if self.rounded is not None and values.is_floating_point() else values)
+            if self.moved is not None and part.is_floating_point():
+                signs = torch.empty(part.shape).uniform_(-1, 1, generator=generator).sign_()
+                part.mul_(signs.mul_(torch.finfo(self.moved).eps).add_(1))
+        return result
+
+
+def _precise(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
