@@ -46,7 +46,8 @@ START = (
     "import sys, torch\n"
     "if torch.version.cuda is None:\n"  # the torchvision wheel registers its operators for CUDA builds of torch only
     "    library = torch.library.Library('torchvision', 'DEF')\n"
-    "    [library.define(n + '(Tensor dets, Tensor scores, float iou_threshold) -> Tensor') for n in ('nms', 'qnms')]\n"
+    "    for name in ('nms', 'qnms'):\n"
+    "        library.define(name + '(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')\n"
 )
 COMMAND = "from outgrow.cli.main import main; sys.exit(main())"
 
@@ -173,7 +174,8 @@ def measure_streaming(folder: Path, size: dict[str, int], rounds: int) -> dict[s
 def stream_only(old: str, new: str, jobs: int) -> dict[str, float]:
     """Write the new weights of a growth that is planned already."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    exec(START)
+    kept: dict[str, Any] = {}  # the library is there as long as its object
+    exec(START, kept)
     import outgrow
     from outgrow.checkpoints.plan_checkpoint import plan_checkpoint
     from outgrow.checkpoints.read_checkpoint import read_checkpoint

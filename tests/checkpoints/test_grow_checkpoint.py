@@ -266,7 +266,9 @@ def test_large_tensors_are_computed_in_slabs(dtype: torch.dtype, tmp_path: Path,
         torch.testing.assert_close(value, expected[name].to(dtype), rtol=1e-6 if dtype == torch.float32 else 0, atol=0)
 
 
-@pytest.mark.parametrize("case", ["llama mlp and depth", "qwen3 tied, mlp and depth", "gpt2 mlp and depth", "bert mlp"])
+@pytest.mark.parametrize(
+    "case", ["llama mlp and depth", "qwen3 tied, mlp and depth", "gpt2 mlp and depth", "bert mlp and vocabulary"]
+)
 def test_models_are_compared_with_values_that_are_read_on_demand(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

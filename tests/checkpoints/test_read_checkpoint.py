@@ -48,6 +48,19 @@ def shorten(folder: Path, count: int) -> None:
     shards(folder)[0].write_bytes(content[:-count] if count > 0 else content + bytes(-count))
 
 
+def without(folder: Path, field: str) -> None:
+    """Remove a field of the configuration."""
+    config = json.loads((folder / "config.json").read_text())
+    del config[field]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def rename_dtype(folder: Path) -> None:
+    """Give a tensor a dtype of 8 bits, as quantised checkpoints have it."""
+    content = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(content.replace(b'"dtype":"F32"', b'"dtype":"F8X"', 1))
+
+
 SHARDED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a missing shard": (lambda folder: shards(folder)[1].unlink(), "the shard is missing"),
     "a truncated shard": (lambda folder: shorten(folder, 7), "is truncated"),
@@ -64,6 +77,10 @@ WHOLE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "pickle": (lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"), "as pickle"),
     "another class": (lambda folder: set_config(folder, architectures=["NoSuchModel"]), "no such class"),
     "another family": (lambda folder: set_config(folder, model_type="no-such-type"), "does not contain"),
+    "an unknown dtype": (rename_dtype, "has the dtype F8X, which can't be grown; known: F64, F32"),
+    "no class in the config": (lambda folder: without(folder, "architectures"), "write the class that the weights belong to"),
+    "no family in the config": (lambda folder: without(folder, "model_type"), "config.json has the model_type None"),
+    "no size in the config": (lambda folder: without(folder, "intermediate_size"), r"and \(11008, 16\) by the configuration"),
     "quantised": (lambda folder: set_config(folder, quantization_config={"bits": 4}), "weights are quantised"),
     "another size": (lambda folder: set_config(folder, intermediate_size=32), r"and \(32, 16\) by the configuration"),
     "a missing tensor": (lambda folder: rewrite(folder, lambda t: t.__delitem__("model.norm.weight")), "needs it"),

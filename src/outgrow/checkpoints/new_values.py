@@ -75,7 +75,8 @@ def values_after(names: Iterable[str], steps: Sequence[Step]) -> dict[str, Value
             for name, edits in edits_by_tensor(plan).items():
                 weights = {edit.weights for edit in edits if isinstance(edit, Insertion) and edit.weights}
                 others = {other: before[other] for other in weights}
-                values[name] = Edited(before[name], edits, plan.seed, step.inits, others)
+                fresh = TensorEdits(edits)  # without the positions that the dry run has cached
+                values[name] = Edited(before[name], fresh, plan.seed, step.inits, others)
     return values
 
 

@@ -29,6 +29,7 @@ from outgrow.growth_plan.plan import Plan
 from outgrow.model.example import Example, call, describe_example
 from outgrow.model.known_values import on_meta
 from outgrow.model.meta_copy import CachedShapes
+from outgrow.process.garbage_collection import release_memory
 from outgrow.transforms.all_transforms import Transform, check_transforms
 from outgrow.verify.new_entries import NewOutputEntries
 
@@ -112,6 +113,7 @@ def plan_checkpoint(
     if dtype is not None:
         model.config.dtype = dtype
     tensors = _new_tensors(checkpoint, model, names, loading, values, growth.plan, dtype)
+    release_memory()  # the analysis of a large model takes more than the streaming of its tensors
     return CheckpointPlan(checkpoint, model, growth, names, tensors, tuple(requests), seed, describe_example(inputs), dtype)
 
 

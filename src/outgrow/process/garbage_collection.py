@@ -7,9 +7,10 @@ are freed by their reference counts, without a search.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 @contextmanager
@@ -22,3 +23,10 @@ def without_garbage_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def release_memory() -> None:
+    """Collect garbage, and return free memory to the system, where the C library (glibc) can do that."""
+    gc.collect()
+    with suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
