@@ -124,6 +124,13 @@ def test_what_no_configuration_describes_leaves_it_alone_and_says_so(kind: str, 
     assert NOT_UPDATED in str(growth)
 
 
+def test_heads_without_the_width_are_reported_with_the_way_out() -> None:
+    growth = outgrow.widen(build("gpt2"), example("gpt2"), kind="heads", factor=2)
+    assert "let both grow in one call: outgrow.Widen(kind='heads', factor=2), outgrow.Widen(kind='width', factor=2)" in str(
+        growth
+    )
+
+
 def test_the_last_of_several_growths_completes_what_the_configuration_can_say() -> None:
     model, given = build("llama"), example("llama")
     for layer, to in ((0, 36), (1, 30), (1, 36)):

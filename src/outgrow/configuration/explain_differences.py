@@ -10,6 +10,8 @@ from outgrow.configuration.rebuild_from_config import OtherEpsilon, RebuiltDiffe
 from outgrow.model.module_paths import joined_path
 
 NOT_UPDATED = "config: it does not describe the grown model"
+HEADS = ("heads", "n_head")  # ends of names
+STREAMS = {"hidden_size", "n_embd", "d_model", "dim"}
 LONG = 40  # characters of a list in a report
 
 Guess = Mapping[tuple[str, str], tuple[Any, Any]]  # module that holds the configuration, name → value before and after
@@ -29,7 +31,15 @@ def explained(failures: Sequence[tuple[Guess, RebuiltDiffers]], steady: Steady) 
     written = ", ".join(f"{name} {shown(value)}" for name, value in values.items())
     if isinstance(reason, Unbuildable):
         return f"with {written}, {reason}" if written else str(reason)
-    return f"built from it{f' with {written}' if written else ''}, {reason}"
+    return f"built from it{f' with {written}' if written else ''}, {reason}{_with_the_width(values, reason)}"
+
+
+def _with_the_width(values: Mapping[str, Any], reason: RebuiltDiffers) -> str:
+    """The way out where only the number of heads has grown, and a tensor has another shape; empty elsewhere."""
+    if type(reason) is not RebuiltDiffers or not any(name.endswith(HEADS) for name in values) or STREAMS & values.keys():
+        return ""
+    both = "outgrow.Widen(kind='heads', factor=2), outgrow.Widen(kind='width', factor=2)"
+    return f"; if it derives the size of a head from the width, let both grow in one call: {both}"
 
 
 def _two_values(values: Mapping[str, Any], reason: OtherEpsilon, steady: Steady) -> str:
