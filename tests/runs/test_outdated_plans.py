@@ -77,7 +77,7 @@ def in_training(*grow: Any, **options: Any) -> tuple[Mlp, AdamW, outgrow.Run]:
 
 DOUBLE = outgrow.Widen("blocks.0.up", factor=2)
 CASES: dict[str, tuple[Any, Callable[[nn.Module], None], type[Exception], str]] = {
-    "another method": (DOUBLE, becomes(Normed, "blocks.0"), VerifyError, "now be another: blocks.0.up: 8 → 16 by net2net"),
+    "another method": (DOUBLE, becomes(Normed, "blocks.0"), VerifyError, "now be another: blocks.0.up: 8 → 16 by mean"),
     "no such method": (
         WIDEN,
         becomes(Normed, "blocks.0"),

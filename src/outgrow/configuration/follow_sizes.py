@@ -116,9 +116,10 @@ def _settled(
             trial.undo()
             _changed(shared)
             return _settled(model, path, example, plans, journal, None)
-        more = [*_copies(model, path, other, guess), *_stale(path, part, other, sizes)]
-        if more:
+        copies = _copies(model, path, other, guess)
+        if copies:
             _changed(shared)
+        more = [*copies, *_stale(path, part, other, sizes)]  # the pass in train mode comes after these and checks them
         for setting in more:
             apply_setting(model, setting, journal)
         return [*settings, *more]
