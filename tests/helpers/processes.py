@@ -40,6 +40,10 @@ def launch(*names: str) -> None:
 
     A new process imports the libraries, which takes seconds, and forks the ranks. Their environment is that of `torchrun`.
     """
+    if not hasattr(os, "fork"):
+        import pytest
+
+        pytest.skip("the ranks of these tests are forked, and this platform has no os.fork")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     environment["PYTHONPATH"] = os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])
