@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,29 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.helpers.library_models import FAMILIES, Family
-
-SHIM = """
-import torch
-if torch.version.cuda is None:  # the torchvision wheel registers its operators for CUDA builds of torch only
-    library = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        library.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-"""
-READER = """
-import json, sys, warnings
-import transformers
-from safetensors.torch import load_file, save_file
-transformers.logging.disable_progress_bar()
-for folder, ids, result in json.loads(sys.argv[1]):
-    config = transformers.AutoConfig.from_pretrained(folder)
-    kind = getattr(transformers, config.architectures[0])
-    model, about = kind.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
-    assert not about["missing_keys"] and not about["unexpected_keys"] and not about["mismatched_keys"], about
-    with torch.no_grad():
-        logits = model.eval()(**load_file(ids)).logits
-    save_file({"logits": logits.contiguous()}, result)
-assert "outgrow" not in sys.modules
-"""
+from tests.helpers.read_elsewhere import elsewhere
 
 
 def family(name: str, layers: int = 4) -> Family:
@@ -46,9 +21,9 @@ def family(name: str, layers: int = 4) -> Family:
     return replace(found, options=options)
 
 
-def save_small(name: str, folder: Path, dtype: torch.dtype = torch.float32, shard: str = "5GB") -> nn.Module:
+def save_small(name: str, folder: Path, dtype: torch.dtype = torch.float32, shard: str = "5GB", layers: int = 4) -> nn.Module:
     """Save a small random model; returns it in float32, with the saved values."""
-    model: Any = family(name).build()
+    model: Any = family(name, layers).build()
     model.to(dtype).save_pretrained(folder, max_shard_size=shard)
     result: nn.Module = model.float()
     return result
@@ -73,6 +48,5 @@ def logits_elsewhere(folders: Sequence[Path], examples: Sequence[dict[str, Tenso
         ids, result = scratch / f"ids{number}.safetensors", scratch / f"logits{number}.safetensors"
         save_file({name: value.contiguous() for name, value in example.items()}, ids)
         tasks.append((str(folder), str(ids), str(result)))
-    done = subprocess.run([sys.executable, "-c", SHIM + READER, json.dumps(tasks)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    elsewhere("logits", tasks)
     return [load_file(result)["logits"] for _, _, result in tasks]

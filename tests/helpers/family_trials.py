@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +16,7 @@ import outgrow
 from outgrow.configuration.explain_differences import NOT_UPDATED
 from tests.helpers.family_cases import Cell, Row
 from tests.helpers.judging import distance
-from tests.helpers.read_elsewhere import INPUTS, RESULTS, results, scores
+from tests.helpers.read_elsewhere import INPUTS, RESULTS, elsewhere, results, scores
 
 ROOT = Path(__file__).parents[2]
 WANTED = "wanted.safetensors"
@@ -56,7 +52,7 @@ def try_cells(cells: Sequence[tuple[Row, str]], folder: Path) -> list[Trial]:
     """Grow all cells here, then read what was saved in one other process."""
     trials = [_tried(row, kind, folder / f"{row.name} {kind}") for row, kind in cells]
     saved = [trial for trial in trials if trial.verdict == EXACT]
-    failures = _read_elsewhere([(folder / str(trial), trial.row.generates) for trial in saved], folder)
+    failures = elsewhere("outputs_of_families", [(str(folder / str(trial)), trial.row.generates) for trial in saved])
     return [_judged(trial, folder / str(trial), failures) if trial in saved else trial for trial in trials]
 
 
@@ -119,18 +115,6 @@ def _difference(wanted: dict[str, Tensor], found: dict[str, Tensor], limit: floa
         elif (error := distance(wanted[name], found[name])) > limit:
             return f"{name} differ by {error:.1e}"
     return ""
-
-
-def _read_elsewhere(folders: Sequence[tuple[Path, bool]], scratch: Path) -> dict[str, str]:
-    """Read saved models in a process that never imports outgrow; returns what went wrong, by folder."""
-    tasks = scratch / "tasks.json"
-    tasks.write_text(json.dumps([(str(folder), generates) for folder, generates in folders]))
-    command = [sys.executable, "-m", "tests.helpers.read_elsewhere", str(tasks)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    failures: dict[str, str] = json.loads(tasks.with_suffix(".failures.json").read_text())
-    return failures
 
 
 def _judged(trial: Trial, folder: Path, failures: dict[str, str]) -> Trial:
