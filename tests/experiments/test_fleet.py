@@ -6,6 +6,7 @@ The kernels do nothing here (test_fused runs them), so that this takes no GPU, a
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,21 +77,49 @@ def short(arm: Arm) -> Arm:
     return replace(arm, stages=tuple(replace(stage, epochs=1, looks=min(stage.looks, 1)) for stage in arm.stages))
 
 
-MORE = pytest.param("more", marks=pytest.mark.exhaustive)
+def alike(arm: Arm) -> Arm:
+    """An arm whose growths and schedules have common rates, decays and spans: kernels that compute nothing do not read them."""
+    stages = [
+        replace(
+            stage,
+            rate=1e-3,
+            decay=1e-3,
+            span=float(stage.span > 0),
+            takes=float(stage.takes > 0),
+            rewarm=float(stage.rewarm > 0),
+            new_rate=1.0 if stage.new_rate == 1 else 0.5,
+            grow=stage.grow and replace(stage.grow, init="std", scale=1.0),
+        )
+        for stage in arm.stages
+    ]
+    return replace(arm, stages=tuple(stages))
 
 
-@pytest.mark.parametrize("which", ["paper", MORE, "tuning", "sweep", "protocol", "own tuning"])
-def test_every_arm_goes_through_the_fused_engine(which: str, tmp_path: Path) -> None:
-    arms = {
-        "paper": paper_arms,
-        "more": more_arms,
-        "tuning": lambda: [arm for arm in protocol.tuning_arms() if arm.name.endswith("@2-0.001-0.01")],
-        "sweep": lambda: protocol.sweep_arms(TUNED)[::5],
-        "protocol": lambda: [arm for arm in protocol.protocol_arms(TUNED) if arm.name.endswith("@4")],
-        "own tuning": lambda: [arm for arm in own_tuning.tuning_arms() if arm.name.endswith("@2-0.016-0.2")],
-    }[which]()
+SETS: dict[str, Callable[[], list[Arm]]] = {
+    "paper": paper_arms,
+    "more": more_arms,
+    "tuning": lambda: [arm for arm in protocol.tuning_arms() if arm.name.endswith("@2-0.001-0.01")],
+    "sweep": lambda: protocol.sweep_arms(TUNED)[::5],
+    "protocol": lambda: [arm for arm in protocol.protocol_arms(TUNED) if arm.name.endswith("@4")],
+    "own tuning": lambda: [arm for arm in own_tuning.tuning_arms() if arm.name.endswith("@2-0.016-0.2")],
+}
+
+
+def go_through_the_fused_engine(arms: Sequence[Arm], folder: Path) -> None:
     segments = all_segments([short(arm) for arm in arms], [0])
-    assert Training(segments, some_data(), Watched, shape_of, Store(tmp_path), batch=8).run()
+    assert Training(segments, some_data(), Watched, shape_of, Store(folder), batch=8).run()
+
+
+def test_every_kind_of_arm_goes_through_the_fused_engine(tmp_path: Path) -> None:
+    """What arms have in common apart from their rates is trained once."""
+    arms = [alike(arm) for name, make in SETS.items() if name != "more" for arm in make()]
+    go_through_the_fused_engine(arms, tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("which", SETS)
+def test_every_arm_goes_through_the_fused_engine(which: str, tmp_path: Path) -> None:
+    go_through_the_fused_engine(SETS[which](), tmp_path)
 
 
 def test_shapes_are_compiled_before_they_are_needed() -> None:
