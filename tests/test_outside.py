@@ -59,11 +59,25 @@ class Plain(nn.Module):
         self.kinds = nn.Embedding(2, 4)
 
 
-def test_a_run_is_saved_and_resumed_in_a_new_process(installed: Path, tmp_path: Path) -> None:
-    for _ in range(2):  # the whole run, saved half way; then from there on
-        python(installed, "-m", "outside_growth.train", str(tmp_path))
+@pytest.fixture(scope="session")
+def used(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Two commands, and then a run that is saved half way, in one process: the folder of the run and what was printed."""
+    folder = tmp_path_factory.mktemp("used")
+    schedule, model = str(installed / "outside_growth" / "schedule.toml"), "outside_growth.train:build"
+    commands = [["timeline", schedule, "--model", model], ["inspect", model]]
+    program = (
+        "import pathlib; from outgrow.cli.main import main; "
+        f"[main(command) for command in {commands!r}]; "
+        f"from outside_growth.train import main; main(pathlib.Path({str(folder)!r}))"
+    )
+    return folder, python(installed, "-c", program)
+
+
+def test_a_run_is_saved_and_resumed_in_a_new_process(installed: Path, used: tuple[Path, str]) -> None:
+    folder, _ = used
+    python(installed, "-m", "outside_growth.train", str(folder))
     names = "whole.pt", "half.pt", "resumed.pt"
-    whole, half, resumed = (torch.load(tmp_path / name, weights_only=True) for name in names)
+    whole, half, resumed = (torch.load(folder / name, weights_only=True) for name in names)
     assert half["model"]["value.weight"].shape == (12, 4)
     assert whole["model"]["gate.weight"].shape == (14, 4)
     assert whole["model"]["kinds.weight"].shape == (5, 4)
@@ -74,14 +88,12 @@ def test_a_run_is_saved_and_resumed_in_a_new_process(installed: Path, tmp_path: 
     for key, state in states[0].items():
         assert torch.equal(state["momentum"], states[1][key]["momentum"])
     assert "outside_growth" not in sys.modules  # a file's history is read without the package
-    model = outgrow.load(Plain().double(), tmp_path / "whole.pt")
+    model = outgrow.load(Plain().double(), folder / "whole.pt")
     assert (model.value.out_features, model.gate.out_features, model.out.in_features) == (14, 14, 14)
 
 
-def test_commands_find_its_method_and_operator_by_the_entry_point(installed: Path) -> None:
-    schedule, model = str(installed / "outside_growth" / "schedule.toml"), "outside_growth.train:build"
-    commands = ["timeline", schedule, "--model", model], ["inspect", model]
-    printed = python(installed, "-c", f"from outgrow.cli.main import main; [main(command) for command in {commands!r}]")
+def test_commands_find_its_method_and_operator_by_the_entry_point(used: tuple[Path, str]) -> None:
+    _, printed = used
     assert "8 → 12" in printed
     assert "12 → 14" in printed
     assert "kinds: 2 → 5" in printed
