@@ -19,8 +19,8 @@ pytest.importorskip("transformers.core_model_loading")
 
 MLP, HEADS, WIDTH = Widen(kind="mlp", factor=2), Widen(kind="heads", by=2), Widen(kind="width", factor=1.5)
 CASES: dict[str, tuple[str, list[Any]]] = {
-    "mixtral": ("mixtral", [MLP, HEADS, WIDTH, Deepen(layers=4)]),
-    "qwen3moe": ("qwen3moe", [MLP, Deepen(layers=4)]),
+    "mixtral": ("mixtral", [MLP, HEADS, WIDTH, Deepen(layers=6)]),
+    "qwen3moe": ("qwen3moe", [MLP, Deepen(layers=6)]),
     "qwen2moe": ("qwen2moe", [MLP, WIDTH]),
 }
 
@@ -28,7 +28,7 @@ CASES: dict[str, tuple[str, list[Any]]] = {
 @pytest.mark.parametrize("case", ["mixtral", "qwen3moe", pytest.param("qwen2moe", marks=pytest.mark.exhaustive)])
 def test_experts_are_streamed_in_the_form_of_the_files(case: str, tmp_path: Path) -> None:
     name, requests = CASES[case]
-    model = save_small(name, tmp_path / "old", shard="20KB", layers=3)
+    model = save_small(name, tmp_path / "old", shard="20KB")
     outgrow.grow_checkpoint(tmp_path / "old", *requests, out=tmp_path / "new", seed=3, shard_size=30_000)
     expected = copy.deepcopy(model)
     outgrow.grow(expected, family(name).example(), *requests, seed=3, check=False)
