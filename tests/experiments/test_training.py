@@ -280,7 +280,7 @@ def test_records_are_label_red_green_blue_row_by_row(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    write_cifar(tmp_path, monkeypatch, images=26)  # in each of five files, for one batch
+    write_cifar(tmp_path, monkeypatch, images=52)  # in each of five files
     place = ["--data", str(tmp_path), "--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
     assert main(["OF-Rand", "--seeds", "1", *place]) == 0
     result = json.loads((tmp_path / "results" / "OF-Rand.json").read_text())
