@@ -26,6 +26,18 @@ def test_timm_models_build_by_name_also_where_torchvision_lacks_its_operators() 
 
 
 def test_a_users_model_builds_if_its_imports_include_torchvision(tmp_path: Path) -> None:
+    (tmp_path / "with_torchvision.py").write_text(
+        "import torch, torchvision\nfrom torch import nn\n"
+        "def build():\n"
+        "    return nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)), torch.zeros(1, 3)\n"
+    )
+    done = lean(f"import os, outgrow.cli.main as c; os.chdir({str(tmp_path)!r}); c.main(['inspect', 'with_torchvision:build'])")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert row(done.stdout, "0")[1] == "5"
+
+
+@pytest.mark.exhaustive
+def test_a_users_model_builds_if_its_imports_include_transformers(tmp_path: Path) -> None:
     (tmp_path / "with_llama.py").write_text(
         "import torch\nfrom transformers import LlamaConfig, LlamaModel\n"
         "def build():\n"

@@ -52,6 +52,7 @@ def test_the_same_results_give_the_same_bytes(small: Path) -> None:
     assert one[Path("report.html")].count(b"data:image/png;base64,") == 9  # three methods, three moments
 
 
+@pytest.mark.exhaustive
 def test_committed_results_give_the_same_figures_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "FIGURES", figures.FIGURES[:1])
     figures.main(["--out", str(tmp_path)])
