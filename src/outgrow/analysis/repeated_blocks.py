@@ -68,16 +68,16 @@ class SimilarVolume:
         return re.sub(pattern, lambda _: self.block.path, text)
 
     def verdict(self, found: Verdict) -> Verdict:
-        return Verdict(
-            found.state,
-            self.named(found.refusal),
-            self.named(found.stuck),
-            {(self.named(tensor), axis): demand for (tensor, axis), demand in found.readers.items()},
-            [replace(rescale, tensor=self.named(rescale.tensor)) for rescale in found.rescales],
-            [replace(eps, op=self.op(eps.op), module=self.named(eps.module)) for eps in found.eps],
-            {self.named(writer): self.named(scale) for writer, scale in found.weights.items()},
-            found.multiples,
-            found.folded,
+        return replace(
+            found,
+            refusal=self.named(found.refusal),
+            stuck=self.named(found.stuck),
+            readers={(self.named(tensor), axis): demand for (tensor, axis), demand in found.readers.items()},
+            rescales=[replace(rescale, tensor=self.named(rescale.tensor)) for rescale in found.rescales],
+            eps=[replace(eps, op=self.op(eps.op), module=self.named(eps.module)) for eps in found.eps],
+            weights={self.named(writer): self.named(scale) for writer, scale in found.weights.items()},
+            scalars={self.op(op): power for op, power in found.scalars.items()},
+            tied=self.named(found.tied),
             scores=[self._scores(scores) for scores in found.scores],
         )
 
