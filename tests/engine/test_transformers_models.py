@@ -75,7 +75,7 @@ CASES = [
         "LlamaForCausalLM",
         "LlamaConfig",
         GROUPED,
-        {"model.embed_tokens": 24, "model.layers.0.self_attn.q_proj": 3, "model.layers.1.mlp.gate_proj": 36},
+        {"model.embed_tokens": 24, "model.layers.0.self_attn.q_proj": 6, "model.layers.1.mlp.gate_proj": 36},
         {"model.rotary_emb": ROTARY},
     ),
     Case(
@@ -99,14 +99,14 @@ CASES = [
         "MistralForCausalLM",
         "MistralConfig",
         {**GROUPED, "sliding_window": 8},
-        {"model.embed_tokens": 24, "model.layers.0.self_attn.q_proj": 3, "model.layers.1.mlp.gate_proj": 36},
+        {"model.embed_tokens": 24, "model.layers.0.self_attn.q_proj": 6, "model.layers.1.mlp.gate_proj": 36},
         {"model.rotary_emb": ROTARY},
     ),
     Case(
         "Qwen3ForCausalLM",
         "Qwen3Config",
         {**GROUPED, "head_dim": 8, "tie_word_embeddings": True},
-        {"model.embed_tokens": 24, "model.layers.0.self_attn.q_proj": 3, "model.layers.1.mlp.gate_proj": 36},
+        {"model.embed_tokens": 24, "model.layers.0.self_attn.q_proj": 6, "model.layers.1.mlp.gate_proj": 36},
         {"model.rotary_emb": ROTARY},
     ),
     Case(

@@ -13,19 +13,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch import nn
 
+from outgrow.analysis.attention_products import HEAD_DIM as KIND_OF_HEAD_SIZES
+from outgrow.analysis.attention_products import HEADS as KIND_OF_HEADS
 from outgrow.apply.apply_plan import apply_setting
 from outgrow.configuration.explain_differences import Guess, explained, shown
 from outgrow.configuration.lists_and_ratios import new_lists, new_ratios
 from outgrow.configuration.numbers_of_outputs import LABELS, VOCABULARY, is_new_outputs, more_labels
 from outgrow.configuration.rebuild_from_config import NAME, Pairs, RebuiltDiffers, rebuilt, stale_sizes
 from outgrow.errors import TraceError
-from outgrow.growth_plan.plan import Plan, Setting, renamed
+from outgrow.growth_plan.plan import Change, Plan, Setting, renamed
 from outgrow.model.example import Example
 from outgrow.model.journal import Journal
 from outgrow.model.module_calls import Call, calls_of
@@ -97,7 +100,7 @@ def _settled(
     part = model.get_submodule(path)
     run = _call(model, path, example) if shared is None else shared
     sure = run is not None and not gates_of(part)  # unfinished fades: outputs can't be compared
-    steady, sizes = _steady(part, path, plans), _pairs(path, plans)[0]
+    steady, sizes = _steady(part, path, plans), _pairs(path, plans).sizes
     failures: list[tuple[Guess, RebuiltDiffers]] = []
     for guess in itertools.islice(guesses(model, path, plans), TRIES if sure else 1):
         trial = Journal()
@@ -169,7 +172,7 @@ def guesses(model: nn.Module, path: str, plans: Sequence[Plan]) -> Iterator[Gues
     configs = _configs(model, path)
     for holder, config in configs.items():
         before = _before(model, config, plans[-1:])
-        for name, (old, values) in _options(config, before, *_pairs(holder, plans)).items():
+        for name, (old, values) in _options(config, before, _pairs(holder, plans)).items():
             options[holder, name] = old, values
     for picked in itertools.product(*(values for _, values in options.values())):
         chosen = dict(zip(options, picked, strict=True))
@@ -203,18 +206,46 @@ def _configs(model: nn.Module, path: str) -> dict[str, Any]:
     return found
 
 
-def _pairs(holder: str, plans: Sequence[Plan]) -> tuple[Pairs, Pairs, Pairs]:
-    """Sizes of volumes inside a module, floats that growths have set there, and numbers of outputs, before and after."""
+@dataclass(frozen=True)
+class _Grown:
+    """Values inside a module before and after growths: sizes of volumes, floats, and numbers of outputs."""
+
+    changes: tuple[Change, ...]
+    floats: Pairs
+    outputs: Pairs
+
+    @property
+    def sizes(self) -> Pairs:
+        return self._of(lambda kind: True)
+
+    @property
+    def heads(self) -> Pairs:
+        """Those that a number of heads can follow. Plans of earlier versions have no kinds."""
+        return self._of(lambda kind: kind in (None, KIND_OF_HEADS))
+
+    @property
+    def head_sizes(self) -> Pairs:
+        return self._of(lambda kind: kind in (None, KIND_OF_HEAD_SIZES))
+
+    @property
+    def widths(self) -> Pairs:
+        return self._of(lambda kind: kind not in (KIND_OF_HEADS, KIND_OF_HEAD_SIZES))
+
+    def _of(self, wanted: Callable[[str | None], bool]) -> Pairs:
+        return [(c.old, c.new) for c in self.changes if wanted(c.kind) and type(c.old) is int and type(c.new) is int]
+
+
+def _pairs(holder: str, plans: Sequence[Plan]) -> _Grown:
     grown = [c for plan in plans if not plan.inserts for c in plan.changes if _within(c.volume, holder)]
-    pairs = [((c.old, c.new), is_new_outputs(c)) for c in grown if isinstance(c.old, int) and isinstance(c.new, int)]
-    sizes, gains = ([pair for pair, new in pairs if new is wanted] for wanted in (False, True))
     settings = [s for plan in plans for s in plan.settings if type(s.new) is float and _within(s.module, holder)]
-    return sizes, [(setting.old, setting.new) for setting in settings], gains
+    return _Grown(
+        tuple(c for c in grown if not is_new_outputs(c)),
+        [(setting.old, setting.new) for setting in settings],
+        [(c.old, c.new) for c in grown if is_new_outputs(c) and type(c.old) is int and type(c.new) is int],
+    )
 
 
-def _options(
-    config: Any, fields: Mapping[str, Any], sizes: Pairs, floats: Pairs, gains: Pairs
-) -> dict[str, tuple[Any, list[Any]]]:
+def _options(config: Any, fields: Mapping[str, Any], grown: _Grown) -> dict[str, tuple[Any, list[Any]]]:
     """For each field: its previous value, and its possible new values. A previous value of None follows from other fields.
 
     fields: the previous values.
@@ -226,20 +257,25 @@ def _options(
         new: list[Any] = []
         if type(value) is int and name.endswith(("heads", *HEADS, *GROUPS)):
             shared = name.endswith(GROUPS) and heads != value
-            new = [value * count // heads for count in _reached(heads, sizes)] if shared and heads else _reached(value, sizes)
+            counts = _reached(heads, grown.heads) if shared and heads else _reached(value, grown.heads)
+            new = [value * count // heads for count in counts] if shared and heads else counts
         elif isinstance(value, dict) and name in LABELS:
-            if reached := _reached(len(value), gains):
+            if reached := _reached(len(value), grown.outputs):
                 options[name] = value, [more_labels(value, reached[-1])]
         elif type(value) is int and VOCABULARY in name:
-            new = _reached(value, gains)
-        elif type(value) is int and (_is_width(name) or name in (HEAD, *HEAD_ELSEWHERE)):
-            new = _reached(value, sizes)
+            new = _reached(value, grown.outputs)
+        elif type(value) is int and name in (HEAD, *HEAD_ELSEWHERE):
+            new = _reached(value, grown.head_sizes)
+        elif type(value) is int and _is_width(name):
+            new = _reached(value, grown.widths)
         elif type(value) is float and "eps" in name:
-            new = _reached(value, floats)
-        elif _is_width(name) or name.endswith(("heads", *HEADS, *GROUPS)):
-            new = new_lists(value, partial(_reached, pairs=sizes))
+            new = _reached(value, grown.floats)
+        elif name.endswith(("heads", *HEADS, *GROUPS)):
+            new = new_lists(value, partial(_reached, pairs=grown.heads))
+        elif _is_width(name):
+            new = new_lists(value, partial(_reached, pairs=grown.widths))
         else:
-            new = new_ratios(name, value, widths, partial(_reached, pairs=sizes))
+            new = new_ratios(name, value, widths, partial(_reached, pairs=grown.widths))
         if new:
             options[name] = value, [one for at, one in enumerate([*new, value]) if one not in [*new, value][:at]]
     for name in (*FOURFOLD, HEAD):
@@ -247,7 +283,7 @@ def _options(
         unset = unset and not (name == HEAD and any(own in fields for own in HEAD_ELSEWHERE))
         usual = _default(fields, name) if unset else None
         if usual is not None:
-            options[name] = None, [*_reached(usual, sizes), usual]
+            options[name] = None, [*_reached(usual, grown.head_sizes if name == HEAD else grown.widths), usual]
     return options
 
 

@@ -167,6 +167,7 @@ class Change:
     method: str
     exact: bool = True
     note: str = ""
+    kind: str | None = None  # of the volume: "mlp", "heads", …
 
     @property
     def row(self) -> tuple[str, str, str]:

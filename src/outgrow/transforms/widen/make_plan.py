@@ -41,7 +41,13 @@ def make_plan(anatomy: Anatomy, choices: Sequence[Choice], seed: int) -> Plan:
         edits.extend(_edits_of(anatomy, choice, seed, born, shared))
     changes = tuple(
         Change(
-            c.volume.name, c.volume.size, c.volume.size + c.new * c.volume.grain, c.method.name, c.method.exact, c.verdict.stuck
+            c.volume.name,
+            c.volume.size,
+            c.volume.size + c.new * c.volume.grain,
+            c.method.name,
+            c.method.exact,
+            c.verdict.stuck,
+            c.volume.kind,
         )
         for c in choices
     )
