@@ -118,6 +118,13 @@ def test_tests_share_helpers_and_import_nothing_from_each_other() -> None:
             assert folder.is_dir() or inside[0] in ("docs", "experiments", "benchmarks"), f"{path} mirrors no folder of src"
 
 
+def test_no_two_files_of_the_package_have_the_same_name() -> None:
+    """Apart from public modules, such as `outgrow.dcp`, and the file behind each of them."""
+    files = [path for path in SOURCE.rglob("*.py") if "former_names" not in path.parts and path.parent != SOURCE]
+    names = [path.stem for path in files if path.stem != "__init__"]
+    assert not {name for name in names if names.count(name) > 1}
+
+
 def test_kept_results_and_pages_are_apart_from_code() -> None:
     for folder in ("benchmarks/results", "experiments/results"):
         assert {path.suffix for path in (ROOT / folder).rglob("*") if path.is_file()} <= {".json", ".txt", ".safetensors"}

@@ -10,7 +10,7 @@ from torch import nn
 
 from outgrow.errors import OptimizerError
 from outgrow.optimizers.lookup import state_shape, unfollowable
-from outgrow.optimizers.register import register_optimizer
+from outgrow.optimizers.register_optimizer import register_optimizer
 
 
 def parameter() -> list[nn.Parameter]:

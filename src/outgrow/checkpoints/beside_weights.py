@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from outgrow.checkpoints.checkpoint_report import TRAINING, notes_on
 from outgrow.checkpoints.plan_checkpoint import CheckpointPlan
 from outgrow.checkpoints.read_checkpoint import CONFIG, PICKLES
-from outgrow.checkpoints.report import TRAINING, notes_on
 from outgrow.transforms.all_transforms import described
 
 CARD, PLAN = "README.md", "outgrow_plan.json"

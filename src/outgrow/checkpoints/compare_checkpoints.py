@@ -31,7 +31,7 @@ from outgrow.model.kept_outputs import keeping, model_outputs
 from outgrow.model.sandbox import random_state
 from outgrow.text.plurals import counted
 from outgrow.transforms.all_transforms import kept_outputs
-from outgrow.verify.new_entries import old_entries
+from outgrow.verify.compare_old_entries import old_entries
 from outgrow.verify.outputs import HALF, error
 
 MODES = ("brief", "full", "none")

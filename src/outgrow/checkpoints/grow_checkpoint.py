@@ -19,10 +19,10 @@ from collections.abc import Callable
 import torch
 
 from outgrow.checkpoints.beside_weights import copied_files, model_card, plan_record, write_beside
+from outgrow.checkpoints.checkpoint_report import CheckpointGrowth, bytes_of, sizes
 from outgrow.checkpoints.compare_checkpoints import MODES, Comparison, compare
 from outgrow.checkpoints.plan_checkpoint import CheckpointPlan, plan_checkpoint
 from outgrow.checkpoints.read_checkpoint import INDEX, read_checkpoint
-from outgrow.checkpoints.report import CheckpointGrowth, bytes_of, sizes
 from outgrow.checkpoints.stream_tensors import Stream
 from outgrow.checkpoints.tensor_bytes import open_files
 from outgrow.checkpoints.training_state import TrainingState, read_training_state, training_files

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from outgrow.checkpoints.build_on_meta import build_on_meta, class_of, config_of
+from outgrow.checkpoints.checkpoint_report import sizes
 from outgrow.checkpoints.growth_options import GrowthOption, cut_to_few_layers, find_options
 from outgrow.checkpoints.read_checkpoint import Checkpoint, read_checkpoint, read_config
-from outgrow.checkpoints.report import sizes
 from outgrow.checkpoints.training_state import OPTIMIZER, training_files
 from outgrow.methods.group_reasons import grouped_reasons
 from outgrow.model.example import Example

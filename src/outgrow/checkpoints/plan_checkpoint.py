@@ -23,7 +23,7 @@ from outgrow.configuration.explain_differences import NOT_UPDATED
 from outgrow.configuration.rebuild_from_config import shapes_suffice
 from outgrow.engine.dry_run_findings import shapes_of
 from outgrow.engine.grow import dry_run
-from outgrow.engine.report import Growth
+from outgrow.engine.growth_report import Growth
 from outgrow.errors import CheckpointError, MethodError, Problem
 from outgrow.growth_plan.plan import Plan
 from outgrow.model.example import Example, call, describe_example
@@ -31,7 +31,7 @@ from outgrow.model.known_values import on_meta
 from outgrow.model.meta_copy import CachedShapes
 from outgrow.process.garbage_collection import release_memory
 from outgrow.transforms.all_transforms import Transform, check_transforms
-from outgrow.verify.new_entries import NewOutputEntries
+from outgrow.verify.compare_old_entries import NewOutputEntries
 
 Shape = tuple[int, ...]
 

@@ -138,10 +138,10 @@ def run_grow(args: argparse.Namespace) -> str:
 
 
 def _run_grow_directory(args: argparse.Namespace, requests: Sequence[Transform]) -> str:
+    from outgrow.checkpoints.checkpoint_report import bytes_of, sizes, summary
     from outgrow.checkpoints.grow_checkpoint import check_out, grow_checkpoint
     from outgrow.checkpoints.plan_checkpoint import plan_checkpoint
     from outgrow.checkpoints.read_checkpoint import read_checkpoint
-    from outgrow.checkpoints.report import bytes_of, sizes, summary
     from outgrow.checkpoints.training_state import read_training_state
     from outgrow.checkpoints.write_shards import lay_out
 

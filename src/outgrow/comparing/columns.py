@@ -14,7 +14,7 @@ from outgrow.comparing.dropout_masks import random_module
 from outgrow.comparing.measure import changed, drawn, free_parameters, grown_copy, rotations
 from outgrow.comparing.operators_between import Operator, UnitPath, unit_path
 from outgrow.comparing.symmetry_breaking import EQUAL, PART, parting_in, parting_within
-from outgrow.engine.report import Growth
+from outgrow.engine.growth_report import Growth
 from outgrow.errors import GrowthError, VerifyError
 from outgrow.exactness.identity_blocks import Identity, SkipConnection, dissect_alone, identity_of
 from outgrow.exactness.propagate_states import judge

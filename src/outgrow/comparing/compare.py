@@ -26,7 +26,7 @@ from outgrow.methods.base import Method
 from outgrow.methods.net2net import Net2Net
 from outgrow.methods.netmorph import NetMorph
 from outgrow.methods.r2r import R2R
-from outgrow.model.checks import check_model
+from outgrow.model.check_arguments import check_model
 from outgrow.model.compiled import uncompiled
 from outgrow.model.example import Example
 from outgrow.model.module_calls import calls_of

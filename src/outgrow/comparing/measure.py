@@ -13,7 +13,7 @@ from outgrow.analysis.slot_positions import slot_ids, unit_runs
 from outgrow.analysis.volumes import Anatomy
 from outgrow.apply.final_positions import edits_by_tensor
 from outgrow.engine.grow import grow
-from outgrow.engine.report import Growth
+from outgrow.engine.growth_report import Growth
 from outgrow.errors import GrowthError
 from outgrow.exactness.zero_output import Zeroing
 from outgrow.growth_plan.plan import Insertion, Plan, Rotation

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from outgrow.growth_plan.plan import Change
-from outgrow.methods.new_entries import NAME
+from outgrow.methods.fill_new_entries import NAME
 
 VOCABULARY = "vocab"  # in the names of fields
 LABELS = ("id2label", "label2id")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from outgrow.engine.grow import grow
-from outgrow.engine.report import Growth
+from outgrow.engine.growth_report import Growth
 from outgrow.methods.base import Method
 from outgrow.model.example import Example
 from outgrow.requests import Branch, Deepen, Kernel, Widen

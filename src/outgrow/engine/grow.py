@@ -22,15 +22,15 @@ from outgrow.analysis.volumes import Anatomy
 from outgrow.distributed.ddp import together
 from outgrow.engine.carry_out import Work
 from outgrow.engine.dry_run_findings import Ready, shapes_of
+from outgrow.engine.growth_report import UNIT, Growth, remarks, unit_notes
 from outgrow.engine.plan_steps import steps_of
-from outgrow.engine.report import UNIT, Growth, remarks, unit_notes
 from outgrow.engine.responsible_volumes import named
 from outgrow.errors import TraceError, VerifyError
 from outgrow.growth_plan.plan import joined, recorded
 from outgrow.history.growths_on_model import remember
 from outgrow.model import idle_modules as unrun
 from outgrow.model.autocast import own_precision
-from outgrow.model.checks import check_averages, check_finite, check_model, check_seed, check_switch
+from outgrow.model.check_arguments import check_averages, check_finite, check_model, check_seed, check_switch
 from outgrow.model.compiled import forget_compiled, uncompiled
 from outgrow.model.example import Example
 from outgrow.model.kept_outputs import keeping
@@ -50,8 +50,8 @@ from outgrow.transforms.site_and_step import Step
 from outgrow.transforms.widen.notes import OUTPUTS, RESCALED
 from outgrow.verify import outputs as verify
 from outgrow.verify.brief_check import BriefCheck, part_of
+from outgrow.verify.compare_old_entries import NewOutputEntries
 from outgrow.verify.compiled_gates import check_gates
-from outgrow.verify.new_entries import NewOutputEntries
 from outgrow.verify.with_idle_modules import PeerOutputs, check_with_peers, outputs_with_peers
 from outgrow.wrong_arguments import usage
 

@@ -20,7 +20,7 @@ from outgrow.engine.carry_out import Work
 from outgrow.engine.plan_steps import on_trial, steps_of
 from outgrow.growth_plan.plan import Plan, joined
 from outgrow.model.autocast import own_precision
-from outgrow.model.checks import check_finite, check_model, check_seed
+from outgrow.model.check_arguments import check_finite, check_model, check_seed
 from outgrow.model.compiled import uncompiled
 from outgrow.model.example import Example
 from outgrow.model.journal import Journal

@@ -38,7 +38,7 @@ from outgrow.errors import MethodError, Problem
 from outgrow.exactness.constants_through import NoSource, keeps_constant, operand_factor, sources_of
 from outgrow.exactness.stuck_at_zero import slope_at_zero
 from outgrow.growth_plan.module_starts import Fill, Repeats, Write, Zeros
-from outgrow.model.checks import check_model
+from outgrow.model.check_arguments import check_model
 from outgrow.model.example import Example
 from outgrow.model.sandbox import random_state, tensors_of
 from outgrow.trace.evaluate_operator import base_name

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from outgrow.errors import MethodError
 from outgrow.methods.base import REGISTERED, Method
-from outgrow.methods.checks import check_method
+from outgrow.methods.check_method import check_method
 from outgrow.methods.faded import Faded
+from outgrow.methods.fill_new_entries import NAME as NEW_ENTRIES
+from outgrow.methods.fill_new_entries import NewEntries, for_new_entries
 from outgrow.methods.mean_fill import MeanFill
 from outgrow.methods.net2net import Net2Net
 from outgrow.methods.netmorph import NetMorph, RandomPad
-from outgrow.methods.new_entries import NAME as NEW_ENTRIES
-from outgrow.methods.new_entries import NewEntries, for_new_entries
 from outgrow.methods.r2r import R2R
 
 EXTENDING = ("vocab", "outputs")  # kinds that grow by new entries of the model's interface

@@ -1,7 +1,8 @@
 """Grow the state of optimizers with the edits that grew their parameters.
 
-The rule of each state key is known for the class of the optimizer (`optimizers/known_classes.py`, `optimizers/register.py`). An
-unknown class, an unknown key, or tensors outside `optimizer.state` are refused before anything in the optimizer changes.
+The rule of each state key is known for the class of the optimizer (`optimizers/known_classes.py`,
+`optimizers/register_optimizer.py`). An unknown class, an unknown key, or tensors outside `optimizer.state` are refused before
+anything in the optimizer changes.
 """
 
 from __future__ import annotations

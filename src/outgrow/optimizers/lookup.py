@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from outgrow.optimizers.factored import axes_of
 from outgrow.optimizers.known_classes import KNOWN, NO_COPIES, REFUSED, SHAPES_BY_SETTING, WRAPPER_KEYS
-from outgrow.optimizers.register import LOOKUP_CACHE, registered
+from outgrow.optimizers.register_optimizer import LOOKUP_CACHE, registered
 from outgrow.optimizers.state_rules import WORDS, Shape, StateRule, shape_of
 from outgrow.optimizers.wrappers import NEW_ONE, TRANSPARENT, layers_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from outgrow.model.autocast import own_precision
-from outgrow.model.checks import check_model
+from outgrow.model.check_arguments import check_model
 from outgrow.model.compiled import uncompiled
 from outgrow.model.example import Example
 from outgrow.model.module_calls import calls_of

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from math import isfinite, isnan
 from typing import Any
 
-from outgrow.engine.report import Growth
+from outgrow.engine.growth_report import Growth
 from outgrow.errors import ScheduleError
 from outgrow.text.plurals import counted
 from outgrow.text.tables import rounded

@@ -26,11 +26,11 @@ from outgrow.distributed.agreement import by_first, team
 from outgrow.distributed.ddp import check_renewable, wrappers_around
 from outgrow.distributed.fsdp import is_sharded, seen_whole
 from outgrow.engine.grow import Request, run_growth
-from outgrow.engine.report import Growth
+from outgrow.engine.growth_report import Growth
 from outgrow.errors import CheckpointError, GrowthError, OptimizerError, ScheduleError
 from outgrow.growth_plan.plan import Plan
 from outgrow.history.cohorts import Cohorts, cohorts
-from outgrow.model.checks import check_averages, check_seed
+from outgrow.model.check_arguments import check_averages, check_seed
 from outgrow.model.example import Example
 from outgrow.model.journal import Journal
 from outgrow.model.unwrap import as_list, bare

@@ -27,7 +27,7 @@ from outgrow.engine.dry_run_findings import Ready
 from outgrow.engine.grow import dry_run
 from outgrow.errors import GrowthError, ScheduleError, SelectionError, SizeError
 from outgrow.growth_plan.plan import Change
-from outgrow.model.checks import check_model
+from outgrow.model.check_arguments import check_model
 from outgrow.model.example import Example
 from outgrow.model.known_values import on_meta
 from outgrow.model.sandbox import random_state, tensors_of

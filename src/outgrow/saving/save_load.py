@@ -28,7 +28,7 @@ from outgrow.distributed.agreement import by_first
 from outgrow.distributed.fsdp import gathered, group_of, whole
 from outgrow.errors import CheckpointError, Problem
 from outgrow.history.growth_order import Histories, histories_of
-from outgrow.model.checks import packed_tensor
+from outgrow.model.check_arguments import packed_tensor
 from outgrow.model.journal import Journal
 from outgrow.model.unwrap import unwrapped_module
 from outgrow.modules.gates import restore_gates

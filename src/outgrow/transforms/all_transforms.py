@@ -13,10 +13,10 @@ from typing import Any
 from outgrow.errors import GrowthError
 from outgrow.requests import Branch, Deepen, Kernel, Widen
 from outgrow.transforms.branch import branch_plan
-from outgrow.transforms.deepen.plan_requests import deepen_plans
+from outgrow.transforms.deepen.plan_deepenings import deepen_plans
 from outgrow.transforms.kernel import kernel_plan
 from outgrow.transforms.site_and_step import Site, Step
-from outgrow.transforms.widen.plan_requests import widen_plan
+from outgrow.transforms.widen.plan_widenings import widen_plan
 
 Transform = Any  # an instance of a class in the table
 

@@ -20,7 +20,7 @@ from outgrow.methods.base import Init
 from outgrow.model.example import Example
 from outgrow.model.journal import Journal
 from outgrow.requests import Skip
-from outgrow.verify.new_entries import NewOutputEntries
+from outgrow.verify.compare_old_entries import NewOutputEntries
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from torch import nn
 
 from outgrow.configuration.rebuild_from_config import EmptyOnMeta
 from outgrow.errors import MethodError, Problem, SizeError, VerifyError
-from outgrow.model.checks import check_model, check_seed
+from outgrow.model.check_arguments import check_model, check_seed
 from outgrow.model.example import Example
 from outgrow.model.sandbox import random_state, tensors_of
 from outgrow.model.unwrap import bare

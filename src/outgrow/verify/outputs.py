@@ -31,7 +31,7 @@ from outgrow.model.example_errors import does_not_run
 from outgrow.model.kept_outputs import model_outputs
 from outgrow.model.reference_operators import REFERENCES
 from outgrow.model.sandbox import precise, substituted, tensors_of, untouched
-from outgrow.verify.new_entries import NewOutputEntries, old_entries
+from outgrow.verify.compare_old_entries import NewOutputEntries, old_entries
 
 MULTIPLE = 10.0
 CLOSER = 2.0  # for half-precision models run in float32: only stored values are rounded coarsely

@@ -8,7 +8,7 @@ from outgrow.analysis.interpret_trace import Rule
 from outgrow.analysis.rules import (
     elementwise,
     experts,
-    fold,
+    folded_residual,
     fourier,
     gradient,
     norm,
@@ -23,7 +23,7 @@ from outgrow.analysis.rules import graph_messages as graph
 from outgrow.analysis.rules import partial_write as written
 
 FAMILIES = (
-    *(elementwise, shape, product, reduce, norm, fold),
+    *(elementwise, shape, product, reduce, norm, folded_residual),
     *(graph, sparse, experts, gradient, fourier, written, recurrent, quantise),
 )
 RULES: Mapping[str, Rule] = {name: rule for family in FAMILIES for name, rule in family.RULES.items()}

@@ -20,7 +20,7 @@ from outgrow.apply.carry_out_insert import put_in
 from outgrow.errors import ExampleError, TraceError
 from outgrow.exactness.zero_output import NotZero
 from outgrow.growth_plan.plan import Plan, joined
-from outgrow.model.checks import check_module
+from outgrow.model.check_arguments import check_module
 from outgrow.model.compiled import uncompiled
 from outgrow.model.example import Example, outputs_in
 from outgrow.model.journal import Journal

@@ -18,7 +18,7 @@ from outgrow.analysis.unused_parameters import pin_doubtful
 from outgrow.analysis.volumes import Anatomy, Volume
 from outgrow.exactness.propagate_states import judge
 from outgrow.methods.all_methods import by_name
-from outgrow.model.checks import check_module
+from outgrow.model.check_arguments import check_module
 from outgrow.model.compiled import uncompiled
 from outgrow.model.example import Example
 from outgrow.model.kept_outputs import keeping

@@ -19,7 +19,7 @@ from outgrow.analysis.unit_states import Verdict
 from outgrow.analysis.volumes import Anatomy, Slot, Volume
 from outgrow.growth_plan.plan import Change, Edit, Insertion, Plan, Rescaling
 from outgrow.methods.base import Draft, Init, Method, Recipe
-from outgrow.methods.checks import draft_by, recipe_by
+from outgrow.methods.check_method import draft_by, recipe_by
 
 
 @dataclass(frozen=True)

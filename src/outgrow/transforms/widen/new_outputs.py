@@ -19,7 +19,7 @@ from outgrow.growth_plan.plan import Setting
 from outgrow.methods.all_methods import EXTENDING
 from outgrow.transforms.widen.make_plan import Choice
 from outgrow.transforms.widen.notes import OUTPUTS
-from outgrow.verify.new_entries import NewOutputEntries
+from outgrow.verify.compare_old_entries import NewOutputEntries
 
 OLD_ENTRIES = (
     ", so entries that were there before would change (a softmax or a loss in the model: pass an example without labels, or "

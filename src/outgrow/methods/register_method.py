@@ -8,7 +8,7 @@ import re
 from outgrow.errors import MethodError
 from outgrow.methods.all_methods import BY_NAME
 from outgrow.methods.base import REGISTERED, Method
-from outgrow.methods.checks import check_method
+from outgrow.methods.check_method import check_method
 from outgrow.wrong_arguments import usage
 
 

@@ -14,7 +14,7 @@ from outgrow.modules.fade_warnings import fading
 from outgrow.modules.gates import gates_of
 from outgrow.requests import Skip
 from outgrow.text.plurals import counted
-from outgrow.verify.new_entries import NewOutputEntries
+from outgrow.verify.compare_old_entries import NewOutputEntries
 
 
 def remarks(model: nn.Module, untrained: str) -> list[str]:
