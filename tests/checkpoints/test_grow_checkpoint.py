@@ -108,9 +108,18 @@ def test_a_new_directory_holds_what_goes_beside_the_weights(old: Path, tmp_path:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.exhaustive)])
-def test_half_precision_is_computed_in_float32_and_rounded_once(dtype: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "requests",
+    [
+        [Widen("model.embed_tokens", factor=1.5)],
+        [Widen(kind="mlp", factor=1.5), Widen(kind="heads", factor=2, method="net2net")],
+    ],
+    ids=["width, with rescaled values", "mlp and heads, with draws and copies only"],
+)
+def test_half_precision_is_computed_in_float32_and_rounded_once(
+    dtype: torch.dtype, requests: list[Widen], tmp_path: Path
+) -> None:
     model = save_small("llama", tmp_path / "old", dtype, layers=2)
-    requests = [Widen("model.embed_tokens", factor=1.5)]
     growth = outgrow.grow_checkpoint(tmp_path / "old", *requests, out=tmp_path / "new")
     expected = grown_in_memory(model, "llama", requests)
     for name, value in tensors_in(tmp_path / "new").items():

@@ -50,6 +50,7 @@ class Filling(NamedTuple):
     deviation: float  # standard deviation of the old values, if the fill needs it
     device: torch.device  # whose random generator draws
     generators: Generators
+    precision: torch.dtype  # in which free values are drawn, before they are rounded to the dtype of `new`
 
 
 def fill(filling: Filling) -> None:
@@ -127,11 +128,12 @@ def _free(filling: Filling) -> None:
     else:
         bound = _deviation(init, new, filling.deviation) * math.sqrt(3)
         bound /= math.sqrt(2) if new.is_complex() and init in FANS else 1.0  # real and imaginary part
-        done = drawing.direct if filling.device == new.device and new.is_contiguous() else 0
+        direct = filling.device == new.device and new.is_contiguous() and filling.precision == new.dtype
+        done = drawing.direct if direct else 0
         if done:  # all draws, in place
             drawn = new.narrow(axis, drawing.first, done)
         else:
-            drawn = new.new_empty(_shape_of_draws(filling), device=filling.device)
+            drawn = torch.empty(_shape_of_draws(filling), dtype=filling.precision, device=filling.device)
         reals(drawn).uniform_(-bound, bound, generator=generator_of(filling))
         drawn = drawn if done else drawn.to(new.device)
     if factor and float(factor) != 1.0:

@@ -21,6 +21,7 @@ from outgrow.apply.tensor_entries import index, multiply, put, reals, scatter, s
 from outgrow.growth_plan.plan import Edit, Insertion, Rescaling, Rotation
 
 MILLION = 2**20
+PIECE = 2**17  # values
 SMALL = 2**14  # values: writing all of them takes no longer than calling a function
 
 
@@ -75,12 +76,13 @@ def fill_values(
     deviation: float | None = None,
     draws_on: torch.device | None = None,
     generators: Generators | None = None,
+    precision: torch.dtype | None = None,
 ) -> None:
     """Write the values of all edits into a tensor made by `grown`, in order.
 
     others: old tensors by name. deviation: the standard deviation of the old values, if it is known and needed.
     draws_on: the device whose generator draws, if not the tensor's own: CPU and GPU draw different values from the same seed.
-    generators: of earlier calls, to be used again.
+    generators: of earlier calls, to be used again. precision: in which free values are drawn, if not the tensor's own.
     """
     if new.is_meta:  # a dry run on the meta device: there are only shapes
         return
@@ -96,7 +98,8 @@ def fill_values(
         elif isinstance(edit, Rotation):
             _rotate(new, edit, power=1)
         else:
-            fill(Filling(new, old, edit, place, others, seed, inits, deviation, device, generators))
+            precise = precision or new.dtype
+            fill(Filling(new, old, edit, place, others, seed, inits, deviation, device, generators, precise))
 
 
 def rotation(side: int, draw: int) -> Tensor:
@@ -123,19 +126,25 @@ def deviations(tensors: Sequence[Tensor]) -> list[float]:
     For large tensors on the CPU it is computed as √(mean x² − mean² x), which is faster there, unless too many digits cancel.
     """
     result = [0.0] * len(tensors)
-    plain = [reals(tensor) for tensor in tensors]
-    values = {n: _precise(t) for n, t in enumerate(plain) if t.numel() > 1 and t.is_floating_point()}
-    large = {n: value for n, value in values.items() if value.numel() >= MILLION and not value.is_cuda}
-    squares = _read({n: value.reshape(-1) @ value.reshape(-1) for n, value in large.items()})
-    means = _read({n: value.mean() for n, value in large.items()})
-    for n, value in large.items():
-        square, mean = squares[n] / value.numel(), means[n]
+    plain = {n: t for n, t in enumerate(map(reals, tensors)) if t.numel() > 1 and t.is_floating_point()}
+    for n in [n for n, tensor in plain.items() if tensor.numel() >= MILLION and tensor.is_cpu]:
+        mean, square = _means(plain[n])
         if mean**2 < 0.1 * square < math.inf:
             result[n] = math.sqrt(square - mean**2)
-            del values[n]
-    for n, deviation in _read({n: value.std(correction=0) for n, value in values.items()}).items():
+            del plain[n]
+    for n, deviation in _read({n: _precise(tensor).std(correction=0) for n, tensor in plain.items()}).items():
         result[n] = deviation
     return result
+
+
+def _means(tensor: Tensor) -> tuple[float, float]:
+    """The mean of a tensor's values and of their squares, computed in pieces that stay in the cache."""
+    total, squares = 0.0, 0.0
+    for piece in tensor.reshape(-1).split(PIECE):
+        values = _precise(piece)
+        total += float(values.sum())
+        squares += float(values @ values)
+    return total / tensor.numel(), squares / tensor.numel()
 
 
 def _precise(tensor: Tensor) -> Tensor:

@@ -123,6 +123,22 @@ def is_unchanged(value: Value) -> bool:
     return isinstance(value, Stored) or (isinstance(value, Copied) and not value.writes and is_unchanged(value.source))
 
 
+def is_moved_and_drawn(value: Value) -> bool:
+    """Whether a value consists of stored entries, copies of them up to the sign, constants, and draws.
+
+    Such a value is computed in the dtype of the file: only draws are rounded.
+    """
+    if not isinstance(value, Edited) or not is_unchanged(value.source) or value.others:
+        return False
+    return all(isinstance(edit, Insertion) and _is_moved_or_drawn(edit, value.inits) for edit in value.edits)
+
+
+def _is_moved_or_drawn(edit: Insertion, inits: Mapping[str, Init]) -> bool:
+    if edit.keep or edit.noise or edit.fill not in ("free", "zero", "one", "copy") or callable(inits.get(edit.init)):
+        return False
+    return edit.fill != "copy" or all(abs(sign) == 1.0 for sign in edit.signs)
+
+
 def plans_in(value: Value) -> int:
     """The number of plans whose edits a value has been through."""
     return 0 if isinstance(value, Stored) else plans_in(value.source) + isinstance(value, Edited)

@@ -1,8 +1,9 @@
 """Compute new tensors from stored ones, one at a time, and write them to their places.
 
 Tensors that do not change are copied as bytes. Others are computed in float32 if they are stored with fewer bits, and rounded
-once at the end, so that the result does not depend on the number of edits in between. Large tensors are computed in slabs of
-rows where their edits allow it.
+once at the end, so that the result does not depend on the number of edits in between. Where entries are only moved, copied and
+drawn, rounding matters for draws alone, and the others stay in half precision. Large tensors are computed in slabs of rows
+where their edits allow it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import math
 import torch
 from torch import Tensor
 
+from outgrow.apply.grow_tensor import fill_values, grown
 from outgrow.checkpoints.buffers import Buffers
-from outgrow.checkpoints.new_values import Edited, compute, is_unchanged, needs_others, origin
+from outgrow.checkpoints.new_values import Edited, compute, is_moved_and_drawn, is_unchanged, needs_others, origin
 from outgrow.checkpoints.plan_checkpoint import CheckpointPlan, NewTensor
 from outgrow.checkpoints.row_slabs import in_slabs, slabs
 from outgrow.checkpoints.tensor_bytes import PIECE, Files, copy_bytes, read_tensor, write_tensor
@@ -48,11 +50,26 @@ class Stream:
         """The values of a new tensor, in the dtype of the file."""
         if needs_others(tensor.value):
             return compute(tensor.value, self._read).to(tensor.dtype)
+        if self._stays_half(tensor):
+            return self._half(tensor)
         found = compute(tensor.value, self._read_again, self._allocate)
         if found.dtype == tensor.dtype:
             return found
         purpose = "stored" if self._stored[origin(tensor.value)].dtype in HALVES else "rounded"
         return self._buffers.take(purpose, tensor.shape, tensor.dtype).copy_(found)
+
+    def _stays_half(self, tensor: NewTensor) -> bool:
+        """Whether float32 is needed for draws only."""
+        same = self._stored[origin(tensor.value)].dtype == tensor.dtype
+        return same and tensor.dtype in HALVES and is_moved_and_drawn(tensor.value)
+
+    def _half(self, tensor: NewTensor) -> Tensor:
+        value, stored = tensor.value, self._stored[origin(tensor.value)]
+        assert isinstance(value, Edited)
+        old = read_tensor(self.files, stored, into=self._buffers.take("stored", stored.shape, stored.dtype))
+        new = grown(old, value.edits, new=self._buffers.take("half", tensor.shape, tensor.dtype))
+        fill_values(new, old, value.edits, {}, value.seed, value.inits, precision=torch.float32)
+        return new
 
     def memory(self, tensor: NewTensor) -> int:
         """An estimate of the bytes that computing a tensor takes: old and new values, and one block in between."""

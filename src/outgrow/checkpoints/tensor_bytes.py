@@ -18,7 +18,8 @@ from outgrow.checkpoints.read_checkpoint import MergedTensor, StoredTensor
 from outgrow.errors import CheckpointError
 
 PIECE = 2**24  # bytes that are copied at once
-MOST = 2**30  # bytes per call: systems read and write at most 2 GiB at once
+MOST = 2**30  # bytes per call: systems read at most 2 GiB at once
+WRITE = 2**20  # bytes per call: Linux takes up to ten times as long for more, since it then looks for large pages
 
 
 class Files:
@@ -82,7 +83,7 @@ def write_tensor(handle: int, tensor: Tensor, start: int) -> None:
     """Write the values of a tensor to an open file."""
     source, done = memory_of(tensor.contiguous()), 0
     while done < len(source):
-        done += os.pwrite(handle, source[done : done + MOST], start + done)
+        done += os.pwrite(handle, source[done : done + WRITE], start + done)
 
 
 def copy_bytes(files: Files, stored: StoredTensor | MergedTensor, handle: int, start: int) -> None:
@@ -100,7 +101,7 @@ def _copy_part(files: Files, stored: StoredTensor, handle: int, start: int) -> N
             raise CheckpointError(f"{stored.file} became shorter while it was read")
         written = 0
         while written < len(piece):
-            written += os.pwrite(handle, piece[written:], start + done + written)
+            written += os.pwrite(handle, piece[written : written + WRITE], start + done + written)
         done += len(piece)
 
 

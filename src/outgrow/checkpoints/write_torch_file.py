@@ -21,12 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outgrow.checkpoints.tensor_bytes import memory_of
+from outgrow.checkpoints.tensor_bytes import WRITE, memory_of
 from outgrow.errors import CheckpointError
 
 ALIGNMENT = 64  # bytes: as torch.save aligns tensors, so that a mapped file can be used in place
 LOCAL_HEADER = 30 + 20  # bytes of a record's header without its name and padding; sizes have 64 bits
-PIECE = 2**26
 STORAGES: Mapping[torch.dtype, Any] = {
     torch.float64: torch.DoubleStorage,
     torch.float32: torch.FloatStorage,
@@ -118,5 +117,5 @@ def _record(archive: zipfile.ZipFile, name: str, content: memoryview) -> None:
     padding = -(file.tell() + LOCAL_HEADER + len(info.filename) + 4) % ALIGNMENT
     info.extra = b"FB" + padding.to_bytes(2, "little") + b"Z" * padding
     with archive.open(info, "w", force_zip64=True) as record:
-        for start in range(0, len(content), PIECE):
-            record.write(content[start : start + PIECE])
+        for start in range(0, len(content), WRITE):
+            record.write(content[start : start + WRITE])
