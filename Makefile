@@ -4,7 +4,7 @@ CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all test-oldest lint docs coverage optimizers bench stall cuda tables spike reproduce figures report clean
+.PHONY: demo test test-all test-oldest lint docs coverage optimizers bench stall cuda tables spike reproduce reproduce-lm figures report clean
 
 $(READY): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -65,6 +65,13 @@ DEVICE ?= cuda
 
 reproduce: $(READY)
 	$(BIN)/python -m experiments --preset paper --device $(DEVICE) --data $(DATA) --download
+
+# growth in the training of language models: two sizes on a GPU; goes on when it is given again. SETTINGS=cpu for minutes on a CPU
+SETTINGS ?= small large
+
+reproduce-lm: $(READY)
+	for setting in $(SETTINGS); do $(BIN)/python -m experiments.lm --setting $$setting --device $(DEVICE) --seeds 3 || exit $$?; done
+	$(BIN)/python -m experiments.lm.page
 
 figures: $(READY)
 	$(BIN)/python -m experiments.figures

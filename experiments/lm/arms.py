@@ -2,7 +2,8 @@
 
     scratch@2000            the large model from the beginning, 2,000 steps
     depth-3-6-12@2000       3 layers at first, 6 from 40 % of the steps on, 12 from 70 %; copies that fade in
-    reuse-…@400             from a small model that is there: its own training is not counted
+    reuse-depth@400         from a finished small model, whose own training is not counted: grown at once, trained for 400 steps
+    reuse-on@400            the same small model, trained on as it is
 
 Every arm has one peak rate, a warm-up, and a linear decay to zero over the last fifth of its steps.
 """
@@ -37,7 +38,10 @@ class Growth:
 
 @dataclass(frozen=True)
 class Arm:
-    """A run: `steps` in all; each growth at a share of them."""
+    """A run: `steps` in all; each growth at a share of them.
+
+    trained: steps of an earlier run of the start, with a rate that fell to zero. They are not counted.
+    """
 
     name: str
     start: Size
@@ -46,6 +50,7 @@ class Arm:
     rate: float = 2e-3
     decay: float = 0.1
     optimizer: str = "adamw"
+    trained: int = 0
 
     def at(self, steps: int) -> Arm:
         """The same arm with another number of steps."""
@@ -126,6 +131,40 @@ def arms(setting: Setting) -> list[Arm]:
             growth = Growth(widen=whole_width(factor), method=method)
             small = narrow(large, factor)
             found.append(Arm(f"width{factor:g}-{method}@{middle}", small, middle, ((0.5, growth),), rate))
+    for factor in (2.0, 1.5):
+        growth = Growth(widen=whole_width(factor), fade=setting.fade)
+        found.append(Arm(f"width{factor:g}-fade@{middle}", narrow(large, factor), middle, ((0.5, growth),), rate))
+    both = Growth(layers=deep, widen=whole_width(2.0), fade=setting.fade)
+    found.append(Arm(f"depth-and-width@{middle}", layers(narrow(large, 2.0), half), middle, ((0.5, both),), rate))
+    found += [replace(arm, name=f"muon-{arm.name}", optimizer="muon") for arm in found if arm.name in _of_muon(setting)]
+    found += reuse(setting)
     for kind, start in (("mlp", replace(large, hidden=large.hidden // 2)), ("heads", replace(large, heads=large.heads // 2))):
         found.append(Arm(f"{kind}@{middle}", start, middle, ((0.5, Growth(widen=((kind, 2.0),))),), rate))
+    return found
+
+
+def _of_muon(setting: Setting) -> list[str]:
+    """Arms that are run again with Muon: enough of scratch for an interpolation, and the main growths."""
+    middle = setting.budgets[2]
+    scratch = [f"scratch@{steps}" for steps in setting.budgets]
+    return [*scratch, f"depth-two@{middle}", f"depth-two-copy@{middle}", f"width2-auto@{middle}"]
+
+
+def reuse(setting: Setting) -> list[Arm]:
+    """Arms that start from a finished small model: half the layers, or half the width."""
+    large, rate, trained = setting.large, setting.rate, setting.budgets[-1]
+    shallow, thin = layers(large, large.layers // 2), narrow(large, 2.0)
+    ways = {
+        "depth": (shallow, Growth(layers=large.layers, fade=setting.fade)),
+        "depth-random": (shallow, Growth(layers=large.layers, how="random")),
+        "width2": (thin, Growth(widen=whole_width(2.0))),
+    }
+    found: list[Arm] = []
+    for steps in (setting.budgets[0] // 4, setting.budgets[0] // 2, setting.budgets[0]):
+        found += [
+            Arm(f"reuse-on-{name}@{steps}", size, steps, (), rate, trained=trained)
+            for name, size in (("shallow", shallow), ("thin", thin))
+        ]
+        for name, (size, growth) in ways.items():
+            found.append(Arm(f"reuse-{name}@{steps}", size, steps, ((0.0, growth),), rate, trained=trained))
     return found

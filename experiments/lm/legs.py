@@ -20,7 +20,10 @@ from experiments.lm.gpt import Size
 
 @dataclass(frozen=True)
 class Trunk:
-    """What has happened to a model: its start, its rates, and its growths with their steps."""
+    """What has happened to a model: its start, its rates, and its growths with their steps.
+
+    trained: steps of the finished run that it goes on from; 0 for a new model.
+    """
 
     start: Size
     rate: float
@@ -28,16 +31,28 @@ class Trunk:
     optimizer: str
     seed: int
     growths: tuple[tuple[int, Growth], ...] = ()
+    trained: int = 0
+
+    @property
+    def finished(self) -> list[Leg]:
+        """The run that it goes on from."""
+        earlier = Arm("", self.start, self.trained, (), self.rate, self.decay, self.optimizer)
+        first, last = stretches(earlier, self.seed)
+        return [first, replace(last, kept=True)]
 
 
 @dataclass(frozen=True)
 class Leg:
-    """Steps from `first` to `last` on a trunk. `falls`: where the rate begins to fall to zero, in the last leg of an arm."""
+    """Steps from `first` to `last` on a trunk. `falls`: where the rate begins to fall to zero, in the last leg of an arm.
+
+    kept: its final state is written, although it is the last leg.
+    """
 
     trunk: Trunk
     first: int
     last: int
     falls: int | None = None
+    kept: bool = False
 
     @property
     def growth(self) -> Growth | None:
@@ -53,12 +68,14 @@ class Leg:
     @property
     def key(self) -> str:
         """Names its result."""
-        return state_key(self.trunk, self.last) + ("" if self.falls is None else f"-end{self.falls}")
+        return state_key(self.trunk, self.last) + ("" if self.falls is None else f"-end{self.falls}") + "-kept" * self.kept
 
     @property
     def needs(self) -> str | None:
         """The key of the state that it starts from; None for a new model."""
-        return state_key(self.origin, self.first) if self.first else None
+        if self.first:
+            return state_key(self.origin, self.first)
+        return self.trunk.finished[-1].key if self.trunk.trained else None
 
 
 def state_key(trunk: Trunk, step: int) -> str:
@@ -67,12 +84,14 @@ def state_key(trunk: Trunk, step: int) -> str:
 
 def stretches(arm: Arm, seed: int) -> list[Leg]:
     """The legs of an arm alone, from its start to its end."""
-    trunk, first, found = Trunk(arm.start, arm.rate, arm.decay, arm.optimizer, seed), 0, []
+    trunk, first = Trunk(arm.start, arm.rate, arm.decay, arm.optimizer, seed, trained=arm.trained), 0
+    found: list[Leg] = []
     for share, growth in arm.growths:
         at = round(share * arm.steps)
         if trunk.growths and first + (trunk.growths[-1][1].fade or 0) > at:
             raise ValueError(f"{arm.name}: the fade that begins at step {first} is not over at step {at}, where it grows again")
-        found.append(Leg(trunk, first, at))
+        if at:
+            found.append(Leg(trunk, first, at))
         trunk, first = replace(trunk, growths=(*trunk.growths, (at, growth))), at
     cut = round(STABLE * arm.steps)
     if trunk.growths and first + (trunk.growths[-1][1].fade or 0) > cut:  # no state is written in the middle of a fade

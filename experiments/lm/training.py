@@ -15,7 +15,7 @@ from torch import Tensor
 
 from experiments.lm.arms import Setting
 from experiments.lm.gpt import GPT, build, size_of, training_flops
-from experiments.lm.growing import grow_model
+from experiments.lm.growing import grow_model, now
 from experiments.lm.legs import Leg
 from experiments.lm.text import Text, batch
 
@@ -66,6 +66,9 @@ class Training:
         known = self.curve(leg)
         if known is not None:
             return known
+        if leg.first == 0 and leg.trunk.trained:
+            for earlier in leg.trunk.finished:
+                self.run(earlier)
         model, optimizers = self.start(leg)
         curve = Curve(leg.first, leg.last, "", 0)
         if leg.growth is not None:
@@ -151,13 +154,11 @@ class Training:
         return torch.autocast("cuda", torch.bfloat16) if self.device.startswith("cuda") else nullcontext()
 
     def clock(self) -> float:
-        if self.device.startswith("cuda"):
-            torch.cuda.synchronize()
-        return time.perf_counter()
+        return now(self.device)
 
     def write(self, leg: Leg, model: GPT, optimizers: list[torch.optim.Optimizer], curve: Curve) -> None:
         content: dict[str, Any] = {"curve": vars(curve)}
-        if leg.falls is None:
+        if leg.falls is None or leg.kept:
             size = size_of(model)
             content |= {"size": vars(size), "model": model.state_dict(), "optimizers": [one.state_dict() for one in optimizers]}
         self.folder.mkdir(parents=True, exist_ok=True)

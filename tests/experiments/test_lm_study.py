@@ -15,6 +15,7 @@ from experiments.lm.gpt import Size, build, size_of, training_flops
 from experiments.lm.growing import grow_model, preserves
 from experiments.lm.legs import all_legs, stretches
 from experiments.lm.results import read
+from experiments.lm.savings import saving_of
 from experiments.lm.text import batch, shakespeare
 from experiments.lm.training import Training
 
@@ -54,7 +55,10 @@ def test_cutting_a_run_into_legs_changes_nothing(tmp_path: Path) -> None:
     assert ends[0] == ends[1]
 
 
-@pytest.mark.parametrize("arm", [arm for arm in arms(SETTINGS["cpu"]) if arm.growths], ids=lambda arm: arm.name)
+KINDS = {(arm.start, arm.growths[0][1]): arm for arm in arms(SETTINGS["cpu"]) if arm.growths}  # arms differ in more than that
+
+
+@pytest.mark.parametrize("arm", KINDS.values(), ids=lambda arm: arm.name)
 def test_growths_that_should_preserve_the_function_do(arm: Arm) -> None:
     model = build(arm.start, 16, 0)
     example = batch(shakespeare().train, 2, 16, 0)[0]
@@ -64,7 +68,7 @@ def test_growths_that_should_preserve_the_function_do(arm: Arm) -> None:
     moved = float((model(example).detach() - before).abs().max() / before.abs().max())
     assert (moved < 1e-5) == preserves(growth) == record["exact"]
     if growth.widen:
-        assert size_of(model) == replace(SETTINGS["cpu"].large, layers=arm.start.layers)
+        assert size_of(model) == replace(SETTINGS["cpu"].large, layers=growth.layers or arm.start.layers)
 
 
 def test_a_study_that_is_given_again_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,3 +85,35 @@ def test_a_study_that_is_given_again_goes_on(tmp_path: Path, monkeypatch: pytest
     for leg in grown:
         if leg["growth"]:
             assert leg["held_out"][str(leg["first"])] == pytest.approx(leg["growth"]["before"], abs=1e-4)
+
+
+def test_a_reused_model_goes_on_from_its_finished_run(tmp_path: Path) -> None:
+    half = replace(TINY.large, layers=2)
+    arm = Arm("reuse@8", half, 8, ((0.0, Growth(layers=4, fade=2)),), 1e-2, trained=20)
+    training = Training(TINY, shakespeare(), "cpu", tmp_path, log=lambda text: None)
+    curves = [training.run(leg) for leg in all_legs([arm], [0])["reuse@8", 0]]
+    alone = [training.run(leg) for leg in stretches(Arm("small@20", half, 20, (), 1e-2), 0)]
+    assert sum(curve["last"] - curve["first"] for curve in curves) == 8  # the finished run is not counted
+    assert curves[0]["growth"]["before"] == pytest.approx(alone[-1]["held_out"][20], abs=1e-6)
+    assert curves[0]["held_out"][0] == pytest.approx(curves[0]["growth"]["before"], abs=1e-4)
+
+
+def run_of(loss: float, steps: int, flops: int, seconds: float) -> dict[str, object]:
+    leg = {"first": 0, "last": steps, "step_flops": flops, "held_out": {str(steps): loss}, "seconds": seconds}
+    return {"seeds": {"0": {"legs": [leg]}, "1": {"legs": [{**leg, "held_out": {str(steps): loss + 0.1}}]}}}
+
+
+def test_a_saving_is_against_scratch_at_the_same_loss() -> None:
+    results = {
+        "scratch@100": run_of(1.0, 100, 10, 1.0),
+        "scratch@400": run_of(0.8, 400, 10, 4.0),
+        "grown@150": run_of(0.9, 150, 8, 1.0),
+        "bad@100": run_of(1.2, 100, 8, 1.0),
+    }
+    found = saving_of(results, "grown@150")  # scratch takes √(1000 · 4000) = 2000 FLOPs and 2 seconds to that loss
+    assert found.mean("flops") == pytest.approx(1 - 1200 / 2000)
+    assert found.mean("seconds") == pytest.approx(0.5)
+    estimate = found.estimate("flops")
+    assert estimate is not None
+    assert (estimate.n, estimate.low) == (2, pytest.approx(0.4))
+    assert saving_of(results, "bad@100").mean("flops") is None

@@ -1,0 +1,159 @@
+"""The page on language models, docs/results/growing-language-models.md: one figure, then what every arm saved.
+
+python -m experiments.lm.page              # from the kept results of the largest setting that was run
+python -m experiments.lm.page --setting cpu
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from experiments.lm.arms import SETTINGS
+from experiments.lm.results import read
+from experiments.lm.savings import COSTS, MUON, SCRATCH, Results, Saving, ends, savings
+from experiments.pages.chart_svg import Panel, Series, picture
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "experiments" / "results" / "lm"
+PAGE = ROOT / "docs" / "results" / "growing-language-models.md"
+SETTING_NAMES = ("large", "small", "cpu")
+LINES = (
+    ("depth-two", "deepened twice", "blue"),
+    ("width2-auto", "twice as wide", "green"),
+    ("reuse-depth", "reused", "orange"),
+)
+WARNING = """\
+**These are results of the setting for a CPU: a model of 8 layers and a width of 48, trained for about a hundred steps on
+Shakespeare’s plays. They show that the study works, and nothing about models that anyone would use.** The settings for a GPU
+have not been run yet.
+"""
+OPENING = """\
+A byte-level GPT of {size} on {text}, one peak rate, and a linear decay to zero over the last fifth of every run. Scratch is the
+large model from the beginning, at {lengths} lengths; “fewer FLOPs” compares with scratch at the same loss, interpolated between
+these. {seeds} seeds, 95 % intervals by Student’s t. Made by `python -m experiments.lm.page` from
+`experiments/results/lm/{setting}` ({device}, torch {torch}).
+"""
+ARMS = """\
+`python -m experiments.lm --list` prints every arm with its growths. `depth-two`: a quarter of the layers at first, half of them
+from 40 % of the steps on, all from 70 %; new blocks are copies that fade in. The words behind it name what is different.
+"""
+
+
+def points(results: Results, arm: str) -> list[tuple[float, float]]:
+    """FLOPs and loss of an arm at its lengths, means over seeds, the cheapest first."""
+    found = []
+    for name in results:
+        if name.partition("@")[0] == arm:
+            all_ends = list(ends(results, name).values())
+            found.append((mean(end.flops for end in all_ends), mean(end.loss for end in all_ends)))
+    return sorted(found)
+
+
+def figure(results: Results) -> str:
+    """Loss over FLOPs: scratch, and what is grown."""
+    lines = [(SCRATCH, "from scratch", "black"), *LINES]
+    series = []
+    for arm, label, colour in lines:
+        found = points(results, arm)
+        if found:
+            x, y = zip(*found, strict=True)
+            series.append(Series(label, colour, x, y, width=2.6 if arm == SCRATCH else 2.0))
+    every = [value for one in series for value in one.y]
+    costs = [value for one in series for value in one.x]
+    low, high = min(every), max(every)
+    room = 0.08 * (high - low or 1.0)
+    ticks = [low + share * (high - low) for share in (0.0, 0.5, 1.0)]
+    x_ticks = [min(costs), (min(costs) * max(costs)) ** 0.5, max(costs)]
+    panel = Panel(
+        "Held-out loss by compute", "FLOPs of the whole run", "loss", series, x_ticks, ticks, low - room, high + room, log="x"
+    )
+    return picture("Held-out loss of grown language models and of one trained from scratch", [panel], columns=1)
+
+
+def table(found: Sequence[Saving]) -> list[str]:
+    lines = ["| arm | loss | fewer FLOPs than scratch at that loss | less time |", "| --- | --- | --- | --- |"]
+    ordered = sorted(found, key=lambda one: -(one.mean("flops") or -9.0))
+    return [*lines, *(f"| {one.arm} | {one.loss:.3f} | {' | '.join(_share(one, axis) for axis in COSTS)} |" for one in ordered)]
+
+
+def _share(one: Saving, axis: str) -> str:
+    value, estimate = one.mean(axis), one.estimate(axis)
+    if value is None:
+        return "outside of scratch’s range"
+    interval = "" if estimate is None else f" [{estimate.low:+.0%}, {estimate.high:+.0%}]"
+    return f"{value:+.0%}{interval}".replace("-", "−")
+
+
+def page(results: Results, setting: str) -> str:
+    first: Mapping[str, Any] = next(iter(results.values()))
+    run = next(iter(first["seeds"].values()))
+    found = savings(results)
+    opening = OPENING.format(
+        size=SETTINGS[setting].large,
+        text=run["text"]["name"],
+        lengths=len(points(results, SCRATCH)),
+        seeds=len(first["seeds"]),
+        setting=setting,
+        device=run["device"],
+        torch=run["versions"]["torch"],
+    )
+    parts = [
+        "# Language models that grow in training",
+        "",
+        opening,
+        *([WARNING] if setting == "cpu" else []),
+        "![Held-out loss by compute](growing-language-models.svg)",
+        "",
+        "## From nothing",
+        "",
+        *table([one for one in found if not one.arm.startswith(("reuse-", MUON))]),
+        "",
+        "## A small model is there",
+        "",
+        "Its own training is not counted. `reuse-on` is the small model, trained on as it is.",
+        "",
+        *table([one for one in found if one.arm.startswith("reuse-")]),
+        "",
+        "## Muon",
+        "",
+        "Against scratch with Muon.",
+        "",
+        *table([one for one in found if one.arm.startswith(MUON)]),
+        "",
+        "## Arms",
+        "",
+        ARMS,
+    ]
+    return "\n".join(parts)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        "python -m experiments.lm.page", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--setting", choices=SETTING_NAMES)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=PAGE)
+    options = parser.parse_args(given)
+    there = [name for name in SETTING_NAMES if any((options.results / name).glob("scratch@*.json"))]
+    setting = options.setting or next(iter(there), None)
+    if setting not in there:
+        print(
+            f"{options.results} has no results of {setting or 'any setting'}: run python -m experiments.lm first",
+            file=sys.stderr,
+        )
+        return 2
+    results = read(options.results / setting)
+    options.out.write_text(page(results, setting), encoding="utf-8")
+    options.out.with_suffix(".svg").write_text(figure(results), encoding="utf-8")
+    print(f"{options.out} and {options.out.with_suffix('.svg').name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
