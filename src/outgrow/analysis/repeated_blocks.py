@@ -78,6 +78,7 @@ class SimilarVolume:
             weights={self.named(writer): self.named(scale) for writer, scale in found.weights.items()},
             scalars={self.op(op): power for op, power in found.scalars.items()},
             tied=self.named(found.tied),
+            compared=self.named(found.compared),
             scores=[self._scores(scores) for scores in found.scores],
         )
 

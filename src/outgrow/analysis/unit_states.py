@@ -129,6 +129,7 @@ class Verdict:
     scalars: dict[int, Fraction] = field(default_factory=dict)  # power of C/C′ on the scalar of an operator
     paid: bool = False  # what writes it is rescaled, so that no ε changes
     tied: str = ""  # a tensor that writes copies and reads them, so that the scale of what it reads is compensated before it
+    compared: str = ""  # where a norm, a sum or a product of activations runs over copies, so that tensors may be rescaled
     scores: list[ScoreFeatures] = field(default_factory=list)
 
 

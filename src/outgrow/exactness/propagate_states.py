@@ -44,6 +44,7 @@ from outgrow.analysis.repeated_blocks import Lookups
 from outgrow.analysis.unit_states import Carried, MoveEps, Refused, State, Verdict
 from outgrow.analysis.volumes import Anatomy, Volume
 from outgrow.exactness.carried_units import Findings
+from outgrow.exactness.compared_copies import Summed
 from outgrow.exactness.compensation import Compensation
 from outgrow.exactness.scale_equations import Payment, ScaleEquations
 from outgrow.exactness.stuck_at_zero import why_stuck
@@ -94,7 +95,7 @@ def _walked(
     try:
         walk.run()
         walk.findings.verdict.stuck = why_stuck(walk.findings) if state in (State.ZERO, State.MEAN) else ""
-    except TiedReader as refused:
+    except (TiedReader, Summed) as refused:
         walk.findings.verdict.refusal = str(refused)
         if state is State.COPY and payment is None:
             again = _walked(anatomy, volume, state, parameters_only(anatomy), tied=True)

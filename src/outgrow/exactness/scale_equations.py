@@ -73,7 +73,7 @@ class ScaleEquations:
 
     def must_be_zero(self, exponent: Exponent, reason: str) -> None:
         """Add an equation; refused with the reason if no powers satisfy it together with the earlier ones."""
-        left = self._reduced(exponent)
+        left = self.reduced(exponent)
         if not left.terms:
             if left.constant:
                 raise Refused(reason)
@@ -82,7 +82,7 @@ class ScaleEquations:
         rest = Exponent(left.constant, tuple(term for term in left.terms if term[0] != pivot))
         self.solved[pivot] = rest * (-1 / coefficient)
 
-    def _reduced(self, exponent: Exponent) -> Exponent:
+    def reduced(self, exponent: Exponent) -> Exponent:
         """An exponent without the unknowns that are known in terms of others."""
         while any(unknown in self.solved for unknown, _ in exponent.terms):
             exponent = exponent.with_values(self.solved)
@@ -90,7 +90,7 @@ class ScaleEquations:
 
     def rescales(self, ratio: Ratio) -> list[Rescale]:
         """The tensors that are rescaled; unknowns that no equation determines are zero."""
-        found = [Rescale(key[0], ratio, self._reduced(Exponent.of(key)).constant, key[1]) for key in self.solved]
+        found = [Rescale(key[0], ratio, self.reduced(Exponent.of(key)).constant, key[1]) for key in self.solved]
         computed = {name: self._tensors[name] for name in self._tensors if name in self.used}
         found += [Rescale(name, ratio, exponent, factor=factor) for name, (exponent, factor) in computed.items()]
         found = [rescale for rescale in found if rescale.exponent]

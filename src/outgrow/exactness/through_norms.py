@@ -13,6 +13,7 @@ from outgrow.analysis.effects import Mix, Normalise, Reduce
 from outgrow.analysis.exponents import Exponent
 from outgrow.analysis.unit_states import Carried, MoveEps, Ratio, Refused, State
 from outgrow.exactness.carried_units import Findings
+from outgrow.exactness.compared_copies import POWERS, summed_copies
 from outgrow.exactness.compensation import Compensation
 
 
@@ -53,7 +54,10 @@ class Norms:
             self.findings.copied_whole(layout, effect.axes)
             return Carried(None, x.exponent, x.ratio)
         op, kind = self.findings.op, self.findings.start.value
-        raise Refused(f"{op.name} runs over its units ({op.module or 'the model'}), and {kind} would change its result")
+        refusal = f"{op.name} runs over its units ({op.module or 'the model'}), and {kind} would change its result"
+        if x.state is State.COPY and effect.how in POWERS:
+            return summed_copies(self.findings, effect, x, refusal)
+        raise Refused(refusal)
 
     def normalise(self, effect: Normalise) -> Carried:
         x = self.findings.carried(effect.input.value, effect.input.layout)

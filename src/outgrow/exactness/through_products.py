@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from outgrow.analysis.effects import Contract, Operand
-from outgrow.analysis.exponents import Exponent
+from outgrow.analysis.exponents import NONE, Exponent
 from outgrow.analysis.roles import measuring_side, weight_of
 from outgrow.analysis.unit_states import READER, Carried, Ratio, Refused, State, blended
 from outgrow.exactness.carried_units import Findings
+from outgrow.exactness.compared_copies import compared_copies
 from outgrow.exactness.compensation import Compensation
 from outgrow.exactness.score_features import ScoreProducts
 from outgrow.exactness.tied_copies import extra_exponent, read_whole
@@ -27,10 +28,10 @@ class Products:
         a, b = self.findings.carried(left.value, left.layout), self.findings.carried(right.value, right.layout)
         axes = self.places.axes(left.layout) | self.places.axes(right.layout)
         if axes & effect.contracted:
-            whole = self.read(effect, a, b)
+            extra = self.read(effect, a, b)
             result = self.written(effect)
             if self.findings.equations is not None:
-                result = self.scaled(result, a.exponent + b.exponent + extra_exponent(whole))
+                result = self.scaled(result, a.exponent + b.exponent + extra)
         else:
             result = self.multiply(effect, a, b)
         if effect.bias is not None:
@@ -42,25 +43,26 @@ class Products:
                 self.findings.require_unscaled(result)
         return result
 
-    def read(self, effect: Contract, a: Carried, b: Carried) -> bool:
+    def read(self, effect: Contract, a: Carried, b: Carried) -> Exponent:
         """A product that sums over the units: with a reader's columns, or with another activation.
 
-        Returns whether it reads whole copies, which a tied tensor has written.
+        Returns the factor on its result where it sums over whole copies, as an exponent of C/C′.
         """
         constant = [self.reading.constant[side.value] for side in (effect.left, effect.right)]
         if not any(constant):
             if (a.state is State.ZERO) != (b.state is State.ZERO):  # if both were zero, neither would get a gradient
-                return False
+                return NONE
             if a.state is b.state is State.ANY:
                 self.findings.require_unscaled(a, b)
                 ScoreProducts(self.findings).read(effect)
-                return False
+                return NONE
             place = self.findings.op.module or self.findings.op.name
-            raise Refused(f"two activations are multiplied and summed over it (as q·k is) in {place}")
+            refusal = f"two activations are multiplied and summed over it (as q·k is) in {place}"
+            return compared_copies(self.findings, effect, a, b, refusal)
         gauge = measuring_side(self.reading, effect)
         if gauge is not None:
             self.weights.measured(*((effect.right, b) if gauge is effect.left else (effect.left, a)))
-            return False
+            return NONE
         reader = weight_of(self.reading, effect)
         assert reader is not None
         data, x = (effect.left, a) if reader is effect.right else (effect.right, b)
@@ -89,7 +91,7 @@ class Products:
         whole = read_whole(self.findings, effect, reader, keys, x.state)
         for key in keys:
             self.findings.demand(key, "whole" if whole else demand)
-        return whole
+        return extra_exponent(whole)
 
     def scaled(self, result: Carried, exponent: Exponent) -> Carried:
         """The result of a product that reads the volume, where writers pay: as a whole it keeps its scale, or writes."""

@@ -21,12 +21,15 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def rescaled_note(model: nn.Module, choices: Sequence[Choice], plan: Plan) -> list[str]:
-    """Which tensors are rescaled so that no ε has to change, or because a head is also the embedding; by their factors."""
+    """Which tensors are rescaled so that no ε has to change, or because of sums over copies; by their factors."""
     paid = {rescale.tensor for choice in choices if choice.verdict.paid for rescale in choice.verdict.rescales}
     notes = [_rescaled(model, plan, paid, "so that the ε of norms stays")] if paid else []
     for verdict in (choice.verdict for choice in choices if choice.verdict.tied):
         before = {rescale.tensor for rescale in verdict.rescales}
         notes.append(_rescaled(model, plan, before, f"since {verdict.tied} both writes and reads all copies"))
+    for verdict in (choice.verdict for choice in choices if choice.verdict.compared and choice.verdict.rescales):
+        before = {rescale.tensor for rescale in verdict.rescales}
+        notes.append(_rescaled(model, plan, before, f"since {verdict.compared} compares or adds up all copies"))
     return notes
 
 
