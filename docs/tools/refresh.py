@@ -90,15 +90,18 @@ def tidy(text: str) -> str:
 
 
 def outputs(page: Path) -> Iterator[Output]:
-    """Run a page from top to bottom."""
+    """Run a page from top to bottom. Blocks may change the working directory; at the end it is the former one again."""
     torch.manual_seed(0)
     namespace: dict[str, Any] = {"__name__": page.stem}
-    blocks = blocks_of(page)
-    for block, after in zip(blocks, itertools.chain(blocks[1:], [None]), strict=False):
-        if block.language == "python":
-            yield Output(run(block, page, namespace), after if after is not None and after.language == "text" else None)
-        elif block.language == "console":
-            yield Output(command(block), block)
+    blocks, folder = blocks_of(page), Path.cwd()
+    try:
+        for block, after in zip(blocks, itertools.chain(blocks[1:], [None]), strict=False):
+            if block.language == "python":
+                yield Output(run(block, page, namespace), after if after is not None and after.language == "text" else None)
+            elif block.language == "console":
+                yield Output(command(block), block)
+    finally:
+        os.chdir(folder)
 
 
 def agrees(text: str, printed: str) -> bool:

@@ -1,4 +1,4 @@
-"""Copies of embeddings that are compared by cosine similarity: similarities stay, and what a norm with an ε reads is rescaled."""
+"""Copies of embeddings that are compared by cosine similarity: similarities stay; what a norm with an ε reads is rescaled."""
 
 from __future__ import annotations
 
