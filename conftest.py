@@ -7,8 +7,33 @@ from collections.abc import Iterator
 
 import pytest
 
+LAST_FILE: list[object] = [None]
+
+
+def pytest_sessionstart() -> None:
+    """The imports of all test files create millions of objects and hardly any garbage."""
+    gc.disable()
+
 
 def pytest_collection_finish() -> None:
+    gc.enable()
+    _exclude_imported_objects()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests import further packages; what they leave is excluded before the next file."""
+    if item.path != LAST_FILE[0]:
+        LAST_FILE[0] = item.path
+        _exclude_imported_objects()
+
+
+def pytest_sessionfinish() -> None:
+    gc.enable()
+    gc.unfreeze()
+
+
+def _exclude_imported_objects() -> None:
     """Exclude all objects of imported packages from searches.
 
     A growth searches all objects of the process for optimizers that it was not given (`states_with`). The packages that the
@@ -16,10 +41,6 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-def pytest_sessionfinish() -> None:
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -25,6 +25,7 @@ def test_timm_models_build_by_name_also_where_torchvision_lacks_its_operators() 
     assert lines[-1].endswith("12 can grow; 11,689,512 parameters")  # three streams besides the stem's, eight inner volumes
 
 
+@pytest.mark.exhaustive
 def test_a_users_model_builds_if_its_imports_include_torchvision(tmp_path: Path) -> None:
     (tmp_path / "with_torchvision.py").write_text(
         "import torch, torchvision\nfrom torch import nn\n"

@@ -22,7 +22,7 @@ from tests.helpers.library_models import FAMILIES, Family, shaken
 
 pytest.importorskip("transformers")
 
-QUICK = {"gemma2", "gptneox", "opt", "pegasus", "clip"}
+QUICK = {"gemma2", "opt", "pegasus", "clip"}
 
 
 def growths(family: Family) -> list[Any]:

@@ -81,7 +81,7 @@ runpy.run_module("experiments", run_name="__main__")
 """
 
 
-@pytest.mark.parametrize(("signals", "code", "kept"), [(1, 3, 1), (2, 130, 0)])
+@pytest.mark.parametrize(("signals", "code", "kept"), [pytest.param(1, 3, 1, marks=pytest.mark.exhaustive), (2, 130, 0)])
 def test_the_first_interrupt_waits_and_the_second_does_not(signals: int, code: int, kept: int, tmp_path: Path) -> None:
     folders = ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
     found = in_another_python("-c", STOPPED, str(signals), "BI-Std", *folders, first=tmp_path)

@@ -7,6 +7,7 @@ Run as a module on each rank, `tests.helpers.processes NAME …` calls the funct
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import signal
@@ -146,5 +147,6 @@ def run_all(names: Iterable[str]) -> None:
 if __name__ == "__main__":
     for module in (*WORKERS, *(module for name in sys.argv[1:] for module in USED.get(name, ()))):
         importlib.import_module(module)
+    gc.freeze()  # the ranks share the objects of the libraries, and never search them for garbage
     fork_ranks(lambda: run_all(sys.argv[1:]))
     print("all done", flush=True)

@@ -64,8 +64,9 @@ PLACES: list[tuple[Any, str]] = [
 
 
 def cases() -> list[Any]:
-    """All places with pairs; zero ends at representatives of each model in the quick run."""
+    """All places; the quick run has representatives of each model, with pairs at more of them than with zero ends."""
     quick = [(layers, "3"), (layers, "5"), (layers, "9"), (resnet, "layer2.0"), (vit, "blocks.0"), (vit, "blocks.0.mlp.fc1")]
+    pairs = [*quick, (layers, "0"), (resnet, "conv1"), (resnet, "fc"), (vit, "blocks.1.attn"), (vit, "blocks")]
     named = [("r2r", build, path) for build, path in PLACES] + [("netmorph", build, path) for build, path in PLACES]
     return [
         pytest.param(
@@ -73,7 +74,7 @@ def cases() -> list[Any]:
             build,
             path,
             id=f"{method}-{build.__name__}-{path}",
-            marks=() if method == "r2r" or (build, path) in quick else pytest.mark.exhaustive,
+            marks=() if (build, path) in (pairs if method == "r2r" else quick) else pytest.mark.exhaustive,
         )
         for method, build, path in named
     ]

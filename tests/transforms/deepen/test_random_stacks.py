@@ -30,7 +30,7 @@ from tests.helpers.judging import (
 from tests.helpers.network_programs import one_of, programs, stacked
 from tests.helpers.random_networks import Program, build, inputs
 
-ORDINARY, EXHAUSTIVE = 30, 2_000
+ORDINARY, EXHAUSTIVE = 20, 2_000
 METHODS = ("auto", "r2r", "r2r-paper", "residual", "net2net", "netmorph")
 BEHIND_A_FADE = ("auto", "copy", "random", "residual", "net2net", "netmorph")
 OWN = 3  # the first of either are those that put a block of the model's own kind there

@@ -40,6 +40,13 @@ BLOCKS: list[type[Bare]] = [Bare, Module, Torchvision, PreActivated, Gated, Padd
 block = pytest.mark.parametrize("kind", BLOCKS, ids=lambda kind: kind.__name__)
 
 
+def slow_block(*quick: type[Bare]) -> pytest.MarkDecorator:
+    """All kinds of blocks; those that are not named here in the exhaustive run only."""
+    slow = pytest.mark.exhaustive
+    cases = [pytest.param(kind, id=kind.__name__, marks=[] if kind in quick else [slow]) for kind in BLOCKS]
+    return pytest.mark.parametrize("kind", cases)
+
+
 @block
 def test_only_the_named_volume_of_a_stream_grows(kind: type[Bare]) -> None:
     model = build(lambda: Net(kind))
@@ -53,7 +60,7 @@ def test_only_the_named_volume_of_a_stream_grows(kind: type[Bare]) -> None:
     assert (leaves.outputs, leaves.keep, leaves.pairs) == (8, ((0, 0, 8),), ((8, 10, 0, 2),))
 
 
-@block
+@slow_block(Bare, PreActivated, Padded)
 def test_volumes_grow_one_after_the_other_again_and_all_together(kind: type[Bare]) -> None:
     model = build(lambda: Net(kind))
     for where, by in (("one.1.conv2", 4), ("one.1.conv2", 2), ("stem", 6), ("one.0.conv2", 20), ("two.0.conv2", 2)):
@@ -136,7 +143,7 @@ def test_blocks_of_timm(name: str, stem: str) -> None:
     assert_learns(model, torch.randn(3, 3, 48, 48, dtype=DTYPE))
 
 
-@block
+@slow_block(Torchvision, Gated, MoodyModule)
 def test_a_folded_model_is_saved_and_loaded_into_a_fresh_small_one(kind: type[Bare], tmp_path: Path) -> None:
     model = build(lambda: Net(kind))
     for where in ("one.0.conv2", "one.0.conv2", "stem", "one.0.conv1"):
