@@ -245,3 +245,43 @@ def test_describe_returns_history_and_shapes(saved: tuple[nn.Module, Path]) -> N
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     assert {name: shape for name, (_, shape) in about.tensors.items() if "/" not in name} == shapes
     assert about.tensors["bn.num_batches_tracked"] == ("I64", ())
+
+
+@pytest.mark.parametrize("way", ["the same growths again", "a file of outgrow.save beside it"])
+def test_own_files_of_torch_save_are_resumed_as_the_page_on_saving_describes(way: str, path: Path) -> None:
+    """Three more steps after resuming give the parameters of the training that was not interrupted."""
+
+    def start() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+        return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def grow(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        outgrow.grow(model, x, outgrow.Widen("0", to=8), outgrow.Deepen(after="1"), optimizer=optimizer)
+
+    def steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+
+    x = torch.randn(5, 4)
+    model, optimizer = start()
+    steps(model, optimizer)
+    grow(model, optimizer)
+    steps(model, optimizer)
+    own = path.with_name("own.pt")
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, own)
+    outgrow.save(model, path)
+    steps(model, optimizer)
+    again, resumed = start()
+    if way == "the same growths again":
+        grow(again, resumed)
+    else:
+        again = outgrow.load(again, path)
+        resumed = torch.optim.AdamW(again.parameters(), lr=0.01)
+    content = torch.load(own, weights_only=True)
+    again.load_state_dict(content["model"])
+    resumed.load_state_dict(content["optimizer"])
+    steps(again, resumed)
+    for name, value in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
