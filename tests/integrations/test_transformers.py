@@ -279,3 +279,13 @@ def test_a_missing_library_is_reported_with_the_way_to_install_it(monkeypatch: p
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(outgrow.GrowthError, match=r"pip install outgrow\[transformers\]"):
         __import__("outgrow.integrations.transformers")
+
+
+def test_shares_are_of_the_trainers_steps_and_a_longer_run_moves_growths_that_are_ahead(tmp_path: Path) -> None:
+    schedule = [outgrow.At(share=share, grow=[outgrow.Widen("*.mlp.*", by=4)]) for share in (0.4, 0.8)]
+    one = trainer(tmp_path, schedule, num_train_epochs=1)
+    one.train()
+    assert [record.step for record in grow_of(one).run.records] == [2, 4]  # of 5
+    again = trainer(tmp_path, schedule, max_steps=10)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert [record.step for record in grow_of(again).run.records] == [2, 8]

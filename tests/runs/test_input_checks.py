@@ -42,7 +42,7 @@ CASES: dict[str, tuple[Callable[[Scene], Any], type[Exception], str]] = {
     "a smaller kernel": (lambda s: s.run([at(3, outgrow.Kernel("stem", 1))]), GrowthError, "stem"),
     "step 0": (lambda s: s.run([at(0)]), ScheduleError, "step=0: write a number of steps, an integer above 0"),
     "epoch -1": (lambda s: s.run([outgrow.At(epoch=-1, grow=[WIDEN])]), ScheduleError, "epoch=-1"),
-    "neither step nor epoch": (lambda s: s.run([outgrow.At(grow=[WIDEN])]), ScheduleError, "exactly one of step= and epoch="),
+    "neither step nor epoch": (lambda s: s.run([outgrow.At(grow=[WIDEN])]), ScheduleError, "exactly one of step=, epoch="),
     "events that are not in order": (lambda s: s.run([at(5), at(3, DEEPEN)]), ScheduleError, "not in order of time"),
     "no schedule": (lambda s: s.run({"step": 3}), ScheduleError, "a schedule is a list of"),
     "no events": (lambda s: s.run([WIDEN]), ScheduleError, "is not an event"),

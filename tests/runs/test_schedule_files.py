@@ -172,7 +172,7 @@ MISTAKES = {
     f"[[growth]]\nepohc = 3\n{GROW}": "growth 2: there is no key 'epohc': did you mean 'epoch'?",
     f"[[growth]]\nepoch = 3\ngrown = 4\n{GROW}": "growth 2: there is no key 'grown': did you mean 'grow'?",
     f"[[growth]]\nepoch = 3\nLR = 0.5\n{GROW}": "growth 2: there is no key 'LR': did you mean 'lr'?",
-    f"[[growth]]\nepoch = 3\nstep = 4\n{GROW}": "'step' and 'when' is required, and it has step and epoch",
+    f"[[growth]]\nepoch = 3\nstep = 4\n{GROW}": "'share' and 'when' is required, and it has step and epoch",
     f"[[growth]]\n{GROW}": "it has none",
     "[[growth]]\nepoch = 3": "growth 2: 'grow' is missing",
     AT + "grow = [{ widne = '*', factor = 2 }]": "growth 2, transform 1: a transform has one of the keys 'widen', "
@@ -193,6 +193,7 @@ MISTAKES = {
     AT + "grow = [{ widen = '*', factor = 2, method = { name = 'r2r', zero = 1 } }]": "there is no key 'zero'",
     AT + "grow = [{ widen = '*', factor = 2, method = 3 }]": "there is no method 3",
     f"[[growth]]\nepoch = '3'\n{GROW}": "growth 2: epoch='3': write a number of epochs",
+    f"[[growth]]\nshare = 40\n{GROW}": "growth 2: share=40: write a share of the run between 0 and 1",
     f"[[growth]]\nepoch = 2026-01-01\n{GROW}": "growth 2: epoch=datetime.date",
     f"[[growth]]\nepoch = 3\nlr = 'low'\n{GROW}": "growth 2: lr='low': write a factor",
     f"[[growth]]\nepoch = 3\ntrain = ['new']\n{GROW}": r"growth 2: train=\['new'\]: write 'all'",

@@ -43,8 +43,10 @@ class Work:
         optimizers: Sequence[Any],
         example: Example,
         journal: Journal | None = None,
+        copy_state: bool = False,
     ) -> None:
         self.model, self.copies, self.optimizers, self.example = model, copies, optimizers, example
+        self.copy_state = copy_state
         self.journal = Journal() if journal is None else journal
         self.plans: list[Plan] = []
         self.notes: list[str] = []
@@ -59,7 +61,7 @@ class Work:
             sources = self._put_in(plan, sources)
         if sources:
             unfreeze(self.model, [path for path, _ in sources])
-            self.added += add_new_parameters(self.optimizers, self.model, sources, self.journal)
+            self.added += add_new_parameters(self.optimizers, self.model, sources, self.journal, self.copy_state)
         for plan in step.plans:
             self._edit(plan, step)
             self.plans.append(plan)

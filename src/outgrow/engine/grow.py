@@ -98,6 +98,7 @@ class Request:
     """A requested growth: the model, the transforms, and the kind of check.
 
     ready: the results of a dry run, if there was one. brief: how outputs are then checked in one short pass.
+    copy_state: copies of blocks start with the optimizer state of their originals.
     """
 
     given: nn.Module  # the model, or a wrapper around it
@@ -109,6 +110,7 @@ class Request:
     check: bool = True
     ready: Ready | None = None
     brief: BriefCheck | None = None
+    copy_state: bool = False
 
     @property
     def model(self) -> nn.Module:
@@ -192,7 +194,7 @@ def _grown(request: Request, interrupts: DeferredSignals, dry: bool) -> tuple[Gr
         stack.enter_context(own_precision(model, example))
         look = _looked(request, example, ranks.lengths)
         before = _parameters(model)
-        work = Work(model, copies, request.optimizers, example)
+        work = Work(model, copies, request.optimizers, example, copy_state=request.copy_state)
         stack.enter_context(work.journal)  # undoes again if an interrupt stops the undoing below
         try:
             planned = _planned(request, look, example, work, dry)

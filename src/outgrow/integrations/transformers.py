@@ -58,8 +58,9 @@ class Grow(transformers.TrainerCallback):
     """A callback that grows the model of a `transformers.Trainer` by a schedule.
 
     Args:
-        schedule: an `outgrow.Schedule`, a list of events, or the path of a schedule file. Steps refer to `global_step`. Rules
-            read the metrics of an epoch's evaluation, e.g. `outgrow.plateau("eval_loss")`.
+        schedule: an `outgrow.Schedule`, a list of events, or the path of a schedule file. Steps refer to `global_step`, shares
+            of the run to `max_steps`, which the Trainer computes from its epochs if it is not given. Rules read the metrics of
+            an epoch's evaluation, e.g. `outgrow.plateau("eval_loss")`.
         example: an input of the model: a dict of keyword arguments (a batch), or a tensor.
         seed: for the random values of growths.
         check: compare outputs before and after each growth: True (brief if it was planned in the dry run), "full" or False, as
@@ -149,6 +150,7 @@ class Grow(transformers.TrainerCallback):
             quiet=True,
             position=None if saved is None else saved["run"],
             freeze=self.freeze,
+            steps=state.max_steps if state.max_steps > 1 else None,
         )
         if saved is not None:
             groups = [names_in(one, model) for one in bare_optimizers([optimizer])]

@@ -4,6 +4,8 @@ In an optimizer that counts steps per parameter, a new parameter starts like any
 no state here. Where steps are counted per group (or not at all), the count is large already: a second moment that starts at
 zero would make the first update about three learning rates long. There a new parameter gets state that fits the count: moments
 of zero, second moments at the mean over the parameter that it follows, and its own values where weights are kept.
+
+On request (`state="copy"` in a schedule) a parameter that is an exact copy starts with a copy of its original's state instead.
 """
 
 from __future__ import annotations
@@ -32,7 +34,11 @@ LEARNS = "the new block learns, although the block that it copies is frozen"
 
 
 def add_new_parameters(
-    optimizers: Sequence[Any], model: nn.Module, sources: Sequence[tuple[str, str]], journal: Journal
+    optimizers: Sequence[Any],
+    model: nn.Module,
+    sources: Sequence[tuple[str, str]],
+    journal: Journal,
+    copy_state: bool = False,
 ) -> list[tuple[nn.Parameter, nn.Parameter, str]]:
     """Add the parameters of new modules to the optimizers that hold the parameters of the modules they are copies of.
 
@@ -40,13 +46,15 @@ def add_new_parameters(
     right. In a module that is no copy, it joins the nearest parameter before it with as many axes; if its source is frozen and
     held by no optimizer, the nearest parameter that an optimizer holds.
 
-    sources: path of a new module, and of the module that it is a copy of.
+    sources: path of a new module, and of the module that it is a copy of. copy_state: exact copies get the state of their
+    originals.
     Returns every new parameter with the parameter whose group it joined, and its name.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     place = {key: index for index, key in enumerate(names)}
     trained = {id(p) for optimizer in unwrapped(optimizers) for p in held_by(optimizer)}
     joins: dict[int, list[nn.Parameter]] = {}  # new parameters, by the id of the parameter whose group they join
+    copied: set[int] = set()  # ids of new parameters that are exact copies of the parameter that they join
     for new, old in sources:
         originals = dict(model.get_submodule(old).named_parameters())
         for name, parameter in model.get_submodule(new).named_parameters():
@@ -57,6 +65,8 @@ def add_new_parameters(
                 gaps = [(p.ndim != parameter.ndim, abs(place[id(p)] - place[id(parameter)])) for p in near]
                 like = near[gaps.index(min(gaps))] if near else like
             joins.setdefault(id(like), []).append(parameter)
+            if copy_state and like is source and like.shape == parameter.shape and torch.equal(like, parameter):
+                copied.add(id(parameter))
     problems = unknown_wrappers(optimizers) if joins else []
     if problems:
         raise OptimizerError("an optimizer can't follow the growth", problems)
@@ -67,7 +77,10 @@ def add_new_parameters(
         if problem is not None:
             raise OptimizerError("an optimizer can't follow the growth", [problem])
         for held_one, added in joining:
-            _add_state(optimizer, held_one, added, journal)
+            if id(added) in copied:
+                _copy_state(optimizer, held_one, added, journal)
+            else:
+                _add_state(optimizer, held_one, added, journal)
         for group in (group for group in optimizer.param_groups if id(group) not in done):
             done.add(id(group))
             held = group["params"]
@@ -111,6 +124,15 @@ def _nearest(model: nn.Module, parameter: nn.Parameter, inside: str, new: Sequen
     known = [(index, other) for index, (name, other) in enumerate(others) if not name.startswith(tuple(new))]
     before = [other for index, other in reversed(known) if index < start] or [other for _, other in known]
     return next((other for other in before if other.ndim == parameter.ndim), before[0])
+
+
+@torch.no_grad()
+def _copy_state(optimizer: Optimizer, like: Tensor, new: nn.Parameter, journal: Journal) -> None:
+    """Give a copy of a parameter a copy of that parameter's state, with its step count."""
+    state = optimizer.state.get(like)
+    if state and new not in optimizer.state:
+        journal.note(partial(optimizer.state.pop, new, None))
+        optimizer.state[new] = copy.deepcopy(state)
 
 
 @torch.no_grad()

@@ -47,7 +47,7 @@ from outgrow.runs.input_checks import as_loss, as_number, check_check, check_mea
 from outgrow.runs.learning_rates import scale_decay, scale_rates
 from outgrow.runs.optimizer_checks import advised, check_following
 from outgrow.runs.outdated_plans import outdated
-from outgrow.runs.schedule import At, Schedule, When, schedule_of
+from outgrow.runs.schedule import At, Schedule, When, placed_schedule
 from outgrow.runs.schedule_position import check_position, happened, mark
 from outgrow.runs.step_counts import Steps
 from outgrow.runs.timeline import Timeline, check_late, timeline
@@ -90,6 +90,8 @@ class Run:
         position: the position (`Run.position`) of the run to continue, if the model has been through its growths already.
         freeze: "old" trains only what the newest growth has added; older parameters get no gradients and no weight decay.
             `run.unfreeze()` ends it.
+        steps: the length of the whole run, for events at shares of it (`outgrow.At(share=0.4, …)`).
+        epochs: the same, in epochs.
 
     Everything is checked before training starts, by a dry run of the whole schedule: `print(run.timeline)`.
 
@@ -124,11 +126,13 @@ class Run:
         quiet: bool = False,
         position: Mapping[str, Any] | None = None,
         freeze: str | None = None,
+        steps: int | None = None,
+        epochs: int | None = None,
     ) -> None:
         check_seed(seed)
         check_check(check)
         self.model, self.example, self.seed, self.check = model, example, seed, check
-        self.schedule = schedule_of(schedule)
+        self.schedule = placed_schedule(schedule, steps, epochs)
         self.optimizers: list[Any] = as_list(optimizer)
         self.schedulers, self.averages, self.log, self.quiet = as_list(scheduler), as_list(average), as_list(log), quiet
         self.also: Mapping[str, Any] = {} if also is None else also
@@ -161,9 +165,7 @@ class Run:
         check_renewable(wrappers_around([bare(model)], model))
         if position is not None:
             check_position(self.schedule, position)
-        self.done: list[int] = (
-            [] if position is None else happened(self.schedule, position)
-        )  # events that have happened, by number
+        self.done: list[int] = [] if position is None else happened(self.schedule, position)  # events, by number
         ahead = dict(self._waiting())
         check_fading(model, [one for event in ahead.values() for one in event.grow])
         seeds = [self.seed + number for number in ahead]
@@ -195,7 +197,7 @@ class Run:
         if loss is not None:
             self._loss = as_loss(loss)
             self.tell(self._loss)
-        due = [number for number, event in self._waiting() if isinstance(event, At) and event.step == self.steps + 1]
+        due = [number for number, event in self._waiting() if isinstance(event, At) and event.at_step == self.steps + 1]
         return self._grow(due, self.steps + 1, self.epochs, self.metrics)
 
     def epoch(self, metrics: Metrics | None = None, *, resumed: bool = False) -> Growth | None:
@@ -213,7 +215,7 @@ class Run:
     def _decide(self, metrics: Any, resumed: bool) -> tuple[list[dict[str, float]], list[int]]:
         """The metrics for triggers, including those of this epoch, and the events that are due."""
         past = [*self.metrics, measured(metrics)]
-        due = [number for number, event in self._waiting() if isinstance(event, At) and event.epoch == self.epochs + 1]
+        due = [number for number, event in self._waiting() if isinstance(event, At) and event.at_epoch == self.epochs + 1]
         triggered = [event for _, event in self._waiting() if isinstance(event, When)]
         if not triggered:
             return past, due
@@ -363,7 +365,8 @@ class Run:
                     scale_decay(self.optimizers, event.weight_decay, journal)
                 optimizers = discard_state(self.optimizers, journal) if fresh else self.optimizers
                 checks = bool(self.check), ready, self._brief
-                request = Request(self.model, self.example, event.grow, optimizers, self.averages, seed, *checks)
+                parts = self.model, self.example, event.grow, optimizers, self.averages, seed
+                request = Request(*parts, *checks, copy_state=event.state == "copy")
                 with self._freezing.lifted():
                     growth = run_growth(request, interrupts)
             if fresh:

@@ -1,7 +1,7 @@
 """Read and write schedules as TOML and JSON, with plain dicts as the intermediate form.
 
     [[growth]]
-    epoch = 25                              # or step = 10_000, or when = { rule = "plateau", metric = "val_loss" }
+    epoch = 25      # or step = 10_000, or share = 0.4 (of the run), or when = { rule = "plateau", metric = "val_loss" }
     grow = [{ widen = "*", factor = 1.5 }, { deepen = "layer3.1", count = 2, fade = 200 }]
     lr = 0.2
 
@@ -31,7 +31,8 @@ from outgrow.runs.schedule import At, Event, Schedule, When
 from outgrow.saving.atomic_write import check_path, write_plain
 from outgrow.transforms.all_transforms import Transform, kind_of, kinds
 
-TIMES = ("step", "epoch", "when")
+FIXED = ("step", "epoch", "share")
+TIMES = (*FIXED, "when")
 OPTIONS = tuple(each.name for each in dataclasses.fields(Event) if each.name != "grow")
 
 
@@ -48,7 +49,7 @@ def to_dict(schedule: Schedule) -> dict[str, Any]:
 
 def _event_out(event: At | When, place: str) -> dict[str, Any]:
     if isinstance(event, At):
-        time: dict[str, Any] = {"step": event.step} if event.epoch is None else {"epoch": event.epoch}
+        time: dict[str, Any] = {name: _plain(value) for name in FIXED if (value := getattr(event, name)) is not None}
     else:
         name = _named(triggers.TRIGGERS, event.rule)
         if name is None:
@@ -133,9 +134,8 @@ def _event(entry: Any, place: str) -> At | When:
     _check_keys(entry, (*TIMES, "grow", *OPTIONS), place)
     times = [name for name in TIMES if name in entry]
     if len(times) != 1:
-        raise ScheduleError(
-            f"{place}: exactly one of 'epoch', 'step' and 'when' is required, and it has {' and '.join(times) or 'none'}"
-        )
+        found = " and ".join(times) or "none"
+        raise ScheduleError(f"{place}: exactly one of 'epoch', 'step', 'share' and 'when' is required, and it has {found}")
     if "grow" not in entry:
         raise ScheduleError(f"{place}: 'grow' is missing, e.g. grow = [{{ widen = '*', factor = 1.5 }}]")
     grow = entry["grow"] if isinstance(entry["grow"], list) else [entry["grow"]]

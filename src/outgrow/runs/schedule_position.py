@@ -14,7 +14,9 @@ from outgrow.transforms.all_transforms import TABLE
 
 def mark(event: At | When) -> str:
     """A text that identifies an event; without addresses of functions, which differ from process to process."""
-    return re.sub(r" at 0x[0-9a-f]+", "", f"{event.time}: {event.grow!r}")
+    share = event.share if isinstance(event, At) else None
+    time = event.time if share is None else f"share {share!r}"  # the length of a run may change while it is interrupted
+    return re.sub(r" at 0x[0-9a-f]+", "", f"{time}: {event.grow!r}")
 
 
 def without_defaults(text: str) -> str:
@@ -41,10 +43,13 @@ def check_position(schedule: Schedule, position: Mapping[str, Any]) -> None:
     for number, event in enumerate(schedule):
         if number in done or not isinstance(event, At):
             continue
-        now = position["epochs"] if event.step is None else position["steps"]
-        if (event.step or event.epoch or 0) <= now:
+        now = position["epochs"] if event.at_step is None else position["steps"]
+        if (event.at_step or event.at_epoch or 0) <= now:
             reason = "the saved run has not carried it out"
+            instead = "give it a later time, or leave it out"
+            if event.share is not None:
+                instead = f"resume with the length that the saved run had; or {instead}"
             raise ScheduleError(
                 f"event {number + 1} is past: the run is at step {position['steps']:,} after {position['epochs']} epochs",
-                [Problem(repr(event), reason, "give it a later time, or leave it out")],
+                [Problem(repr(event), reason, instead)],
             )

@@ -181,7 +181,7 @@ def _stages(twin: nn.Module, example: Example, schedule: Schedule, seeds: Sequen
     yield Stage("start", "", (), sum(parameter.numel() for parameter in twin.parameters()), flops)
     step: float | None = 0
     for number, event in enumerate(schedule, 1):
-        now = event.step if isinstance(event, At) else None
+        now = event.at_step if isinstance(event, At) else None
         _pass(twin, math.inf if now is None or step is None else now - step)
         step = now
         try:

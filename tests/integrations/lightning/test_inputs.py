@@ -72,6 +72,15 @@ def test_a_dry_run_comes_before_the_first_step() -> None:
     refused("does not run on the example", grow=outgrow.lightning.Grow([WIDEN], torch.randn(2, 3, 6, 6), module="model"))
 
 
+def test_shares_are_of_the_trainers_steps_and_need_a_limit() -> None:
+    def grow() -> Any:
+        return outgrow.lightning.Grow([outgrow.At(share=0.5, grow=WIDEN.grow)], X[:4], module="model", quiet=True)
+
+    fit = Fit(grow=grow(), max_steps=6, max_epochs=2)
+    assert [record.step for record in fit.grow.run.records] == [3]
+    refused(r"length of the run is not known[\s\S]*max_epochs=", grow=grow(), max_steps=-1, max_epochs=-1)
+
+
 def loaded_again() -> Any:
     spec = importlib.util.find_spec("outgrow.integrations.lightning.callback")
     assert spec is not None

@@ -4,7 +4,8 @@
     trainer.fit(LitModel(), loader)
     trainer.fit(LitModel(), loader, ckpt_path="last.ckpt")   # resumes, with a newly built small model
 
-`At(step=…)` refers to Lightning's `global_step` (optimizer steps), `At(epoch=…)` to finished epochs. Rules read
+`At(step=…)` refers to Lightning's `global_step` (optimizer steps), `At(epoch=…)` to finished epochs, `At(share=…)` to the
+trainer's `estimated_stepping_batches`, which follow from max_steps and max_epochs. Rules read
 `trainer.callback_metrics` at the end of each training epoch, after its validation: the last value logged under a name. Use
 validation metrics in triggers: values that `training_step` has logged in an epoch before a checkpoint are not restored by
 Lightning, so that a run resumed within the epoch gets the mean of the rest, and may grow at another time. If a metric has no
@@ -32,6 +33,7 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 import torch
@@ -51,7 +53,7 @@ from outgrow.modules.fade_warnings import warn_at_the_end
 from outgrow.modules.gates import gates_of
 from outgrow.runs.input_checks import check_check
 from outgrow.runs.run import Run
-from outgrow.runs.schedule import At, Schedule, When, schedule_of
+from outgrow.runs.schedule import At, Schedule, When, placed_schedule, schedule_of
 from outgrow.saving.checksums import check_seal, sealed
 from outgrow.saving.growths_in_state_dict import expect, growth_entries
 from outgrow.saving.param_groups import names_in, regroup
@@ -169,7 +171,7 @@ class Grow(Callback):  # type: ignore[misc]
                 part,
                 self._on_device(trainer, pl_module),
                 optimizers,
-                self.schedule,
+                _placed(self.schedule, trainer),
                 [scheduler for scheduler in schedulers if any(scheduler.optimizer is one for one in optimizers)],
                 [average.get_submodule(place) for average in _averages(trainer)],
                 seed=self.seed,
@@ -330,6 +332,15 @@ def _refuse(trainer: Any) -> None:
             problems.append(Problem(type(callback).__name__, reason, "use EMAWeightAveraging or WeightAveraging"))
     if problems:
         raise GrowthError("this trainer can't grow its model", problems)
+
+
+def _placed(schedule: Schedule, trainer: Any) -> Schedule:
+    """The schedule for a run of the trainer's length, if an event is at a share of it."""
+    if not schedule.has_shares:
+        return schedule
+    length = trainer.estimated_stepping_batches  # may build the loaders, and is infinite without a limit
+    steps = int(length) if isfinite(length) else None
+    return placed_schedule(schedule, steps, None, "write lightning.Trainer(max_steps=…) or Trainer(max_epochs=…)")
 
 
 def _group(trainer: Any) -> Any:
