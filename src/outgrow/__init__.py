@@ -37,6 +37,7 @@ __all__ = [
     "ResidualBlock",
     "Run",
     "Schedule",
+    "Trial",
     "Upcycling",
     "When",
     "Widen",
@@ -60,13 +61,21 @@ __all__ = [
     "save",
     "shard",
     "timeline",
+    "trial",
     "upcycle",
     "volumes",
     "widen",
     "zero_init",
 ]
 
-MODULES = ("dcp", "accelerate", "extending", "lightning", "transformers")  # public; integrations need the library of their name
+MODULES = (
+    "dcp",
+    "accelerate",
+    "extending",
+    "lightning",
+    "recipes",
+    "transformers",
+)  # public; integrations need the library of their name
 __path__.append(str(Path(__file__).with_name("former_names")))  # where e.g. `outgrow.blocks` is found
 
 

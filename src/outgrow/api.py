@@ -46,5 +46,7 @@ from outgrow.saving.save_load import save as save
 from outgrow.transforms.deepen.places import places as places
 from outgrow.transforms.register_transform import register_transform as register_transform
 from outgrow.transforms.widen.list_volumes import volumes as volumes
+from outgrow.trials.result import Trial as Trial
+from outgrow.trials.trial import trial as trial
 from outgrow.upcycling.upcycle import Upcycling as Upcycling
 from outgrow.upcycling.upcycle import upcycle as upcycle
