@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -156,6 +157,29 @@ def test_a_mistake_is_one_line_and_exit_code_2(case: str, tmp_path: Path, capsys
     options, reason = WRONG[case]
     assert main(["grow", str(tmp_path), *options]) == 2
     assert reason in capsys.readouterr().err
+
+
+def test_ctrl_c_stops_with_code_130_and_the_same_command_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from outgrow.checkpoints.stream_tensors import Stream
+
+    save_small("llama", tmp_path / "old")
+    command = ["grow", str(tmp_path / "old"), "--widen", "mlp=1.5", "--verify", "none", "--out", str(tmp_path / "new")]
+    real, calls = Stream.values, []
+
+    def pressed_at_the_tenth(self: Stream, tensor: Any) -> Any:
+        calls.append(tensor)
+        if len(calls) == 10:
+            raise KeyboardInterrupt
+        return real(self, tensor)
+
+    monkeypatch.setattr(Stream, "values", pressed_at_the_tenth)
+    assert main(command) == 130
+    assert re.search(r"outgrow: stopped; .* is not a checkpoint: the same command goes on from there", capsys.readouterr().err)
+    assert not (tmp_path / "new").exists()
+    assert main(command) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"old", "new"}
 
 
 def test_the_bar_shows_rate_and_remaining_time() -> None:
