@@ -14,7 +14,19 @@ import outgrow
 
 TREE = ast.parse(Path(outgrow.__file__).with_name("api.py").read_text())
 NAMES = [alias.asname or alias.name for node in TREE.body if isinstance(node, ast.ImportFrom) for alias in node.names]
-OPTIONAL = ("timm", "torchvision", "transformers", "rich", "matplotlib", "sklearn", "lightning", "hypothesis", "pytest")
+OPTIONAL = (
+    "timm",
+    "torchvision",
+    "transformers",
+    "rich",
+    "matplotlib",
+    "sklearn",
+    "lightning",
+    "hypothesis",
+    "pytest",
+    "optuna",
+    "ray",
+)
 
 
 def python(code: str) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from outgrow.search.search import run_search
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -40,6 +42,28 @@ def test_lightning(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
     found = re.search(r"held out: ([\d.]+)%", said)
     assert found is not None
     assert float(found[1]) > 90
+
+
+def test_a_search_in_one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    monkeypatch.setenv("TRIALS", "3")
+    search = runpy.run_path(str(EXAMPLES / "search_digits.py"))["describe"]()
+    result = run_search(search, "digits", tmp_path / "search.log", quiet=True)
+    assert [record.state for record in result.records] == ["COMPLETE"] * 3
+    assert result.best.values[0] < 0.5
+
+
+@pytest.mark.exhaustive
+def test_a_search(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Three trials by two workers; the example has more."""
+    pytest.importorskip("optuna")
+    monkeypatch.setenv("TRIALS", "3")
+    monkeypatch.setattr("sys.argv", ["search_digits.py", str(tmp_path)])
+    runpy.run_path(str(EXAMPLES / "search_digits.py"), run_name="__main__")
+    captured = capfd.readouterr()
+    assert "3 trials complete, 0 without a result" in captured.out
+    assert sorted(re.findall(r"^\d/3 trial (\d)", captured.err, re.MULTILINE)) == ["0", "1", "2"]
+    assert (tmp_path / "report.html").exists()
 
 
 def test_the_transformers_trainer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

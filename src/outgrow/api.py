@@ -43,6 +43,10 @@ from outgrow.runs.triggers import plateau as plateau
 from outgrow.runs.triggers import reached as reached
 from outgrow.saving.save_load import load as load
 from outgrow.saving.save_load import save as save
+from outgrow.search.description import Search as Search
+from outgrow.search.search import SearchResult as SearchResult
+from outgrow.search.search import search as search
+from outgrow.search.space import Space as Space
 from outgrow.transforms.deepen.places import places as places
 from outgrow.transforms.register_transform import register_transform as register_transform
 from outgrow.transforms.widen.list_volumes import volumes as volumes

@@ -104,5 +104,9 @@ class ScheduleError(GrowthError):
     """A schedule that is invalid or does not fit the run."""
 
 
+class SearchError(GrowthError):
+    """A search that can't begin or go on; the study is as it was, and can be continued."""
+
+
 class MissingError(GrowthError, ImportError):
     """The library of an integration is not installed."""

@@ -57,3 +57,9 @@ def test_the_timeline_is_that_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.syspath_prepend(str(DOCS / "tools"))
     drawn = importlib.import_module("draw_timeline").draw(tmp_path / "timeline.svg")
     assert drawn.read_text(encoding="utf-8") == (DOCS / "timeline.svg").read_text(encoding="utf-8")
+
+
+def test_the_tree_of_a_search_is_that_of_its_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "tools"))
+    drawn = importlib.import_module("draw_search").draw(tmp_path / "search.svg")
+    assert drawn.read_text(encoding="utf-8") == (DOCS / "search.svg").read_text(encoding="utf-8")

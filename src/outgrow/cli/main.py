@@ -1,4 +1,4 @@
-"""The command line: list what can grow in a model, compare methods, preview a schedule, grow a checkpoint on the disk.
+"""The command line: list what can grow in a model, compare methods, preview a schedule, grow a checkpoint on the disk, search.
 
     outgrow inspect timm:resnet18
     outgrow inspect mycode.models:build --input 3,32,32
@@ -7,6 +7,7 @@
     outgrow compare timm:resnet18 layer1.0.conv1
     outgrow timeline schedule.toml --model timm:resnet18 [--svg timeline.svg]
     outgrow grow CHECKPOINT --widen mlp=1.5 --deepen layers=24 --out NEW
+    outgrow search worker mycode.search:describe --study NAME --storage search.log
 
 torch, timm and rich are imported only where they are needed. rich is optional: it formats tables on a terminal.
 """
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from outgrow.cli.grow_command import add_grow
 from outgrow.cli.model_names import CommandError, input_shape, named_model, prepare_transformers
 from outgrow.cli.plugins import load_plugins
+from outgrow.cli.search_command import add_search
 from outgrow.text.plurals import counted
 from outgrow.text.tables import WIDTH, make_table
 
@@ -94,6 +96,7 @@ def make_parser() -> Parser:
     _add_input(timeline)
     timeline.set_defaults(run=run_timeline)
     add_grow(commands)
+    add_search(commands)
     return parser
 
 

@@ -69,6 +69,14 @@ def build(source: str) -> tuple[nn.Module, Any]:
     return model, example
 
 
+def build_object(source: str) -> Any:
+    """The result of a function of the user's, MODULE:CALLABLE."""
+    library, _, name = source.partition(":")
+    if not library or not name:
+        raise CommandError(f"{source} does not name a function: write MODULE:CALLABLE, e.g. mycode.search:describe")
+    return _call(source, _import_attribute(source, library, name))
+
+
 def _import_attribute(source: str, library: str, name: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

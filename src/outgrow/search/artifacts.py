@@ -1,0 +1,109 @@
+"""The models of trials, with their growths and the state of their optimizers, in an artifact store of Optuna.
+
+An artifact is a file like those of `Run.save`: `outgrow.load(parent, file)` grows the search's parent to the model in it. It is
+written completely before the trial ends, so that a complete trial always has one.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from outgrow.errors import CheckpointError, SearchError
+from outgrow.model.unwrap import as_list, bare
+from outgrow.saving.checksums import sealed
+from outgrow.saving.reshape_for_checkpoint import reshaping
+from outgrow.saving.run_file import read_run, refuse_not_finite
+from outgrow.saving.run_state import Parts, pack, random_states, restore, set_random_states
+from outgrow.saving.torch_files import save_safely, without_numpy
+from outgrow.search.objectives import DivergedError
+from outgrow.search.records import Record
+from outgrow.search.storages import optuna
+
+FILE = "model.pt"
+
+
+class GoneError(SearchError):
+    """The artifact of a trial is not in the store."""
+
+
+def open_store(artifacts: Any) -> Any:
+    """An artifact store of Optuna; a path is a folder, which is created."""
+    if not isinstance(artifacts, (str, os.PathLike)):
+        return artifacts
+    try:
+        os.makedirs(artifacts, exist_ok=True)
+    except OSError as error:
+        raise SearchError(f"the folder {artifacts} for the models of trials can't be created: {error.strerror}") from error
+    return optuna().artifacts.FileSystemArtifactStore(base_path=os.fspath(artifacts))
+
+
+@dataclass(frozen=True)
+class Models:
+    """Build, save and load models of trials. build_optimizer: from a model to one optimizer or several, or None."""
+
+    parent: nn.Module
+    build_optimizer: Callable[[nn.Module], Any] | None
+    store: Any
+
+    def fresh(self) -> tuple[nn.Module, Any]:
+        """A copy of the search's parent, and an optimizer for it."""
+        model = copy.deepcopy(bare(self.parent))
+        return model, None if self.build_optimizer is None else self.build_optimizer(model)
+
+    def load(self, record: Record) -> tuple[nn.Module, Any]:
+        """The model of a trial with its optimizer, from the artifact; GoneError if that is missing."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, FILE)
+            self.fetch(record, path)
+            state = read_run(path)
+        before = random_states()
+        try:
+            model, optimizer = self.fresh()
+            with reshaping(model) as journal:
+                restore(Parts(model, as_list(optimizer)), state, journal)
+        except CheckpointError as error:
+            raise SearchError(f"the model of trial {record.number} does not fit the search's parent: {error}") from error
+        finally:
+            set_random_states(before)
+        return model, optimizer
+
+    def fetch(self, record: Record, path: str) -> None:
+        """Copy the artifact of a trial to a file."""
+        library = optuna()
+        if not record.artifact:
+            raise GoneError(f"trial {record.number} ({record.state.lower()}) has no model")
+        Path(path).unlink(missing_ok=True)
+        try:
+            library.artifacts.download_artifact(artifact_store=self.store, file_path=path, artifact_id=record.artifact)
+        except library.artifacts.exceptions.ArtifactNotFound as error:
+            raise GoneError(
+                f"the model of trial {record.number} is gone: there is no artifact {record.artifact} in {self.where}; restore "
+                "it, or pass the right artifacts=. The study is as it was"
+            ) from error
+
+    @property
+    def where(self) -> str:
+        """The place of the artifacts in words."""
+        folder = getattr(self.store, "_base_path", None)
+        return f"the folder {folder}" if folder is not None else f"the {type(self.store).__name__}"
+
+    def save(self, model: nn.Module, optimizer: Any, trial: Any) -> str:
+        """Put a model into the store, and return the artifact's name; DivergedError if it holds NaN or infinity."""
+        try:
+            refuse_not_finite([model], "the model")
+        except CheckpointError as error:
+            raise DivergedError(f"training diverged: {str(error).partition(': ')[2]}") from error
+        state = {"outgrow": {"search": True}, **pack(Parts(model, as_list(optimizer)))}
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, FILE)
+            save_safely(sealed(without_numpy(state)), path)
+            name: str = optuna().artifacts.upload_artifact(artifact_store=self.store, file_path=path, study_or_trial=trial)
+        return name

@@ -1,0 +1,214 @@
+"""Open the storage and the study of a search; Optuna is imported here, and only when a search needs it.
+
+A storage is named by a path (a journal file, which several processes and machines may share), by the URL of a database
+(`sqlite:///search.db`, `postgresql://…`) or of Optuna's proxy (`grpc://host:13000`), or is an object of Optuna.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from outgrow.errors import MissingError, SearchError
+from outgrow.search.objectives import Objectives
+
+PROXY = "grpc://"
+WAIT = 10.0  # seconds for a proxy to answer
+FACTS = "outgrow"  # the study's attribute that describes the search
+VERSION = 1
+
+
+def optuna() -> Any:
+    """The library, which is imported only when a search needs it."""
+    try:
+        import optuna as library
+    except ImportError as error:
+        raise MissingError(f"a search needs Optuna: pip install outgrow[search] ({error})") from error
+    return library
+
+
+class FileLock:
+    """The lock of a journal file, which the system releases when its process dies.
+
+    Optuna's own locks are files: a worker that is killed while it writes leaves one behind, and all others wait for half a
+    minute. Whoever gets the lock also removes an unfinished last line, which only a dead process can have left.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path, self._file = path, -1
+
+    def acquire(self) -> bool:
+        import fcntl
+
+        self._file = os.open(f"{self._path}.flock", os.O_RDWR | os.O_CREAT, 0o666)
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        _cut_unfinished(self._path)
+        return True
+
+    def release(self) -> None:
+        os.close(self._file)
+
+
+def _cut_unfinished(path: str) -> None:
+    """Remove what follows the last line feed of a file."""
+    with open(path, "rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        if not end:
+            return
+        file.seek(end - 1)
+        if file.read(1) == b"\n":
+            return
+        file.seek(0)
+        kept = file.read().rfind(b"\n") + 1
+        file.truncate(kept)
+
+
+def open_storage(storage: Any) -> Any:
+    """A storage object of Optuna; SearchError if it can't be reached. None is a storage in memory."""
+    library = optuna()
+    if storage is None:
+        return library.storages.InMemoryStorage()
+    if not isinstance(storage, (str, os.PathLike)):
+        return storage
+    name = os.fspath(storage)
+    try:
+        if name.startswith(PROXY):
+            return _proxy(name)
+        if "://" in name:
+            return library.storages.RDBStorage(name)
+        return _journal(name)
+    except Exception as error:
+        raise SearchError(
+            f"the storage {name} can't be reached ({type(error).__name__}: {_first_line(error)}): check that it exists and "
+            "runs; a storage is a journal file, e.g. search.log, a database, e.g. sqlite:///search.db, or a proxy, "
+            "grpc://HOST:PORT"
+        ) from error
+
+
+def _journal(path: str) -> Any:
+    journal = optuna().storages.journal
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"there is no folder {folder}")
+    try:
+        import fcntl  # noqa: F401
+    except ImportError:  # not on Windows
+        return journal.JournalStorage(journal.JournalFileBackend(path, journal.JournalFileOpenLock(path)))
+    return journal.JournalStorage(journal.JournalFileBackend(path, FileLock(path)))
+
+
+def _proxy(name: str) -> Any:
+    host, _, port = name.removeprefix(PROXY).partition(":")
+    with quiet():
+        storage = optuna().storages.GrpcStorageProxy(host=host or "localhost", port=int(port or 13000))
+    storage.wait_server_ready(timeout=WAIT)
+    return storage
+
+
+def default_artifacts(storage: Any) -> str:
+    """The folder of artifacts beside a journal or an SQLite file; a temporary one for a storage in memory."""
+    if storage is None:
+        return tempfile.mkdtemp(prefix="outgrow-search-")
+    name = os.fspath(storage) if isinstance(storage, (str, os.PathLike)) else ""
+    path = name.removeprefix("sqlite:///") if name.startswith("sqlite:///") else name
+    if not path or "://" in path:
+        raise SearchError(
+            "this storage has no folder for the models of trials: pass artifacts=, a folder that all workers share, or an "
+            "artifact store of Optuna"
+        )
+    return f"{os.path.abspath(path)}-artifacts"
+
+
+def create_study(storage: Any, name: str, objectives: Objectives, facts: dict[str, Any]) -> tuple[Any, bool]:
+    """The study of that name, and whether it was created here; SearchError if an existing one is of another search."""
+    library = optuna()
+    with reachable(), quiet():
+        try:
+            study = library.create_study(storage=storage, study_name=name, directions=list(objectives.directions))
+            study.set_metric_names(list(objectives.names))
+            study.set_user_attr(FACTS, {"version": VERSION, "objectives": list(objectives.names), **facts})
+            return study, True
+        except library.exceptions.DuplicatedStudyError:
+            study = library.load_study(storage=storage, study_name=name)
+    check_study(study, objectives)
+    return study, False
+
+
+def load_study(storage: Any, name: str | None) -> Any:
+    """An existing study, of which the name may be left out if there is only one."""
+    library = optuna()
+    with reachable(), quiet():
+        names = [one.study_name for one in library.get_all_study_summaries(storage=storage)]
+        if name is None and len(names) == 1:
+            (name,) = names
+        if name not in names:
+            said = f"there is no study {name!r}" if name else f"it holds {len(names)} studies: name one"
+            raise SearchError(f"{said}; {'there are ' + ', '.join(names) if names else 'the storage is empty'}")
+        return library.load_study(storage=storage, study_name=name)
+
+
+def objectives_of(study: Any) -> Objectives:
+    """The objectives of a stored study."""
+    directions = tuple(direction.name.lower() for direction in study.directions)
+    names = study.metric_names or [f"objective {number}" for number in range(len(directions))]
+    return Objectives(tuple(names), directions)
+
+
+def check_study(study: Any, objectives: Objectives) -> None:
+    """Raise if a study has other objectives than a search."""
+    found = objectives_of(study)
+    if not study.metric_names:  # another worker has created it, and names them next
+        found = Objectives(objectives.names, found.directions)
+    if found != objectives:
+        texts = [", ".join(f"{n} ({w})" for n, w in zip(o.names, o.directions, strict=True)) for o in (found, objectives)]
+        raise SearchError(
+            f"the study {study.study_name!r} has the objectives {texts[0]}, and the search {texts[1]}: name another"
+        )
+
+
+def adopt_study(study: Any, objectives: Objectives) -> None:
+    """Name the objectives of a study that was created elsewhere; SearchError if it has others."""
+    check_study(study, objectives)
+    with reachable(), quiet():
+        if not study.metric_names:
+            study.set_metric_names(list(objectives.names))
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without Optuna's lines on the terminal, and without its warnings about names that may change (of metrics, the proxy)."""
+    logging = optuna().logging
+    level = logging.get_verbosity()
+    logging.set_verbosity(max(level, logging.WARNING))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna().exceptions.ExperimentalWarning)
+            yield
+    finally:
+        logging.set_verbosity(level)
+
+
+@contextlib.contextmanager
+def reachable() -> Iterator[None]:
+    """Report errors of a storage as a SearchError."""
+    try:
+        yield
+    except SearchError:
+        raise
+    except Exception as error:
+        library = type(error).__module__.partition(".")[0]
+        unreachable = isinstance(error, (OSError, optuna().exceptions.StorageInternalError))
+        if not unreachable and library not in ("sqlalchemy", "grpc", "sqlite3"):
+            raise
+        raise SearchError(
+            f"the storage can't be reached ({type(error).__name__}: {_first_line(error)}): the study is as it was; start the "
+            "search again when the storage is back"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

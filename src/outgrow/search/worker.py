@@ -1,0 +1,221 @@
+"""A worker: take trials of a study, one after the other, until all are done. Any number of workers may share a study."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from outgrow.errors import SearchError
+from outgrow.search.artifacts import GoneError, Models
+from outgrow.search.description import Search
+from outgrow.search.leases import Lease, Observer
+from outgrow.search.objectives import DivergedError
+from outgrow.search.records import COMPLETE, FAIL, Book, Record, pareto_front
+from outgrow.search.run_trial import run_trial
+from outgrow.search.storages import optuna, reachable
+from outgrow.text.terminal import line
+
+POLL = 0.2  # seconds between two looks at the study, while other workers run the last trials
+FILLED = "filled"  # the study's attribute which says that its trials were added
+SETTLE = 2.0  # seconds for the worker that has created the study to add its trials
+
+
+class LostError(Exception):
+    """Another worker has ended this worker's trial, because it took this worker for dead."""
+
+
+class Worker:
+    """Carry out trials of a study.
+
+    quiet: print nothing on the terminal. own_sampler: draw hyperparameters that the training function requests by Optuna's
+    random sampler with a seed for each trial, so that a continued search draws the same; otherwise by the study's sampler.
+    """
+
+    def __init__(self, search: Search, study: Any, models: Models, quiet: bool = False, own_sampler: bool = True) -> None:
+        self.search, self.study, self.models, self.quiet, self.own_sampler = search, study, models, quiet, own_sampler
+        self.storage = study._storage
+        self.observer = Observer(search.lease)
+        self.forgiven: set[int] = set()  # attempts at the first trial that failed before this run
+
+    def run(self, creator: bool, most: int | None = None) -> int:
+        """Work until all trials are done, or until this worker has carried out `most`; returns how many it carried out."""
+        done = 0
+        with reachable():
+            if creator:
+                self._fill(self.book())
+            else:
+                self._let_creator_fill()
+            self.study.set_user_attr(FILLED, True)
+            while (failed := self.book().failed_root()) is not None:
+                self.forgiven |= {one.number for one in self.book().of_slot(0) if one.number <= failed.number}
+        while most is None or done < most:
+            with reachable():
+                book = self.book()
+                if book.finished:
+                    break
+                self._end_stale(book)
+                self._refuse_failed_root(book)
+                self._fill(book)
+                taken = self._take(self.book())
+            if taken is None:
+                time.sleep(min(POLL, self.search.lease))
+                continue
+            with reachable():
+                done += self._carry_out(taken)
+        return done
+
+    def book(self) -> Book:
+        """The present state of the study. A failed training of the parent itself counts only in the run in which it fails."""
+        records = [Record.of(trial) for trial in self.study.get_trials(deepcopy=False)]
+        records = [replace(one, outcome="interrupted") if one.number in self.forgiven else one for one in records]
+        return Book(records, self.search.trials, self.search.attempts)
+
+    def _let_creator_fill(self) -> None:
+        """Wait while the worker that has created the study adds its trials."""
+        if self.study.user_attrs.get(FILLED):
+            return
+        seen, since = -1, time.monotonic()
+        while (book := self.book()).untried() and time.monotonic() - since < SETTLE:
+            if len(book.records) != seen:
+                seen, since = len(book.records), time.monotonic()
+            time.sleep(POLL / 4)
+
+    def _fill(self, book: Book) -> None:
+        """Add an attempt to each slot that needs one; it repeats the growth that the last attempt has begun."""
+        for slot in book.missing():
+            tried = book.of_slot(slot)
+            attrs: dict[str, Any] = {"slot": slot}
+            params: dict[str, Any] = {}
+            if tried:
+                last = self.study.get_trials(deepcopy=False)[tried[-1].number]
+                attrs["retry_of"] = tried[-1].number
+                if "moves" in last.user_attrs and slot:
+                    names = ("parent", "shrunk_from", "growth", "moves")
+                    attrs |= {name: last.user_attrs[name] for name in names if name in last.user_attrs}
+                params = last.params
+            self.study.enqueue_trial(params, user_attrs=attrs)
+
+    def _end_stale(self, book: Book) -> None:
+        """End running trials whose worker is dead; their slots are then filled again."""
+        library, trials = optuna(), self.study.get_trials(deepcopy=False)
+        for record in book.running():
+            trial = trials[record.number]
+            if self.observer.stale(trial):
+                try:
+                    self.storage.set_trial_state_values(trial._trial_id, library.trial.TrialState.FAIL)
+                    self._say(f"trial {record.number}: its worker is gone; it is taken up again")
+                except library.exceptions.UpdateFinishedTrialError:
+                    continue  # another worker was faster, or it has ended after all
+
+    def _refuse_failed_root(self, book: Book) -> None:
+        """Raise if the training of the parent itself has failed in this run."""
+        failed = book.failed_root()
+        if failed is not None:
+            reason = failed.error or f"it was lost {self.search.attempts} times, so it seems to end its process"
+            raise SearchError(
+                f"trial {failed.number}, the training of the parent itself, failed, so that there is nothing to grow: {reason}"
+            )
+
+    def _take(self, book: Book) -> Any:
+        """A trial that waits, now this worker's own; None if there is none at present."""
+        library = optuna()
+        for record in book.waiting():
+            identity = self.study.get_trials(deepcopy=False)[record.number]._trial_id
+            try:
+                if not self.storage.set_trial_state_values(identity, library.trial.TrialState.RUNNING):
+                    continue
+            except library.exceptions.UpdateFinishedTrialError:
+                continue
+            if self.book().superfluous(record):
+                self._end(identity, "duplicate", "another attempt at the same trial is under way, or has ended")
+                continue
+            return identity
+        return None
+
+    def _carry_out(self, identity: int) -> int:
+        """Carry out a trial, and store its result; 1 if it counts."""
+        library = optuna()
+        write = partial(self.storage.set_trial_user_attr, identity, "lease")
+        try:
+            with Lease(write, self.search.lease / 4) as lease:
+                self._train(identity, lease)
+        except (LostError, library.exceptions.UpdateFinishedTrialError):
+            self._say("a trial was taken up by another worker, and its result here is not counted")
+            return 0
+        return 1
+
+    def _train(self, identity: int, lease: Lease) -> None:
+        library = optuna()
+        states = library.trial.TrialState
+        if self.own_sampler:
+            slot = self.storage.get_trial(identity).user_attrs["slot"]
+            self.study.sampler = library.samplers.RandomSampler(seed=self.search.seed * 1_000_003 + slot)
+        trial = library.trial.Trial(self.study, identity)
+        try:
+            values = run_trial(self.search, self.models, trial, self.book().records)
+        except library.exceptions.UpdateFinishedTrialError:
+            raise
+        except library.exceptions.TrialPruned:
+            self.storage.set_trial_state_values(identity, states.PRUNED)
+            self._report(identity)
+            return
+        except DivergedError as error:
+            self._end(identity, "diverged", str(error))
+            return
+        except GoneError as error:
+            self._end(identity, "interrupted", str(error))
+            raise
+        except Exception as error:
+            self._end(identity, "raised", _where(error))
+            return
+        except BaseException:  # Ctrl-C: the next worker takes it up again
+            self._end(identity, "interrupted", "interrupted")
+            raise
+        held = self.storage.get_trial(identity).user_attrs.get("lease", {})
+        if lease.lost or held.get("owner") != lease.owner:
+            raise LostError
+        self.storage.set_trial_state_values(identity, states.COMPLETE, values)
+        self._report(identity)
+
+    def _end(self, identity: int, outcome: str, reason: str) -> None:
+        """End a trial without a result."""
+        self.storage.set_trial_user_attr(identity, "outcome", outcome)
+        self.storage.set_trial_user_attr(identity, "error", reason)
+        self.storage.set_trial_state_values(identity, optuna().trial.TrialState.FAIL)
+        if outcome != "duplicate":
+            self._report(identity)
+
+    def _report(self, identity: int) -> None:
+        if self.quiet:
+            return
+        book, record = self.book(), Record.of(self.storage.get_trial(identity))
+        self._say(progress(record, book.records, self.search, len(book.settled())))
+
+    def _say(self, text: str) -> None:
+        if not self.quiet:
+            line(text)
+
+
+def progress(record: Record, records: Sequence[Record], search: Search, settled: int) -> str:
+    """One line about a trial that has ended."""
+    from_ = "the parent itself" if record.parent is None else f"from {record.parent}"
+    what = "; ".join(record.growth) or ("" if record.parent is None else "trained on")
+    head = f"{settled}/{search.trials} trial {record.number} {' · '.join(filter(None, (from_, what)))}"
+    if record.state == FAIL:
+        return f"{head}: {record.outcome or 'failed'}: {record.error}"
+    if record.state != COMPLETE:
+        return f"{head}: {record.state.lower()}"
+    values = ", ".join(f"{name} {value:.4g}" for name, value in zip(search.objectives.names, record.values, strict=True))
+    best = any(one.number == record.number for one in pareto_front(records, search.objectives))
+    return f"{head}: {values}{' ★' if best else ''}"
+
+
+def _where(error: Exception) -> str:
+    """An error with the place in the code where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"

@@ -1,0 +1,85 @@
+"""Small searches, and worker processes that can be killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import optuna  # noqa: F401  (imported once by the server from which workers are forked)
+import torch
+from torch import Tensor, nn
+
+import outgrow
+from outgrow.search.search import run_search
+
+SPACE = outgrow.Space(factors=(1.5, 2), deepen="1", shrink=0.3, parameters=400)
+TRIALS = 8
+
+
+def inputs(seed: int = 0, count: int = 32) -> Tensor:
+    return torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
+
+
+def small() -> nn.Sequential:
+    """The parent of all searches here; other weights in every call, as in worker processes that do not seed."""
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def train(model: nn.Module, optimizer: Any, trial: Any) -> dict[str, float]:
+    """A few steps on random batches."""
+    loss = torch.zeros(())
+    for _ in range(4):
+        x = torch.randn(32, 4)
+        optimizer.zero_grad()
+        loss = (model(x)[:, 0] - x.prod(1)).square().mean()
+        loss.backward()
+        optimizer.step()
+    return {"error": loss.item()}
+
+
+def describe() -> outgrow.Search:
+    """The target of worker processes."""
+    return outgrow.Search(small(), inputs(), SPACE, train, ["error", "parameters"], sgd, trials=TRIALS, lease=3.0, attempts=50)
+
+
+def sized() -> nn.Module:
+    """Not a search."""
+    return small()
+
+
+def _work(storage: str) -> None:
+    torch.set_num_threads(1)
+    run_search(describe(), "killed", storage, quiet=True)
+
+
+class Workers:
+    """Worker processes on one journal file, forked from a server that has imported everything."""
+
+    def __init__(self, folder: Path) -> None:
+        self.storage = os.fspath(folder / "search.log")
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["tests.helpers.searches"])
+        self.running: list[BaseProcess] = []
+
+    def start(self) -> BaseProcess:
+        process = self._context.Process(target=_work, args=(self.storage,))
+        process.start()
+        self.running.append(process)
+        return process
+
+    def kill(self, process: BaseProcess) -> None:
+        process.kill()
+        process.join()
+        self.running.remove(process)
+
+    def join(self, seconds: float) -> list[int | None]:
+        for process in self.running:
+            process.join(seconds)
+        return [process.exitcode for process in self.running]

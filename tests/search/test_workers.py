@@ -1,0 +1,64 @@
+"""Several processes on one journal file, killed at random moments: no trial is lost or counted twice."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from outgrow.search.artifacts import Models, open_store
+from outgrow.search.records import COMPLETE, Record
+from outgrow.search.search import read_search
+from outgrow.search.storages import _cut_unfinished
+from tests.helpers.searches import TRIALS, Workers, sgd, small
+
+pytest.importorskip("optuna")
+pytest.importorskip("fcntl")
+
+
+def killed(folder: Path, kills: int, seed: int) -> list[Record]:
+    """Run a search by two workers, of which one is killed and replaced now and then; returns all trials of Optuna."""
+    workers, generator = Workers(folder), random.Random(seed)
+    for _ in range(2):
+        workers.start()
+    for _ in range(kills):
+        time.sleep(generator.uniform(0.05, 0.6))
+        workers.kill(generator.choice(workers.running))
+        workers.start()
+    assert workers.join(300) == [0] * 2
+    result = read_search(workers.storage)
+    assert [record.slot for record in result.records] == list(range(TRIALS))
+    return [Record.of(trial) for trial in result.study.trials]
+
+
+def check(records: list[Record], folder: Path) -> None:
+    """Every trial has exactly one result, with a model that its parent's model and its growth lead to."""
+    assert {record.state for record in records} <= {COMPLETE, "FAIL"}  # none is left running or waiting
+    done = {record.slot: record for record in records if record.state == COMPLETE}
+    assert len(done) == sum(record.state == COMPLETE for record in records) == TRIALS
+    models = Models(small(), sgd, open_store(folder / "search.log-artifacts"))
+    by_number = {record.number: record for record in records}
+    for record in done.values():
+        model, _ = models.load(record)
+        assert sum(p.numel() for p in model.parameters()) == record.parameters
+        assert record.slot == 0 or by_number[record.parent or 0].state == COMPLETE
+
+
+def test_workers_that_are_killed(tmp_path: Path) -> None:
+    check(killed(tmp_path, kills=3, seed=0), tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(2))
+def test_workers_that_are_killed_often(tmp_path: Path, seed: int) -> None:
+    check(killed(tmp_path, kills=20, seed=seed), tmp_path)
+
+
+def test_an_unfinished_line_of_a_killed_worker_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    for text, kept in ((b"", b""), (b"{}\n", b"{}\n"), (b'{}\n{"a":', b"{}\n"), (b'{"a"', b"")):
+        path.write_bytes(text)
+        _cut_unfinished(str(path))
+        assert path.read_bytes() == kept
