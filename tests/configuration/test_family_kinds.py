@@ -20,6 +20,8 @@ QUICK = {
     ("Gemma2", "width"),
     ("T5", "width"),
     ("BERT", "depth"),
+    ("Mistral", "head_dim"),
+    ("Gemma3", "head_dim"),
 }
 
 

@@ -74,10 +74,50 @@ def test_a_norm_over_the_features_is_refused_with_the_model_unchanged() -> None:
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
-def test_rotary_encodings_are_refused_with_the_reason() -> None:
-    llama = BY_NAME["llama"]
-    with pytest.raises(outgrow.GrowthError, match="frequencies of a position encoding"):
-        outgrow.grow(llama.build(), llama.example(), outgrow.Widen(kind="head_dim", by=2))
+class NormedAttention(nn.Module):
+    """Rotary attention with 3 heads of 4 features and RMS norms over queries and keys; shared: one norm for both."""
+
+    def __init__(self, shared: bool = False, rotary: bool = True) -> None:
+        super().__init__()
+        self.size, self.rotary = 4, rotary
+        self.q, self.k, self.v, self.out = (nn.Linear(12, 12) for _ in range(4))
+        self.q_norm = nn.RMSNorm(4)
+        self.k_norm = self.q_norm if shared else nn.RMSNorm(4)
+        self.register_buffer("frequencies", torch.tensor([1.0, 0.01]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).view(*x.shape[:2], -1, self.size).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        q, k = self.q_norm(q), self.k_norm(k)
+        if self.rotary:
+            angles = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * self.frequencies
+            cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+            q, k = (part * cos + torch.cat([-part.chunk(2, -1)[1], part.chunk(2, -1)[0]], -1) * sin for part in (q, k))
+        return x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_a_norm_over_rotary_features_keeps_its_statistics_and_new_features_learn() -> None:
+    model = randomise_parameters(NormedAttention().double())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = model(X).detach()
+    outgrow.grow(model, X, outgrow.Widen(kind="head_dim", factor=2), optimizer=optimizer)
+    assert model.k_norm.weight[1::2].eq(0).all()
+    torch.testing.assert_close(model(X), before, rtol=1e-12, atol=1e-12)
+    for _ in range(2):  # first γ of keys, then the rest
+        optimizer.zero_grad()
+        model(X).square().mean().backward()
+        optimizer.step()
+    assert model.k_norm.weight[1::2].ne(0).all()
+    assert all((p.grad != 0).all() for p in (model.q.weight, model.k.weight, model.q_norm.weight))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"shared": True}, "share the γ of their norm"), ({"rotary": False}, "multiplied and summed over it")],
+)
+def test_norms_that_can_not_cancel_new_features_are_refused(options: dict[str, bool], reason: str) -> None:
+    model = NormedAttention(**options).double()
+    with pytest.raises(outgrow.GrowthError, match=reason):
+        outgrow.grow(model, X, outgrow.Widen(kind="head_dim", factor=2))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from outgrow import Deepen, Widen
 from tests.helpers.library_models import FAMILIES, IMAGE, SIZES, Family
 from tests.helpers.random_weights import randomise_parameters
 
-KINDS = ("mlp", "heads", "width", "depth")
+KINDS = ("mlp", "heads", "head_dim", "width", "depth")
 APART = {  # sizes that can't be taken for each other: 4 heads of 6 features
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "word_embed_proj_dim"), 24),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "hidden_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"), 40),
@@ -70,10 +70,13 @@ def _apart(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 MLP, HEADS, WIDTH = Widen(kind="mlp", factor=1.5), Widen(kind="heads", factor=1.5), Widen(kind="width", factor=1.5)
-BOTH = {"heads": Cell((HEADS, WIDTH), "with the width"), "width": Cell((HEADS, WIDTH), "with the heads")}
+HEAD_DIM = Widen(kind="head_dim", factor=2)
+LARGER = {"head_dim": Cell((HEAD_DIM, Widen(kind="width", factor=2)), "with the width")}
+BOTH = {"heads": Cell((HEADS, WIDTH), "with the width"), "width": Cell((HEADS, WIDTH), "with the heads"), **LARGER}
 USUAL = {
     "mlp": Cell((MLP,)),
     "heads": Cell((Widen(kind="heads", factor=2),)),
+    "head_dim": Cell((HEAD_DIM,)),
     "width": Cell((WIDTH,)),
     "depth": Cell((Deepen(layers=4),)),
 }
@@ -99,12 +102,18 @@ FADED = Cell((Deepen(layers=4, fade=2),), "with `fade=`", steps=2)
 
 def _doubled(outputs: str | None, *more: Widen) -> dict[str, Cell]:
     """Heads and width twice as large, where one stream comes out of a norm or a nonlinear function: it is copied whole."""
-    requests = (Widen(kind="heads", factor=2), Widen(kind="width", factor=2, outputs=outputs), *more)
+    width = Widen(kind="width", factor=2, outputs=outputs)
+    requests = (Widen(kind="heads", factor=2), width, *more)
     kept = f"; only {outputs} {'are' if outputs == 'logits' else 'is'} kept" if outputs else ""
-    return {"heads": Cell(requests, f"× 2, with the width{kept}"), "width": Cell(requests, f"× 2, with the heads{kept}")}
+    return {
+        "heads": Cell(requests, f"× 2, with the width{kept}"),
+        "width": Cell(requests, f"× 2, with the heads{kept}"),
+        "head_dim": Cell((HEAD_DIM, width, *more), f"with the width{kept}"),
+    }
 
 
 BERT = {**_doubled(None), "depth": FADED}
+PARTLY = _refused(LARGER["head_dim"], "only a part of a head's features can grow", "the rotary encoding turns a part of a head")
 
 
 TABLE = (
@@ -116,7 +125,7 @@ TABLE = (
     _row("Gemma3", "gemma3text", **FLOAT32_NORMS),
     _row("Phi-3", "phi3", **FLOAT32_NORMS),
     _row("GPT-2", "gpt2", BOTH, **DECODER),
-    _row("GPT-NeoX", "gptneox", BOTH, **DECODER),
+    _row("GPT-NeoX", "gptneox", {**BOTH, "head_dim": PARTLY}, **DECODER),
     _row("OPT", "opt", BOTH, **DECODER),
     _row("Falcon", "falcon", {**BOTH, "depth": FADED}, **DECODER),  # nothing that its packed heads write can be paired
     _row("BERT", "bert", BERT),
@@ -149,7 +158,7 @@ TABLE = (
     _row(
         "Mamba",
         "mamba",
-        {"heads": _refused(USUAL["heads"], "no volume is of kind 'heads'", "there are no heads")},
+        {kind: _refused(USUAL[kind], f"no volume is of kind '{kind}'", "there are no heads") for kind in ("heads", "head_dim")},
         generates=True,
         limit=5e-6,
     ),

@@ -9,8 +9,9 @@ from tests.helpers.family_cases import KINDS, TABLE, Cell
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "language-models.md"
 TEXT = """# Families of Transformers
 
-Growths of {count} model families by kind: all MLPs (`outgrow.Widen(kind="mlp", factor=1.5)`), all heads, the width of the
-residual stream, and the number of blocks (`outgrow.Deepen(layers=4)`). The models are small, and every parameter is random.
+Growths of {count} model families by kind: all MLPs (`outgrow.Widen(kind="mlp", factor=1.5)`), all heads, the
+size of a head (`outgrow.Widen(kind="head_dim", factor=2)`), the width of the residual stream, and the number of blocks
+(`outgrow.Deepen(layers=4)`). The models are small, and every parameter is random.
 “Exact” means that a growth passed all of this:
 
 - the outputs are those of the ungrown model, on other inputs than the example: the relative difference is below 1e-12 in

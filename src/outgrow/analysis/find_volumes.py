@@ -17,7 +17,7 @@ from outgrow.analysis.attention_products import HEAD_DIM, HEADS
 from outgrow.analysis.clusters import Cluster, find_clusters
 from outgrow.analysis.effects import Contract, Move
 from outgrow.analysis.interpret_trace import Reading
-from outgrow.analysis.labels import INTERFACE, LOOKED_UP, Labels, numbered
+from outgrow.analysis.labels import FREQUENCIES, INTERFACE, LOOKED_UP, Labels, numbered
 from outgrow.analysis.residual_sums import SPLITTING
 from outgrow.analysis.roles import SCALES, SHIFTS, WRITES, find_roles
 from outgrow.analysis.volume_kinds import set_kinds
@@ -53,6 +53,7 @@ def find_volumes(reading: Reading, multiplicities: Mapping[str, int] = NO_MULTIP
     set_kinds(anatomy)
     headed = _headed(anatomy)
     for volume in volumes:
+        volume.rotary = volume.rotary and volume.kind == HEAD_DIM
         if volume.family >= 1 and volume.family not in headed and volume.kind not in (HEADS, HEAD_DIM):
             places = finder.births.owner[volume.labels] == leads[id(volume)]
             volume.grain = int(np.count_nonzero(places)) // volume.count
@@ -185,6 +186,9 @@ class _Finder:
             if reason.startswith(INTERFACE):
                 volume_here.obstacle = self._obstacle(cluster, own[0])
                 volume_here.extendable = not volume_here.obstacle
+            if reason.startswith(FREQUENCIES) and not cluster.torn:
+                pins = self.reasons[self.pins_of.find(own[0])]
+                volume_here.rotary = all(self.texts[pin].startswith(FREQUENCIES) for pin in np.unique(pins).tolist())
             result.append(volume_here)
         return result
 

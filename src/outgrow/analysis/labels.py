@@ -44,6 +44,7 @@ class Origin:
 
 RETURNED = "it is an output of the model"  # the reason why units can't grow
 LOOKED_UP = "it is looked up by the model's input"
+FREQUENCIES = "its sizes set the frequencies of a position encoding"
 INTERFACE = (RETURNED, LOOKED_UP)  # reasons that hold for old entries only: new ones may be appended on request
 
 

@@ -102,6 +102,7 @@ class ScoreFeatures:
     kept: tuple[Rows, ...]
     ratio: Ratio
     scalars: tuple[ScoreScalar, ...]
+    offset: float = 0.0  # the code adds it to the zeroed values: they are −offset
 
     def factor(self, new_units: int) -> float:
         """The factor on the old rows of q."""

@@ -52,7 +52,7 @@ def set_kinds(anatomy: Anatomy) -> None:
     found = attention_kinds(anatomy, attentions)
     for number, unit in attention_units(anatomy, attentions, found).items():
         volume = anatomy.volumes[number]
-        volume.unit, volume.form, volume.grain = str(unit), unit.form, max(unit.heads, 1)
+        volume.unit, volume.form, volume.grain = str(unit), unit.form, unit.heads or unit.features
     for number, kind in _with_others(anatomy, found).items():
         anatomy.volumes[number].kind = kind
 

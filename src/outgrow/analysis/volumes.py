@@ -77,10 +77,11 @@ class Volume:
     pinned: str = ""
     methods: tuple[str, ...] = ()
     reason: str = ""
-    grain: int = 1  # what one unit adds to the size: channels of a group of channels, query heads of a unit of heads, else 1
+    grain: int = 1  # what one unit adds to the size: channels of a group, query heads or features of a unit of heads, else 1
     kind: str | None = None  # what its units are for (see `analysis/volume_kinds.py`)
     extendable: bool = False  # pinned only as the model's interface: kinds "vocab" and "outputs" may append entries
     obstacle: str = ""  # why nothing can be appended, where that is another reason than the first
+    rotary: bool = False  # pinned only by the frequencies of a rotary encoding: kind "head_dim" may grow by whole factors
     unit: str = ""  # what one unit is, where that is more than a head or a feature: "2 query heads with the key …"
     form: str = ""  # of heads that share keys and values: "group" (whole groups) or "query" (query heads of each group)
 

@@ -68,7 +68,10 @@ def _zero(filling: Filling) -> None:
 
 
 def _one(filling: Filling) -> None:
-    set_all(filling.new, filling.edit.axis, filling.place, 1.0)
+    new, edit, place = filling.new, filling.edit, filling.place
+    set_all(new, edit.axis, place, 1.0)
+    if edit.signs:
+        multiply(new, edit.axis, place.at, edit.signs)
 
 
 def _mean(filling: Filling) -> None:

@@ -194,7 +194,11 @@ def _widening(cut: CutModel, kind: str, volumes: Sequence[Volume], outputs: tupl
     where = volumes[0].name + (f" + {len(volumes) - 1} more" if len(volumes) > 1 else "")
     unit = next((volume.unit for volume in volumes if volume.unit), "")
     can_grow = outputs or any(volume.growable or volume.extendable for volume in volumes)
-    steps, trial = smallest_step(cut, kind, sizes, None if can_grow else Trial(volumes[0].reason), outputs or None)
+    if any(volume.rotary for volume in volumes):
+        trial = cut.trial(Widen(kind=kind, factor=2.0))
+        steps = "" if trial.reason else "× 2"
+    else:
+        steps, trial = smallest_step(cut, kind, sizes, None if can_grow else Trial(volumes[0].reason), outputs or None)
     return GrowthOption(kind, where, sizes, unit, steps, trial.methods, trial.saved, trial.reason, outputs)
 
 

@@ -43,6 +43,7 @@ GROUPS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")  # groups of heads
 STREAMS = ("hidden_size", "n_embd", "d_model", "dim")
 FOURFOLD = ("n_inner", "intermediate_size", "ffn_dim")  # None means four times the stream
 HEAD = "head_dim"  # None, or no such field, means stream / heads
+HEAD_SCALES = ("query_pre_attn_scalar",)  # fields that may hold it too, where scores are divided by its root
 HEAD_ELSEWHERE = ("d_kv", "kv_channels", "qk_nope_head_dim")  # other fields that hold it
 TRIES = 16
 
@@ -264,7 +265,7 @@ def _options(config: Any, fields: Mapping[str, Any], grown: _Grown) -> dict[str,
                 options[name] = value, [more_labels(value, reached[-1])]
         elif type(value) is int and VOCABULARY in name:
             new = _reached(value, grown.outputs)
-        elif type(value) is int and name in (HEAD, *HEAD_ELSEWHERE):
+        elif type(value) is int and name in (HEAD, *HEAD_ELSEWHERE, *HEAD_SCALES):
             new = _reached(value, grown.head_sizes)
         elif type(value) is int and _is_width(name):
             new = _reached(value, grown.widths)

@@ -171,6 +171,31 @@ def _factor(before: Tensor | None, after: Tensor | None) -> Factor | None:
     return float(a[where]), float(b[where])
 
 
+def buffers_now(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that the model's library computes at the present sizes, by name, with values even if the model has none."""
+    found: dict[str, Tensor] = {}
+    for path in described(model):
+        try:
+            found |= _with_values(built(model.get_submodule(path)), path)
+        except RebuiltDiffers:
+            continue
+    return found
+
+
+def buffers_at(model: nn.Module, plan: Plan) -> dict[str, list[Tensor]]:
+    """The buffers that the model's library computes at the sizes of a plan: by name, one for each likely configuration."""
+    found: dict[str, list[Tensor]] = {}
+    for path in described(model):
+        for other in _builds(model, path, plan):
+            for name, buffer in _with_values(other, path).items():
+                found.setdefault(name, []).append(buffer)
+    return found
+
+
+def _with_values(part: nn.Module, path: str) -> dict[str, Tensor]:
+    return {joined_path(path, name): buffer for name, buffer in part.named_buffers() if not buffer.is_meta}
+
+
 def unsaved_buffers(model: nn.Module) -> Sequence[str]:
     """Names of the floating-point buffers that are not saved."""
     return [

@@ -56,6 +56,10 @@ class Products:
                 self.findings.require_unscaled(a, b)
                 ScoreProducts(self.findings).read(effect)
                 return NONE
+            if a.state is b.state is State.COPY and self.places.volume.rotary and self.findings.verdict.multiples:
+                self.findings.require_unscaled(a, b)
+                ScoreProducts(self.findings).read_normed(effect, self.weights)
+                return NONE
             place = self.findings.op.module or self.findings.op.name
             refusal = f"two activations are multiplied and summed over it (as q·k is) in {place}"
             return compared_copies(self.findings, effect, a, b, refusal)

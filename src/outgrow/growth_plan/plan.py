@@ -23,10 +23,10 @@ LONGEST = 2**28  # entries along an axis: a bound that protects against damaged 
 class Insertion:
     """New positions along an axis, and the rule that fills them.
 
-    fill: "free" (drawn: entry k is `signs[k]` times draw number `draws[k]`), "zero", "one", "mean" (of the `members` of its
-    run, weighted by the tensor `weights` if one is named), "rowmean" (of all entries in a row of the weight), "spread" (the
-    same mean plus or minus draws with the mean square of the row's deviations), or "copy" (of old position `sources[k]`,
-    times `signs[k]`).
+    fill: "free" (drawn: entry k is `signs[k]` times draw number `draws[k]`), "zero", "one" (times `signs[k]`, if there are
+    any), "mean" (of the `members` of its run, weighted by the tensor `weights` if one is named), "rowmean" (of all entries in a
+    row of the weight), "spread" (the same mean plus or minus draws with the mean square of the row's deviations), or "copy" (of
+    old position `sources[k]`, times `signs[k]`).
     """
 
     tensor: str

@@ -12,7 +12,7 @@ import torch
 
 from outgrow.analysis.effects import Contract, Effect, Map, Move, Operand, PerUnit, Power, Scale, Shift, Sum
 from outgrow.analysis.interpret_trace import Outcome, Reading
-from outgrow.analysis.labels import Layout
+from outgrow.analysis.labels import FREQUENCIES, Layout
 from outgrow.trace.evaluate_operator import base_name
 from outgrow.trace.operators import Op, Ref, refs_in
 
@@ -45,9 +45,7 @@ def unary(reading: Reading, op: Op) -> Outcome:
     value = op.args[0].value
     layout = reading.layouts[value]
     if name in ("sin", "cos") and layout:
-        reading.pin(
-            layout, range(len(reading.trace.values[value].shape)), "its sizes set the frequencies of a position encoding", op
-        )
+        reading.pin(layout, range(len(reading.trace.values[value].shape)), FREQUENCIES, op)
     effect: Effect = Map((value,), _zero_at_zero(op), name in HOMOGENEOUS)
     if name in ("rsqrt", "sqrt", "reciprocal", "square"):
         effect = Power(value, {"rsqrt": -0.5, "sqrt": 0.5, "reciprocal": -1.0, "square": 2.0}[name])

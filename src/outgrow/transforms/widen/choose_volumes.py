@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
+from outgrow.analysis.attention_products import HEAD_DIM
 from outgrow.analysis.labels import RETURNED
 from outgrow.analysis.peft_adapters import RANK, is_rank
 from outgrow.analysis.roles import WRITES
@@ -26,6 +27,7 @@ from outgrow.text.plurals import counted
 from outgrow.transforms.widen.choose_heads import one_form
 from outgrow.transforms.widen.make_plan import Choice
 from outgrow.transforms.widen.new_outputs import OLD_ENTRIES, extended
+from outgrow.transforms.widen.rotary_pairs import WHOLE_FACTORS, between
 
 MENTIONED = 4  # modules that an error mentions
 WHOLE = 1e-9  # rounding of size × factor, relative to the size
@@ -188,7 +190,7 @@ def choose(
         raise MethodError(f"{len(problems)} of the named volumes can't grow", problems)
     if not choices:
         named = {volume.name: volume for volume in anatomy.volumes}
-        reasons = [Problem(skip.volume, skip.reason, _way_out(anatomy, named[skip.volume])) for skip in skipped]
+        reasons = [Problem(skip.volume, skip.reason, _way_out(anatomy, named[skip.volume], request.kind)) for skip in skipped]
         what = f"kind={request.kind!r}" if request.kind else repr(request.where)
         if request.kind in NEW_MODELS:
             reasons = [Problem(what, *NEW_MODELS[request.kind]), *(Problem(skip.volume, skip.reason) for skip in skipped[:3])]
@@ -211,11 +213,16 @@ def _instead(anatomy: Anatomy, volume: Volume, request: Widen) -> str:
     """What to select instead of a volume that can't grow."""
     if request.kind in EXTENDING:
         return ""
-    return _way_out(anatomy, volume) or "select others by a glob, which skips volumes that can't grow"
+    return _way_out(anatomy, volume, request.kind) or "select others by a glob, which skips volumes that can't grow"
 
 
-def _way_out(anatomy: Anatomy, volume: Volume) -> str:
-    """How a volume can grow nevertheless, or other volumes at the same place; empty if there are none."""
+def _way_out(anatomy: Anatomy, volume: Volume, kind: str | None = None) -> str:
+    """How a volume can grow nevertheless, or other volumes at the same place; empty if there are none.
+
+    kind: that of the request.
+    """
+    if volume.rotary:
+        return "" if kind == HEAD_DIM else WHOLE_FACTORS
     if volume.pinned == RETURNED and volume.readers and len(anatomy.reading.trace.outputs) > 1:
         return "if other outputs are the ones that matter, name them, e.g. outputs='logits': the rest may change its size"
     others = _other_volumes(volume, anatomy.volumes)
@@ -270,6 +277,8 @@ def _choice(
     """The first method that is exact here and reaches the size, else the first that comes near it; or why there is none."""
     if request.kind in EXTENDING and volume.extendable:
         volume = extended(volume)
+    if volume.rotary and request.kind == HEAD_DIM:
+        volume = between(volume, request)
     if volume.pinned:
         return None, (request.kind in EXTENDING and volume.obstacle) or volume.pinned
     problem = irregular(anatomy, volume)
@@ -288,7 +297,7 @@ def _choice(
         if verdict.stuck and len(methods) > 1:  # allowed if requested explicitly: the report has a note then
             stuck.append(f"{method.name}: {verdict.stuck}")
             continue
-        step = volume.count if verdict.multiples else method.step
+        step = volume.count if verdict.multiples or volume.rotary else method.step
         automatic = request.method == "auto" and isinstance(method, Net2Net)
         try:
             new = _new_units(volume, request, step, method, rounding=not automatic)
@@ -352,7 +361,7 @@ def _new_units(volume: Volume, request: Widen, step: int, method: Method, roundi
 def proportional(group: Sequence[Choice], ratio: float) -> list[Choice] | None:
     """New sizes for volumes that the code ties to one ratio: the nearest that suit all of them; None if there are none."""
     small = min(group, key=lambda choice: choice.volume.count)
-    steps = {id(c): c.volume.count if c.verdict.multiples else c.method.step for c in group}
+    steps = {id(c): c.volume.count if c.verdict.multiples or c.volume.rotary else c.method.step for c in group}
     best: list[int] | None = None
     for new in range(steps[id(small)], 3 * small.volume.count + 1, steps[id(small)]):
         news = [new * choice.volume.count / small.volume.count for choice in group]

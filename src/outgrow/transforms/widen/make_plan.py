@@ -31,6 +31,11 @@ class Choice:
     method: Method
     verdict: Verdict
 
+    @property
+    def spaced(self) -> bool:
+        """Whether new units lie between the existing ones, as many behind each of them, instead of behind the last one."""
+        return self.volume.rotary
+
 
 def make_plan(anatomy: Anatomy, choices: Sequence[Choice], seed: int) -> Plan:
     """The plan with all insertions of all chosen volumes."""
@@ -114,7 +119,7 @@ def _pieces(slot: Slot, tables: list[Labels], recipe: Recipe, choice: Choice) ->
             continue
         recipes: dict[Recipe, list[int]] = {}
         for run, first in enumerate(table[:, 0, 0].tolist()):
-            own = _of_scores(slot, first, recipe, choice) if slot.role == "writes" else recipe
+            own = _of_scores(slot, first, recipe, choice) if slot.role != "reads" else recipe
             recipes.setdefault(own, []).append(run)
         for own, runs in recipes.items():
             yield number, np.array(runs), own
@@ -125,6 +130,8 @@ def _of_scores(slot: Slot, position: int, recipe: Recipe, choice: Choice) -> Rec
     here = slot.tensor, slot.axis
     for scores in choice.verdict.scores:
         if any((tensor, axis) == here and position in positions for tensor, axis, positions in scores.zeroed):
+            if scores.offset:
+                return Recipe("one", recipe.models, signs=(-scores.offset,) * choice.new)
             return Recipe("zero", recipe.models)
         if any((tensor, axis) == here and position in positions for tensor, axis, positions in scores.kept):
             factor, count = scores.factor(choice.new), choice.volume.count
@@ -139,10 +146,9 @@ def _insertion(
 
     size: of the axis. table: positions by run, unit and offset.
     """
-    count, _, length = table.shape
-    new = choice.new
-    ends = table[:, -1, -1]
-    block = new * length
+    count, units, length = table.shape
+    ends = table[:, :, -1].reshape(-1) if choice.spaced else table[:, -1, -1]
+    block = (choice.new // units if choice.spaced else choice.new) * length
     after = np.insert(np.arange(size), np.repeat(ends + 1, block), -1)
     at = np.flatnonzero(after < 0)
     models = np.array(recipe.models, dtype=np.int64)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 from outgrow.analysis.effects import Contract, Normalise
 from outgrow.analysis.labels import Labels, Layout, block_at
 from outgrow.analysis.volumes import Anatomy
@@ -29,11 +32,11 @@ class Prediction:
             gains = [0] * labels.ndim
             for choice in (self._by_number[n] for n in self.anatomy.volumes_by_label.of(labels) if n in self._by_number):
                 ids = self.anatomy.units(choice.volume, labels)
-                last = ids == choice.volume.count - 1
+                grows, new = _gaining(choice, ids)
                 for position in range(ids.ndim):
                     if not (ids == ids.take([0], axis=position)).all():
                         others = tuple(a for a in range(ids.ndim) if a != position)
-                        gains[position] += choice.new * int(last.any(axis=others).sum())
+                        gains[position] += new * int(grows.any(axis=others).sum())
             self._gains[key] = tuple(gains)
         return self._gains[key]
 
@@ -63,10 +66,8 @@ class Prediction:
 
     def _added(self, labels: Labels) -> int:
         """The number of positions that a run of labels gains."""
-        return sum(
-            choice.new * int((self.anatomy.units(choice.volume, labels) == choice.volume.count - 1).sum())
-            for choice in self.choices
-        )
+        gaining = (_gaining(choice, self.anatomy.units(choice.volume, labels)) for choice in self.choices)
+        return sum(new * int(grows.sum()) for grows, new in gaining)
 
     @cached_property
     def eps(self) -> dict[int, tuple[float, float]]:
@@ -104,3 +105,10 @@ class Prediction:
             return None
         rank = 1 + max([1, *(axis for block in layout for axis in block.axes)])
         return old, self.shape_of(layout, [old] * rank)[1]
+
+
+def _gaining(choice: Choice, ids: Labels) -> tuple[NDArray[np.bool_], int]:
+    """The positions behind which new units lie, and how many behind each of them."""
+    if choice.spaced:
+        return ids >= 0, choice.new // choice.volume.count
+    return ids == choice.volume.count - 1, choice.new

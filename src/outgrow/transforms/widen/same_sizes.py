@@ -37,7 +37,8 @@ class SameSizes:
                     fixed = self.anatomy.volumes[number]
                     axes = self._axes(op, volume) & self._axes(other, fixed) if fixed.pinned and fixed is not volume else set()
                     if key is not None and any(key[1][axis] > 1 for axis in axes if axis < len(key[1])):
-                        found = f"the code of {key[0] or 'the model'} gives it the same size as {fixed.name}, which can't grow"
+                        found = f"the code of {key[0] or 'the model'} gives it the same size as {fixed.name}, "
+                        found += "which grows by whole factors of kind='head_dim'" if fixed.rotary else "which can't grow"
                         return f"a growth of it alone may be refused: {found}"
         return ""
 

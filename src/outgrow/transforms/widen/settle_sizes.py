@@ -28,6 +28,7 @@ from outgrow.transforms.widen.new_outputs import size_settings
 from outgrow.transforms.widen.norm_epsilon import find_eps, no_eps
 from outgrow.transforms.widen.predict_shapes import Prediction
 from outgrow.transforms.widen.regrow_folds import fold_settings
+from outgrow.transforms.widen.rotary_pairs import NoTable, with_tables
 from outgrow.transforms.widen.writers_pay import payments
 
 ATTEMPTS = 60
@@ -62,10 +63,14 @@ def settle(
         if clash is None:
             plan = replace(plan, settings=tuple(settings))
             more = payments(model, example, anatomy, [choice for choice in choices if choice.volume.name not in paying], plan)
-            if not more:
-                return choices, skipped, plan
-            paying.update(more)
-            continue
+            if more:
+                paying.update(more)
+                continue
+            try:
+                return choices, skipped, with_tables(model, choices, plan)
+            except NoTable as missing:
+                barred[missing.volume] = missing.reason
+                continue
         if not _tighten(model, anatomy, choices, clash, tied):
             barred.update(_blame(model, anatomy, choices, clash, fitter))
     raise ApplyError("no sizes were found with which the model's code runs: select fewer volumes with where=")
