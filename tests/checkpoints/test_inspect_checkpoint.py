@@ -52,6 +52,7 @@ def test_every_option_is_what_a_growth_of_the_whole_checkpoint_does(
     assert {option.request for option in found.options} >= {"mlp", "heads", "width", "layers"}
     assert found["mlp"].savable
     assert found["layers"].sizes == (4,)
+    assert found["head_dim"].steps == "× 2" or name == "gpt2"  # where the width has to grow with it
     for option in found.options:
         if option.savable:
             plan = plan_checkpoint(checkpoint, request(option))

@@ -182,14 +182,10 @@ def buffers_now(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def buffers_at(model: nn.Module, plan: Plan) -> dict[str, list[Tensor]]:
-    """The buffers that the model's library computes at the sizes of a plan: by name, one for each likely configuration."""
-    found: dict[str, list[Tensor]] = {}
-    for path in described(model):
-        for other in _builds(model, path, plan):
-            for name, buffer in _with_values(other, path).items():
-                found.setdefault(name, []).append(buffer)
-    return found
+def buffers_at(model: nn.Module, plan: Plan) -> dict[str, Tensor]:
+    """The buffers that the model's library computes at the sizes of a plan, by name; none if no configuration describes them."""
+    builds = ((path, next(_builds(model, path, plan), None)) for path in described(model))
+    return {name: buffer for path, other in builds if other is not None for name, buffer in _with_values(other, path).items()}
 
 
 def _with_values(part: nn.Module, path: str) -> dict[str, Tensor]:

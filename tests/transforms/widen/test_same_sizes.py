@@ -56,7 +56,7 @@ def test_the_value_heads_of_a_llama_are_doubted_in_every_layer() -> None:
     layers = [f"model.layers.{number}.self_attn" for number in range(5)]
     assert doubted == {
         f"{layer}.v_proj": f"a growth of it alone may be refused: the code of {layer} gives it the same size as "
-        "model.rotary_emb, which can't grow"
+        "model.rotary_emb, which grows by whole factors of kind='head_dim'"
         for layer in layers
     }
     for layer in (layers[0], layers[4]):

@@ -59,7 +59,7 @@ class _Tables:
 
     model: nn.Module
     old: Mapping[str, Tensor]
-    planned: Mapping[str, Sequence[Tensor]]
+    planned: Mapping[str, Tensor]
 
 
 def with_tables(model: nn.Module, choices: Sequence[Choice], plan: Plan) -> Plan:
@@ -77,17 +77,21 @@ def with_tables(model: nn.Module, choices: Sequence[Choice], plan: Plan) -> Plan
     if missing:
         raise NoTable(missing[0].volume.name, "no buffer of the model holds its frequencies")
     edits: list[Edit] = []
+    taken = set(owner)
     for edit in plan.edits:
         choice = owner.get(edit.tensor)
         if choice is None or not isinstance(edit, Insertion):
             edits.append(edit)
         else:
-            edits += _filled(tables, edit, choice, taken=set(owner))
+            edits += _filled(tables, edit, choice, taken)
     return replace(plan, edits=tuple(edits))
 
 
 def _filled(tables: _Tables, edit: Insertion, choice: Choice, taken: set[str]) -> Iterator[Insertion]:
-    """The insertion of new frequencies, for a table and for its copies that the forward pass does not read."""
+    """The insertion of new frequencies, for a table and for its copies that the forward pass does not read.
+
+    taken: tables that are filled already; copies are added.
+    """
     name, volume = edit.tensor, choice.volume
     old, times = tables.old[name], 1 + choice.new // volume.count
     if old.shape != (volume.count,) or old.is_meta or not old[0]:
@@ -100,22 +104,24 @@ def _filled(tables: _Tables, edit: Insertion, choice: Choice, taken: set[str]) -
     new = _new_table(name, old.detach().double().cpu(), times, old.dtype, tables, volume)
     at = torch.tensor(edit.at)
     signs = tuple((new[at] / float(old[0])).tolist())
-    filled = replace(edit, fill="copy", sources=(0,) * len(edit.at), signs=signs, draws=(), keep=(), gradient_keep=(), fade=0)
-    yield replace(filled, noise=0.0)
+    filled = replace(edit, fill="copy", sources=(0,) * len(edit.at), signs=signs, draws=(), keep=(), noise=0.0, fade=0)
+    filled = replace(filled, gradient=(), gradient_keep=())
+    yield filled
     for other, tensor in tables.old.items():
         twin = other.rpartition(".")[0] == path and other not in taken and tensor.shape == old.shape
         if twin and not tensor.is_meta and torch.equal(tensor.to(old), old):
-            yield replace(filled, tensor=other, noise=0.0)
+            taken.add(other)
+            yield replace(filled, tensor=other)
 
 
 def _new_table(name: str, old: Tensor, times: int, dtype: torch.dtype, tables: _Tables, volume: Volume) -> Tensor:
     """The frequencies at the new size, of which every `times`-th is an old one."""
     rounding = 2 * max(torch.finfo(torch.float32).eps, torch.finfo(dtype).eps)
-    planned = [table for table in tables.planned.get(name, ()) if table.shape == (len(old) * times,)]
-    for table in (table.detach().double().cpu() for table in planned):
-        if torch.allclose(table[::times], old, rtol=rounding, atol=0.0):
+    planned = tables.planned.get(name)
+    if planned is not None:
+        table = planned.detach().double().cpu()
+        if table.shape == (len(old) * times,) and torch.allclose(table[::times], old, rtol=rounding, atol=0.0):
             return table
-    if planned:
         raise NoTable(
             volume.name,
             f"the frequencies in {name} do not only follow the size of a head: at {times} times the size the library gives "
