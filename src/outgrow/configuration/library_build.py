@@ -183,7 +183,7 @@ def buffers_now(model: nn.Module) -> dict[str, Tensor]:
 
 
 def buffers_at(model: nn.Module, plan: Plan) -> dict[str, Tensor]:
-    """The buffers that the model's library computes at the sizes of a plan, by name; none if no configuration describes them."""
+    """The buffers that the model's library computes at the sizes of a plan; none if no configuration describes these."""
     builds = ((path, next(_builds(model, path, plan), None)) for path in described(model))
     return {name: buffer for path, other in builds if other is not None for name, buffer in _with_values(other, path).items()}
 
