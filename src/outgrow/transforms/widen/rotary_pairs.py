@@ -29,6 +29,7 @@ from outgrow.transforms.widen.make_plan import Choice
 WHOLE_FACTORS = "write kind='head_dim' with a whole factor, e.g. factor=2: new pairs of features lie between the existing ones"
 RECOMPUTED = ("dynamic", "longrope")  # types of encodings whose tables Transformers computes again while the model runs
 WHOLE = 1e-9
+EPSILON = torch.finfo(torch.float32).eps  # libraries compute tables in float32 at best
 
 
 class NoTable(Exception):
@@ -55,10 +56,15 @@ def between(volume: Volume, request: Widen) -> Volume:
 
 @dataclass(frozen=True)
 class _Tables:
-    """Tables of frequencies by name: those of the model, and those of its library at the planned sizes, where there are any."""
+    """Tables of frequencies by name: of the model, and of its library at the present and the planned sizes, if there are any.
+
+    rounding: relative; a library may round the base of the frequencies to the dtype of the parameters.
+    """
 
     model: nn.Module
+    rounding: float
     old: Mapping[str, Tensor]
+    present: Mapping[str, Tensor]
     planned: Mapping[str, Tensor]
 
 
@@ -69,9 +75,10 @@ def with_tables(model: nn.Module, choices: Sequence[Choice], plan: Plan) -> Plan
         return plan
     tensors = tensors_of(model)
     buffers = {name: tensor for name, tensor in tensors.items() if not isinstance(tensor, nn.Parameter)}
-    computed = buffers_now(model) if any(tensor.is_meta for tensor in buffers.values()) else {}
-    old = {name: computed.get(name, tensor) if tensor.is_meta else tensor for name, tensor in buffers.items()}
-    tables = _Tables(model, old, buffers_at(model, plan))
+    present = buffers_now(model)
+    old = {name: present.get(name, tensor) if tensor.is_meta else tensor for name, tensor in buffers.items()}
+    rounding = max(torch.finfo(tensor.dtype).eps for tensor in tensors.values() if tensor.is_floating_point())
+    tables = _Tables(model, max(rounding, EPSILON), old, present, buffers_at(model, plan))
     owner = {slot.tensor: choice for choice in rotary for slot in choice.volume.slots if slot.tensor in buffers}
     missing = [choice for choice in rotary if choice not in owner.values()]
     if missing:
@@ -101,7 +108,7 @@ def _filled(tables: _Tables, edit: Insertion, choice: Choice, taken: set[str]) -
     found = [kind for kind in (kinds.values() if isinstance(kinds, dict) else [kinds]) if kind in RECOMPUTED]
     if found:
         raise NoTable(volume.name, f"{path} computes its frequencies again while the model runs (rope_type {found[0]!r})")
-    new = _new_table(name, old.detach().double().cpu(), times, old.dtype, tables, volume)
+    new = _new_table(name, old.detach().double().cpu(), times, tables, volume)
     at = torch.tensor(edit.at)
     signs = tuple((new[at] / float(old[0])).tolist())
     filled = replace(edit, fill="copy", sources=(0,) * len(edit.at), signs=signs, draws=(), keep=(), noise=0.0, fade=0)
@@ -114,14 +121,15 @@ def _filled(tables: _Tables, edit: Insertion, choice: Choice, taken: set[str]) -
             yield replace(filled, tensor=other)
 
 
-def _new_table(name: str, old: Tensor, times: int, dtype: torch.dtype, tables: _Tables, volume: Volume) -> Tensor:
+def _new_table(name: str, old: Tensor, times: int, tables: _Tables, volume: Volume) -> Tensor:
     """The frequencies at the new size, of which every `times`-th is an old one."""
-    rounding = 2 * max(torch.finfo(torch.float32).eps, torch.finfo(dtype).eps)
-    planned = tables.planned.get(name)
-    if planned is not None:
-        table = planned.detach().double().cpu()
-        if table.shape == (len(old) * times,) and torch.allclose(table[::times], old, rtol=rounding, atol=0.0):
-            return table
+    present, planned = (held.get(name) for held in (tables.present, tables.planned))
+    if present is not None and planned is not None:
+        before, after = (table.detach().double().cpu() for table in (present, planned))
+        if not torch.allclose(before, old, rtol=2 * tables.rounding, atol=0.0):
+            raise NoTable(volume.name, f"{name} holds other frequencies than the library computes, e.g. rounded ones")
+        if after.shape == (len(old) * times,) and torch.allclose(after[::times], before, rtol=2 * EPSILON, atol=0.0):
+            return after
         raise NoTable(
             volume.name,
             f"the frequencies in {name} do not only follow the size of a head: at {times} times the size the library gives "
@@ -129,6 +137,6 @@ def _new_table(name: str, old: Tensor, times: int, dtype: torch.dtype, tables: _
         )
     ratio = (old[-1] / old[0]) ** (1 / max(len(old) - 1, 1))
     steps = torch.arange(len(old), dtype=torch.float64)
-    if len(old) < 2 or not torch.allclose(old[0] * ratio**steps, old, rtol=8 * rounding, atol=0.0):
+    if len(old) < 2 or not torch.allclose(old[0] * ratio**steps, old, rtol=8 * tables.rounding, atol=0.0):
         raise NoTable(volume.name, f"{name} is no geometric sequence, so the frequencies in between are not known")
     return old[0] * ratio ** (torch.arange(len(old) * times, dtype=torch.float64) / times)
