@@ -125,3 +125,15 @@ def test_names_without_the_prefix_of_the_base_model_are_kept(tmp_path: Path) -> 
     new = type(model).from_pretrained(tmp_path / "new").eval()
     with torch.no_grad():
         torch.testing.assert_close(new(ids).logits, model.eval()(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_buffers_that_the_library_computes_are_left_out(tmp_path: Path) -> None:
+    """Earlier versions of Transformers stored them: `embeddings.position_ids` of BERT."""
+    save_small("llama", tmp_path / "old")
+    name = "model.rotary_emb.original_inv_freq"
+    rewrite(tmp_path / "old", lambda tensors: tensors.update({name: torch.ones(2)}))
+    growth = outgrow.grow_checkpoint(
+        tmp_path / "old", outgrow.Widen("*.mlp.*", factor=1.5), out=tmp_path / "new", verify="none"
+    )
+    assert growth.plan.names.ignored == (name,)
+    assert name not in tensors_in(tmp_path / "new")

@@ -49,10 +49,12 @@ def match_names(checkpoint: Checkpoint, model: nn.Module) -> Names:
     """Match stored tensors with those of the model on the meta device; CheckpointError with all problems."""
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     first, state = first_names(model), model.state_dict(keep_vars=True)
+    computed = {name for name, _ in model.named_buffers()} - state.keys()  # earlier versions of the library stored them
     used, ignored, problems = [], [], []
     for stored, tensor in checkpoint.tensors.items():
-        alias = next((name for name in (stored, prefix + stored, stored.removeprefix(prefix)) if name in state), None)
-        if alias is None and _is_ignored(model, stored):
+        names = stored, prefix + stored, stored.removeprefix(prefix)
+        alias = next((name for name in names if name in state), None)
+        if alias is None and (_is_ignored(model, stored) or computed.intersection(names)):
             ignored.append(stored)
         elif alias is None:
             problems.append(Problem(stored, f"{type(model).__name__} has no tensor of that name", SAVE_AGAIN))
