@@ -101,7 +101,8 @@ def groups_of_lm(folder: str, results: Mapping[str, Mapping[str, Any]]) -> list[
         if not arm["growths"]:
             continue
         sizes = [[share, growth["layers"], growth["widen"]] for share, growth in arm["growths"]]
-        same = json.dumps([arm["start"], arm["steps"], arm["rate"], arm["decay"], arm["optimizer"], sizes])
+        settings = [arm.get(name) for name in ("start", "trained", "steps", "rate", "decay", "optimizer")]
+        same = json.dumps([*settings, sizes])
         ways = {seed: way for seed, run in content["seeds"].items() if (way := lm_way(run["legs"])) is not None}
         if ways:
             found[same][name] = ways

@@ -24,7 +24,7 @@ class Growth:
 
     how: new blocks are "copy" (of a neighbour; exact with `fade`), "zeroed" copies (what writes to the stream is zero), copies
     with "gamma" = 0, "pairs" (R2R), "random". widen: pairs of a kind of volume and a factor, by `method`.
-    state: of the optimizer, "carried" or "fresh".
+    state: of the optimizer, "carried" (new blocks start without), "copied" (also to copies of blocks) or "fresh".
     """
 
     layers: int | None = None
@@ -123,6 +123,7 @@ def arms(setting: Setting) -> list[Arm]:
         depth(setting, "depth-two-copy", middle, two, fade=None),
         depth(setting, "depth-two-random", middle, two, how="random", fade=None),
         depth(setting, "depth-two-fresh", middle, two, state="fresh"),
+        depth(setting, "depth-two-copied", middle, two, state="copied"),
         depth(setting, "depth-two-fade4", middle, two, fade=max(setting.fade // 4, 1)),
     ]
     found += [replace(depth(setting, f"depth-two-rate{f:g}", middle, two), rate=rate * f) for f in (0.5, 1.5)]

@@ -59,7 +59,9 @@ def grow_model(
     by_hand = growth.how in ("zeroed", "gamma") and growth.layers is not None
     blocks = set(model.blocks)
     before = model(example).detach() if by_hand or not preserves(growth) else None
-    done = outgrow.grow(model, example, *transforms_of(growth), optimizer=optimizers, seed=seed, check=before is None)
+    state = "copy" if growth.state == "copied" else "carry"
+    transforms, options = transforms_of(growth), {"seed": seed, "check": before is None, "state": state}
+    done = outgrow.grow(model, example, *transforms, optimizer=optimizers, **options)
     if by_hand:
         close(model, blocks, WRITERS if growth.how == "zeroed" else GAINS)
     record: dict[str, Any] = {"parameters": list(done.parameters), "exact": preserves(growth)}

@@ -142,6 +142,17 @@ def test_copies_of_blocks_get_the_state_of_their_originals_on_request(state: str
     assert model.blocks[1].down.weight not in optimizer.state
 
 
+def test_a_growth_without_a_schedule_copies_state_too() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train(model, optimizer, 0)
+    outgrow.grow(model, X, STACK, optimizer=optimizer, state="copy")
+    copied, original = (optimizer.state[model.blocks[at].up.weight]["momentum_buffer"] for at in (1, 0))
+    assert torch.equal(copied, original)
+    with pytest.raises(outgrow.GrowthError, match="state='fresh': write 'carry', or 'copy'"):
+        outgrow.grow(model, X, WIDEN, optimizer=optimizer, state="fresh")
+
+
 def test_a_growth_that_fails_takes_copied_state_back() -> None:
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

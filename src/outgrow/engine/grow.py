@@ -25,7 +25,7 @@ from outgrow.engine.dry_run_findings import Ready, shapes_of
 from outgrow.engine.growth_report import UNIT, Growth, remarks, unit_notes
 from outgrow.engine.plan_steps import steps_of
 from outgrow.engine.responsible_volumes import named
-from outgrow.errors import TraceError, VerifyError
+from outgrow.errors import OptimizerError, TraceError, VerifyError
 from outgrow.growth_plan.plan import joined, recorded
 from outgrow.history.growths_on_model import remember
 from outgrow.model import idle_modules as unrun
@@ -65,6 +65,7 @@ def grow(
     average: nn.Module | Sequence[nn.Module] | None = None,
     seed: int = 0,
     check: bool = True,
+    state: str = "carry",
 ) -> Growth:
     """Carry out several transforms as one growth: all of them or none.
 
@@ -79,6 +80,7 @@ def grow(
         average: averaged copies of the model (EMA, SWA) that grow by the same plan.
         seed: for drawn values; the global random state is neither read nor changed.
         check: run the old and the new model on the example and compare (in eval and train mode).
+        state: of the optimizer: "carry", or "copy" to give new blocks that are copies the state of their originals as well.
 
     Example:
         >>> import outgrow
@@ -90,7 +92,10 @@ def grow(
     check_transforms(transforms)
     check_seed(seed)
     check_switch("check", check)
-    return run_growth(Request(model, example, transforms, as_list(optimizer), as_list(average), seed, check))
+    if state not in ("carry", "copy"):
+        raise OptimizerError(f"state={state!r}: write 'carry', or 'copy' to copy the state of blocks with them")
+    parts = model, example, transforms, as_list(optimizer), as_list(average), seed, check
+    return run_growth(Request(*parts, copy_state=state == "copy"))
 
 
 @dataclass(frozen=True, eq=False)

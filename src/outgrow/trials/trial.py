@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from outgrow.engine.grow import Request, run_growth
+from outgrow.engine.grow import grow
 from outgrow.errors import GrowthError
 from outgrow.model.check_arguments import check_model, check_seed
 from outgrow.model.example import Example
@@ -103,7 +103,7 @@ def trial(
     check_model(inner)
     with random_state():
         whole = timeline(inner, example, Schedule()).stages[0]
-    made = Making(inner, example, optimizer, step, steps, state == "copy", seed)
+    made = Making(inner, example, optimizer, step, steps, state, seed)
     with contextlib.closing(made.progress(len(named), quiet)) as work:
         next(work)
         control = made.trained(Candidate(CONTROL, "", whole.parameters, whole.flops), (), work)
@@ -115,10 +115,10 @@ class Making:
     """A trial in progress."""
 
     def __init__(
-        self, model: nn.Module, example: Example, optimizer: Any, step: Step, steps: int, copy_state: bool, seed: int
+        self, model: nn.Module, example: Example, optimizer: Any, step: Step, steps: int, state: str, seed: int
     ) -> None:
         self.model, self.example, self.step, self.steps = model, example, step, steps
-        self.copy_state, self.seed = copy_state, seed
+        self.state, self.seed = state, seed
         self.factory = optimizer if callable(optimizer) and not hasattr(optimizer, "param_groups") else None
         self.several = isinstance(optimizer, Sequence)
         self.optimizers = as_list(optimizer) if self.factory is None else []
@@ -164,8 +164,7 @@ class Making:
 
     def _grown(self, twin: nn.Module, transforms: Sequence[Any], optimizers: Sequence[Any]) -> Any:
         try:
-            request = Request(twin, self.example, transforms, optimizers, (), self.seed, copy_state=self.copy_state)
-            return run_growth(request)
+            return grow(twin, self.example, *transforms, optimizer=optimizers, seed=self.seed, state=self.state)
         except GrowthError as error:
             raise Refused from error
 
