@@ -18,6 +18,8 @@ from outgrow.exactness.zero_output import zero_init as zero_init
 from outgrow.history.cohorts import cohorts as cohorts
 from outgrow.methods.base import Method as Method
 from outgrow.methods.fill_new_entries import NewEntries as NewEntries
+from outgrow.methods.learned import GradMax as GradMax
+from outgrow.methods.learned import North as North
 from outgrow.methods.mean_fill import MeanFill as MeanFill
 from outgrow.methods.net2net import Net2Net as Net2Net
 from outgrow.methods.netmorph import NetMorph as NetMorph
@@ -43,6 +45,8 @@ from outgrow.runs.triggers import plateau as plateau
 from outgrow.runs.triggers import reached as reached
 from outgrow.saving.save_load import load as load
 from outgrow.saving.save_load import save as save
+from outgrow.scoring.scores import Scores as Scores
+from outgrow.scoring.scores import scores as scores
 from outgrow.search.description import Search as Search
 from outgrow.search.search import SearchResult as SearchResult
 from outgrow.search.search import search as search

@@ -315,3 +315,13 @@ def test_netmorph_refuses_unknown_words() -> None:
 def test_an_unknown_method_names_the_known_ones() -> None:
     with pytest.raises(outgrow.GrowthError, match="'r2r', 'net2net', 'netmorph'"):
         grow("net3net")
+
+
+def test_a_function_for_drawn_values_is_used_with_a_scale_too() -> None:
+    def ones(existing: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.ones(shape)
+
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    outgrow.widen(model, torch.randn(2, 3), "0", by=2, method=outgrow.R2R(init=ones, scale=0.25))
+    assert (model[0].weight[4:] == 0.25).all()
+    assert (model[2].weight[:, 4:].abs() == 0.25).all()

@@ -125,7 +125,7 @@ def _free(filling: Filling) -> None:
     new, edit, place = filling.new, filling.edit, filling.place
     axis, drawing = edit.axis, place.drawing
     name, _, factor = edit.init.partition("*")
-    init = filling.inits.get(edit.init, name)
+    init = filling.inits.get(name, name)
     if callable(init):
         done, drawn = 0, _given(init, filling, _shape_of_draws(filling)).to(new, copy=True)
     else:

@@ -26,6 +26,7 @@ from outgrow.engine.grow import dry_run
 from outgrow.engine.growth_report import Growth
 from outgrow.errors import CheckpointError, MethodError, Problem
 from outgrow.growth_plan.plan import Plan
+from outgrow.methods.learned import LearnedInit
 from outgrow.model.example import Example, call, describe_example
 from outgrow.model.known_values import on_meta
 from outgrow.model.meta_copy import CachedShapes
@@ -103,6 +104,7 @@ def plan_checkpoint(
     """
     check_transforms(requests)
     _check_fades(requests)
+    _check_inits(requests)
     kind = class_of(checkpoint)
     model = build_on_meta(kind, config_of(checkpoint))
     checkpoint, loading = as_loaded(checkpoint, model)
@@ -140,6 +142,13 @@ def _check_fades(requests: Sequence[Transform]) -> None:
                 "fade= needs optimizer steps, and a gate that is no part of a plain checkpoint: leave it out (the methods for "
                 f"checkpoints are exact without it), or {IN_MEMORY}"
             )
+
+
+def _check_inits(requests: Sequence[Transform]) -> None:
+    for request in requests:
+        init = getattr(getattr(request, "method", None), "init", None)
+        if isinstance(init, LearnedInit):
+            raise MethodError(f"init={init.name} runs the model on batches, and here its weights stay on the disk: {IN_MEMORY}")
 
 
 def _check_result(model: nn.Module, kind: Any, growth: Growth) -> None:

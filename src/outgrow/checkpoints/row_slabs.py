@@ -43,7 +43,7 @@ def in_slabs(value: object) -> Edited | None:
         return None
     for edit in value.edits:
         if isinstance(edit, Insertion):
-            callable_init = callable(value.inits.get(edit.init))
+            callable_init = callable(value.inits.get(edit.init.partition("*")[0]))
             if edit.axis == 0 or edit.noise or edit.fill not in FILLS or callable_init or not _is_drawn_by_rows(edit):
                 return None
         elif not isinstance(edit, Rescaling):

@@ -17,6 +17,7 @@ from outgrow.apply.apply_plan import apply_plan, apply_setting
 from outgrow.apply.carry_out_insert import put_in
 from outgrow.apply.device_memory import reserve
 from outgrow.apply.fold_skips import apply_grafts
+from outgrow.apply.learned_values import learned_values
 from outgrow.apply.weight_fades import grow_drifts
 from outgrow.configuration.explain_differences import left
 from outgrow.configuration.follow_sizes import changed, follow
@@ -34,7 +35,10 @@ from outgrow.verify import outputs as verify
 
 
 class Work:
-    """A growth in progress: the changes so far to the model, its copies and optimizers, and the journal that undoes them."""
+    """A growth in progress: the changes so far to the model, its copies and optimizers, and the journal that undoes them.
+
+    learn: whether learned values are computed; in trials, where only sizes matter, drawn ones take their place.
+    """
 
     def __init__(
         self,
@@ -44,9 +48,10 @@ class Work:
         example: Example,
         journal: Journal | None = None,
         copy_state: bool = False,
+        learn: bool = False,
     ) -> None:
         self.model, self.copies, self.optimizers, self.example = model, copies, optimizers, example
-        self.copy_state = copy_state
+        self.copy_state, self.learn = copy_state, learn
         self.journal = Journal() if journal is None else journal
         self.plans: list[Plan] = []
         self.notes: list[str] = []
@@ -84,6 +89,8 @@ class Work:
         """Grow the tensors of the model, its averaged copies and its optimizers; make settings unless `_put_in` has."""
         edits = replace(plan, settings=()) if plan.inserts else plan
         tensors = tensors_of(self.model)
+        learned = learned_values(self.model, step.learned, edits) if self.learn else {}
+        inits = {**step.inits, **learned}
         reserve(tensors, edits, self.optimizers)
         before: dict[int, Tensor] = {}
         for one in (self.model, *self.copies):
@@ -91,8 +98,8 @@ class Work:
             olds = {name: tensor.detach() for name, tensor in own.items()}
             before = before or {id(tensor): olds[name] for name, tensor in own.items()}  # the model's own: it comes first
             apply_grafts(one, edits, self.journal)
-            apply_plan(one, edits, step.inits, self.journal, like=tensors, tensors=own, olds=olds)
-            grow_drifts(one, edits, olds, step.inits, self.journal, start=one is self.model)
+            apply_plan(one, edits, inits, self.journal, like=tensors, tensors=own, olds=olds)
+            grow_drifts(one, edits, olds, inits, self.journal, start=one is self.model)
         grow_optimizers(self.optimizers, tensors, edits, before, self.journal)
         self.changed += shapes_before(tensors, edits)
 

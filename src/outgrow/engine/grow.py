@@ -199,7 +199,7 @@ def _grown(request: Request, interrupts: DeferredSignals, dry: bool) -> tuple[Gr
         stack.enter_context(own_precision(model, example))
         look = _looked(request, example, ranks.lengths)
         before = _parameters(model)
-        work = Work(model, copies, request.optimizers, example, copy_state=request.copy_state)
+        work = Work(model, copies, request.optimizers, example, copy_state=request.copy_state, learn=not dry)
         stack.enter_context(work.journal)  # undoes again if an interrupt stops the undoing below
         try:
             planned = _planned(request, look, example, work, dry)

@@ -20,9 +20,10 @@ import torch
 from outgrow.analysis.unit_states import State, Verdict
 from outgrow.analysis.volumes import Slot, Volume
 from outgrow.errors import MethodError
+from outgrow.methods.learned import LearnedInit
 
 INITS = ("std", "he", "xavier", "copy")
-Init = str | Callable[[torch.Tensor, tuple[int, ...], torch.Generator], torch.Tensor]
+Init = str | LearnedInit | Callable[[torch.Tensor, tuple[int, ...], torch.Generator], torch.Tensor]
 
 
 REGISTERED: dict[str, type[Method]] = {}  # methods from outside the package, by name; filled by `outgrow.register_method`
@@ -75,7 +76,8 @@ class Method(abc.ABC):
     (`method=Echo()`), or by its name after `outgrow.register_method("echo", Echo)`; schedule files hold names.
 
     init: how free values are drawn: "std" (uniform, with the standard deviation of the tensor they join), "he", "xavier",
-    "copy" (of existing units), or a function of (existing tensor, shape, generator).
+    "copy" (of existing units), a function of (existing tensor, shape, generator), or values that are learned from data:
+    `outgrow.GradMax` or `outgrow.North`.
     scale: a factor on free values. noise: standard deviation of noise on all new values, relative to their tensor's.
 
     Example:
@@ -97,9 +99,12 @@ class Method(abc.ABC):
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        if not callable(self.init) and self.init not in INITS:
+        if not callable(self.init) and not isinstance(self.init, LearnedInit) and self.init not in INITS:
             known = ", ".join(repr(name) for name in INITS)
-            raise MethodError(f"init={self.init!r}: write one of {known}, or a function of (existing tensor, shape, generator)")
+            raise MethodError(
+                f"init={self.init!r}: write one of {known}, a function of (existing tensor, shape, generator), "
+                "or outgrow.GradMax(batches, loss) or outgrow.North()"
+            )
         for name in ("scale", "noise"):
             value = getattr(self, name)
             if not isinstance(value, Real) or not math.isfinite(value) or (name == "noise" and value < 0):

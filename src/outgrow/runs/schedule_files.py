@@ -26,6 +26,7 @@ from typing import Any
 from outgrow.errors import GrowthError, ScheduleError
 from outgrow.methods.all_methods import method_classes
 from outgrow.methods.base import Method
+from outgrow.methods.learned import LearnedInit
 from outgrow.runs import triggers
 from outgrow.runs.schedule import At, Event, Schedule, When
 from outgrow.saving.atomic_write import check_path, write_plain
@@ -78,6 +79,9 @@ def _transform_out(transform: Transform, place: str) -> dict[str, Any]:
         if callable(method.init):
             inits = "name one ('std', 'he', 'xavier', 'copy'), or keep the schedule in Python"
             raise ScheduleError(f"{place}: init={method.init!r} is a function, which a file can't hold: {inits}")
+        if isinstance(method.init, LearnedInit):
+            way_out = "name an init ('std', 'he', 'xavier', 'copy'), or keep the schedule in Python"
+            raise ScheduleError(f"{place}: init={method.init!r} is learned from batches, which a file can't hold: {way_out}")
         options["method"] = {"name": name, **_options_out(method)}
     entry = {kind.name: _plain(getattr(transform, kind.place)), **options}
     unwritable = [name for name, value in entry.items() if not isinstance(value, (bool, int, float, str, list, dict))]

@@ -15,8 +15,9 @@ from functools import cached_property
 from torch import nn
 
 from outgrow.analysis.volumes import Anatomy
+from outgrow.apply.fills import Init
+from outgrow.apply.learned_values import Learning
 from outgrow.growth_plan.plan import Plan
-from outgrow.methods.base import Init
 from outgrow.model.example import Example
 from outgrow.model.journal import Journal
 from outgrow.requests import Skip
@@ -63,7 +64,8 @@ def trial(outer: Journal) -> Iterator[Journal]:
 class Step:
     """The result of one transform: plans that are carried out together. Their inserts come first, then their edits.
 
-    inits: users' functions that draw values, by their names in the plans. flops: of the grown model, if they are known.
+    inits: users' functions that draw values, by their names in the plans. learned: values that are computed from the model and
+    from batches, when the step is carried out. flops: of the grown model, if they are known.
     new_entries: outputs of the model that gain entries. notes: lines for the report.
     """
 
@@ -73,3 +75,4 @@ class Step:
     flops: int | None = None
     notes: tuple[str, ...] = ()
     new_entries: tuple[NewOutputEntries, ...] = ()
+    learned: tuple[Learning, ...] = ()

@@ -6,12 +6,13 @@ Volumes are planned one after the other, each on the shapes after the ones befor
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from outgrow.analysis.labels import Labels
 from outgrow.analysis.slot_positions import slot_ids, unit_runs
@@ -20,6 +21,7 @@ from outgrow.analysis.volumes import Anatomy, Slot, Volume
 from outgrow.growth_plan.plan import Change, Edit, Insertion, Plan, Rescaling
 from outgrow.methods.base import Draft, Init, Method, Recipe
 from outgrow.methods.check_method import draft_by, recipe_by
+from outgrow.methods.learned import LearnedInit, learned_name
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ def _insertion(
         grid = grid + (np.arange(count) * per_run * length)[:, None, None]
         draws = shared(grid)
     members = table.reshape(-1)
-    init = choice.method.init if isinstance(choice.method.init, str) else f"@{id(choice.method.init)}"
+    init = _init_name(choice.method.init, slot)
     edit = Insertion(
         tensor=slot.tensor,
         axis=slot.axis,
@@ -188,6 +190,13 @@ def _insertion(
     return edit, after
 
 
-def inits_of(choices: Sequence[Choice]) -> Mapping[str, Init]:
+def _init_name(init: Init, slot: Slot) -> str:
+    """The name of an init in a plan: what users passed, or where the function or the learned values are found."""
+    if isinstance(init, LearnedInit):
+        return learned_name(init, slot.tensor, slot.axis)
+    return init if isinstance(init, str) else f"@{id(init)}"
+
+
+def inits_of(choices: Sequence[Choice]) -> Mapping[str, Callable[..., Tensor]]:
     """The functions that users passed as `init`, by their names in the plan."""
-    return {f"@{id(c.method.init)}": c.method.init for c in choices if not isinstance(c.method.init, str)}
+    return {f"@{id(c.method.init)}": c.method.init for c in choices if not isinstance(c.method.init, (str, LearnedInit))}

@@ -9,6 +9,7 @@ from outgrow.requests import Widen
 from outgrow.trace.flops import count_flops
 from outgrow.transforms.site_and_step import Site, Step
 from outgrow.transforms.widen.fold_residual import fold_residuals
+from outgrow.transforms.widen.learned_choices import learnings_of
 from outgrow.transforms.widen.make_plan import inits_of
 from outgrow.transforms.widen.new_outputs import new_output_entries, output_notes
 from outgrow.transforms.widen.notes import outputs_note, rescaled_note
@@ -21,6 +22,7 @@ def widen_plan(site: Site, requests: Sequence[Widen]) -> Step:
     with site.trial() as journal:
         anatomy, requests, grafts = fold_residuals(site.model, site.example, site.anatomy, requests, journal)
         choices, skipped, plan = settle(site.model, site.example, anatomy, requests, site.seed)
+        learned = learnings_of(site.model, anatomy, choices, plan)
     prediction = Prediction(anatomy, choices)
     flops = count_flops(anatomy.reading.trace, prediction.shape)
     notes = (
@@ -29,4 +31,4 @@ def widen_plan(site: Site, requests: Sequence[Widen]) -> Step:
         *output_notes(choices),
     )
     gains = new_output_entries(anatomy, choices)
-    return Step((replace(plan, grafts=grafts),), inits_of(choices), tuple(skipped), flops, notes, gains)
+    return Step((replace(plan, grafts=grafts),), inits_of(choices), tuple(skipped), flops, notes, gains, learned)
