@@ -78,6 +78,7 @@ SETTINGS ?= small large
 reproduce-lm: $(READY)
 	for setting in $(SETTINGS); do $(BIN)/python -m experiments.lm --setting $$setting --device $(DEVICE) --seeds 3 || exit $$?; done
 	$(BIN)/python -m experiments.lm.page
+	$(BIN)/python -m experiments.early_choice
 
 figures: $(READY)
 	$(BIN)/python -m experiments.figures
