@@ -131,6 +131,12 @@ def test_heads_without_the_width_are_reported_with_the_way_out() -> None:
     )
 
 
+def test_a_size_that_the_library_refuses_is_reported_in_its_words() -> None:
+    growth = outgrow.widen(build("llama"), example("llama"), kind="heads", by=2)
+    assert "with num_attention_heads 6, num_key_value_heads 3, LlamaForCausalLM can't be built from it" in str(growth)
+    assert "The hidden size (16) is not a multiple of the number of attention heads (6)" in str(growth)
+
+
 def test_the_last_of_several_growths_completes_what_the_configuration_can_say() -> None:
     model, given = build("llama"), example("llama")
     for layer, to in ((0, 36), (1, 30), (1, 36)):

@@ -185,7 +185,7 @@ def fails(model: nn.Module, optimizer: Any, index: int) -> Any:
         ({"step": lambda model, optimizer, index: None}, "return the loss"),
         ({"step": fails}, r"step 0 of \"Widen 'blocks.0.up' to 12\" has failed: ValueError: too wide"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
 def test_mistakes(given: Any, options: dict[str, Any], text: str) -> None:
     with pytest.raises(GrowthError, match=text):

@@ -23,8 +23,14 @@ def left(reason: str) -> str:
 
 
 def explained(failures: Sequence[tuple[Guess, RebuiltDiffers]], steady: Steady) -> str:
-    """The reason of the attempt that came closest; the first of equals, which is the likeliest."""
+    """The reason of the attempt that came closest; the first of equals, which is the likeliest.
+
+    If the library itself refuses the likeliest values, attempts with only some of them explain nothing.
+    """
     guess, reason = max(failures, key=lambda failure: failure[1].agreement)
+    likeliest, refusal = failures[0]
+    if isinstance(refusal, Unbuildable) and guess.keys() < likeliest.keys():
+        guess, reason = likeliest, refusal
     values = {name: new for (_, name), (_, new) in guess.items()}
     if isinstance(reason, OtherEpsilon) and (two := _two_values(values, reason, steady)):
         return two
