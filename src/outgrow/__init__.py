@@ -79,6 +79,7 @@ __all__ = [
 MODULES = (
     "dcp",
     "accelerate",
+    "ray",
     "extending",
     "lightning",
     "recipes",

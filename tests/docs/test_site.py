@@ -27,7 +27,7 @@ from tests.helpers.browser import Browser, chromium
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PUBLIC_MODULES = ("accelerate", "dcp", "lightning", "recipes", "transformers")
+PUBLIC_MODULES = ("accelerate", "dcp", "lightning", "ray", "recipes", "transformers")
 
 pytest.importorskip("zensical", reason="the site is built by Zensical: pip install -e '.[docs]'")
 

@@ -14,7 +14,7 @@ BEGIN, END, WIDTH, COLUMN = "```text\nsrc/outgrow/\n", "```\n", 128, 22
 FLOORS = """
     errors wrong_arguments process text growth_plan model modules verify trace analysis exactness methods requests
     history apply optimizers configuration transforms distributed engine saving runs recipes trials checkpoints upcycling
-    integrations comparing scoring search accelerate lightning transformers dcp extending api cli
+    integrations comparing scoring search accelerate lightning transformers ray dcp extending api cli
 """.split()
 BESIDE = ("former_names",)  # imported by name alone, never from within
 

@@ -18,11 +18,7 @@ from torch import nn
 
 from outgrow.errors import CheckpointError, SearchError
 from outgrow.model.unwrap import as_list, bare
-from outgrow.saving.checksums import sealed
-from outgrow.saving.reshape_for_checkpoint import reshaping
-from outgrow.saving.run_file import read_run, refuse_not_finite
-from outgrow.saving.run_state import Parts, pack, random_states, restore, set_random_states
-from outgrow.saving.torch_files import save_safely, without_numpy
+from outgrow.saving.trained_state import read_trained, write_trained
 from outgrow.search.objectives import DivergedError
 from outgrow.search.records import Record
 from outgrow.search.storages import optuna
@@ -63,16 +59,11 @@ class Models:
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, FILE)
             self.fetch(record, path)
-            state = read_run(path)
-        before = random_states()
-        try:
             model, optimizer = self.fresh()
-            with reshaping(model) as journal:
-                restore(Parts(model, as_list(optimizer)), state, journal)
-        except CheckpointError as error:
-            raise SearchError(f"the model of trial {record.number} does not fit the search's parent: {error}") from error
-        finally:
-            set_random_states(before)
+            try:
+                read_trained(path, model, as_list(optimizer))
+            except CheckpointError as error:
+                raise SearchError(f"the model of trial {record.number} does not fit the search's parent: {error}") from error
         return model, optimizer
 
     def fetch(self, record: Record, path: str) -> None:
@@ -97,13 +88,13 @@ class Models:
 
     def save(self, model: nn.Module, optimizer: Any, trial: Any) -> str:
         """Put a model into the store, and return the artifact's name; DivergedError if it holds NaN or infinity."""
-        try:
-            refuse_not_finite([model], "the model")
-        except CheckpointError as error:
-            raise DivergedError(f"training diverged: {str(error).partition(': ')[2]}") from error
-        state = {"outgrow": {"search": True}, **pack(Parts(model, as_list(optimizer)))}
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, FILE)
-            save_safely(sealed(without_numpy(state)), path)
+            try:
+                write_trained(path, model, as_list(optimizer))
+            except CheckpointError as error:
+                if "not finite" not in str(error):
+                    raise
+                raise DivergedError(f"training diverged: {str(error).partition(': ')[2]}") from error
             name: str = optuna().artifacts.upload_artifact(artifact_store=self.store, file_path=path, study_or_trial=trial)
         return name

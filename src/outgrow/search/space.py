@@ -23,6 +23,7 @@ from outgrow.requests import Branch, Deepen, Kernel, Widen
 from outgrow.search.moves import Move
 from outgrow.transforms.all_transforms import Transform, described
 from outgrow.transforms.deepen.places import places
+from outgrow.transforms.widen.choose_volumes import matches as selects
 from outgrow.transforms.widen.list_volumes import volumes
 from outgrow.wrong_arguments import usage
 
@@ -109,10 +110,7 @@ class Space:
             for volume in volumes(model, example)
             if volume.growable
             and (self.kinds is None or volume.kind in self.kinds)
-            and any(
-                fnmatchcase(volume.name, glob) or (volume.writers and all(fnmatchcase(path, glob) for path in volume.writers))
-                for glob in self.widen
-            )
+            and any(selects(volume, glob) for glob in self.widen)
         ]
         return [Widen(volume.name, factor=float(factor)) for volume in chosen for factor in self.factors]
 
