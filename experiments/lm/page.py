@@ -7,8 +7,10 @@ python -m experiments.lm.page --setting cpu
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -27,6 +29,7 @@ LINES = (
     ("width2-auto", "twice as wide", "green"),
     ("reuse-depth", "reused", "orange"),
 )
+UNITS = {1e3: "kFLOPs", 1e6: "MFLOPs", 1e9: "GFLOPs", 1e12: "TFLOPs", 1e15: "PFLOPs", 1e18: "EFLOPs"}
 WARNING = """\
 **These are results of the setting for a CPU: a model of 8 layers and a width of 48, trained for about a hundred steps on
 Shakespeare’s plays. They show that the study works, and nothing about models that anyone would use.** The settings for a GPU
@@ -55,23 +58,24 @@ def points(results: Results, arm: str) -> list[tuple[float, float]]:
 
 
 def figure(results: Results) -> str:
-    """Loss over FLOPs: scratch, and what is grown."""
+    """Loss over FLOPs: scratch, and what is grown at several lengths."""
     lines = [(SCRATCH, "from scratch", "black"), *LINES]
     series = []
     for arm, label, colour in lines:
         found = points(results, arm)
-        if found:
+        if len(found) > 1:
             x, y = zip(*found, strict=True)
             series.append(Series(label, colour, x, y, width=2.6 if arm == SCRATCH else 2.0))
     every = [value for one in series for value in one.y]
+    low, high = math.floor(10 * min(every)) / 10, math.ceil(10 * max(every)) / 10
     costs = [value for one in series for value in one.x]
-    low, high = min(every), max(every)
-    room = 0.08 * (high - low or 1.0)
-    ticks = [low + share * (high - low) for share in (0.0, 0.5, 1.0)]
-    x_ticks = [min(costs), (min(costs) * max(costs)) ** 0.5, max(costs)]
-    panel = Panel(
-        "Held-out loss by compute", "FLOPs of the whole run", "loss", series, x_ticks, ticks, low - room, high + room, log="x"
-    )
+    unit = 1000.0 ** math.floor(math.log(min(costs), 1000))
+    series = [replace(one, x=[value / unit for value in one.x]) for one in series]
+    first, last = (math.floor(min(costs) / unit), math.ceil(max(costs) / unit))
+    x_ticks = [first, round((first * last) ** 0.5), last]
+    across = f"{UNITS[unit]} of the whole run"
+    y_ticks = [low, round((low + high) / 2, 2), high]
+    panel = Panel("Held-out loss by compute", across, "loss", series, x_ticks, y_ticks, low, high, log="x")
     return picture("Held-out loss of grown language models and of one trained from scratch", [panel], columns=1)
 
 
@@ -89,7 +93,7 @@ def _share(one: Saving, axis: str) -> str:
     return f"{value:+.0%}{interval}".replace("-", "−")
 
 
-def page(results: Results, setting: str) -> str:
+def page(results: Results, setting: str, picture_file: str) -> str:
     first: Mapping[str, Any] = next(iter(results.values()))
     run = next(iter(first["seeds"].values()))
     found = savings(results)
@@ -107,7 +111,7 @@ def page(results: Results, setting: str) -> str:
         "",
         opening,
         *([WARNING] if setting == "cpu" else []),
-        "![Held-out loss by compute](growing-language-models.svg)",
+        f"![Held-out loss by compute]({picture_file})",
         "",
         "## From nothing",
         "",
@@ -140,7 +144,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--out", type=Path, default=PAGE)
     options = parser.parse_args(given)
-    there = [name for name in SETTING_NAMES if any((options.results / name).glob("scratch@*.json"))]
+    there = [name for name in SETTING_NAMES if len(list((options.results / name).glob("scratch@*.json"))) > 1]
     setting = options.setting or next(iter(there), None)
     if setting not in there:
         print(
@@ -149,7 +153,7 @@ def main(given: Sequence[str] | None = None) -> int:
         )
         return 2
     results = read(options.results / setting)
-    options.out.write_text(page(results, setting), encoding="utf-8")
+    options.out.write_text(page(results, setting, options.out.with_suffix(".svg").name), encoding="utf-8")
     options.out.with_suffix(".svg").write_text(figure(results), encoding="utf-8")
     print(f"{options.out} and {options.out.with_suffix('.svg').name}")
     return 0

@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from experiments.lm import __main__ as command
+from experiments.lm import page
 from experiments.lm.arms import SETTINGS, Arm, Growth, Setting, arms
 from experiments.lm.gpt import Size, build, size_of, training_flops
 from experiments.lm.growing import grow_model, preserves
@@ -73,11 +74,12 @@ def test_growths_that_should_preserve_the_function_do(arm: Arm) -> None:
 
 def test_a_study_that_is_given_again_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(command.SETTINGS, "cpu", TINY)
-    given = ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results"), "scratch@20", "depth-two@40"]
+    results = tmp_path / "results" / "cpu"
+    given = ["--work", str(tmp_path / "work"), "--results", str(results), "scratch@[23]0", "depth-two@[34]0"]
     assert command.main([*given, "--minutes", "0"]) == command.GOES_ON
     assert command.main([*given, "--seeds", "1"]) == 0
-    found = read(tmp_path / "results")
-    assert sorted(found) == ["depth-two@40", "scratch@20"]
+    found = read(results)
+    assert sorted(found) == ["depth-two@30", "depth-two@40", "scratch@20", "scratch@30"]
     monkeypatch.setattr(Training, "train", None)  # nothing is trained again
     assert command.main(given) == 0
     grown = found["depth-two@40"]["seeds"]["0"]["legs"]
@@ -85,6 +87,9 @@ def test_a_study_that_is_given_again_goes_on(tmp_path: Path, monkeypatch: pytest
     for leg in grown:
         if leg["growth"]:
             assert leg["held_out"][str(leg["first"])] == pytest.approx(leg["growth"]["before"], abs=1e-4)
+    assert page.main(["--results", str(results.parent), "--out", str(tmp_path / "page.md")]) == 0
+    assert f"| depth-two@40 | {list(grown[-1]['held_out'].values())[-1]:.3f} |" in (tmp_path / "page.md").read_text()
+    assert "deepened twice" in (tmp_path / "page.svg").read_text()
 
 
 def test_a_reused_model_goes_on_from_its_finished_run(tmp_path: Path) -> None:
