@@ -85,6 +85,7 @@ HOW = (
     Arm("netmorph + north", "netmorph", "north", against="netmorph"),
 )
 DIGITS_ONLY = ("r2r + gradmax, rows drawn", "netmorph + north")  # fewer arms where a run takes longer
+CONTROL = Arm("r2r, cost of gradmax", "r2r", "drawn, cost of gradmax", against="r2r")  # drawn, with GradMax's FLOPs
 ZERO_WRITERS = (
     Arm("zero writers", "zero writers"),
     Arm("zero writers + gradmax", "zero writers", "gradmax", against="zero writers"),
@@ -142,7 +143,7 @@ def of_plays() -> Task:
         ("blocks.0.mlp.up", "blocks.1.mlp.up"),
         300,
         (3e-3,),
-        (*(arm for arm in HOW if arm.name not in DIGITS_ONLY), *ZERO_WRITERS),
+        (*(arm for arm in HOW if arm.name not in DIGITS_ONLY), *ZERO_WRITERS, CONTROL),
         tuple(range(5)),
         0.1,
     )
@@ -218,10 +219,12 @@ class Run:
         if arm.where in ("best", "worst"):
             self.flops += LEARN_FROM * cost * 4 / 3  # products of inputs and gradients cost no more than another forward pass
         init: Any = "std"
-        if arm.init != "drawn":
-            rows = "drawn" if arm.init.endswith("drawn") else "matching"
-            init = outgrow.North() if arm.init == "north" else outgrow.GradMax(batches, loss_of, rows)
-            self.flops += LEARN_FROM * cost * 4 / 3 if arm.init != "north" else 0
+        if arm.init == "north":
+            init = outgrow.North()
+        elif arm.init.startswith("gradmax"):
+            init = outgrow.GradMax(batches, loss_of, "drawn" if arm.init.endswith("drawn") else "matching")
+        if "gradmax" in arm.init:
+            self.flops += LEARN_FROM * cost * 4 / 3
         methods = {
             "r2r": lambda: outgrow.R2R(init=init),
             "netmorph": lambda: outgrow.NetMorph(init=init),
@@ -252,6 +255,7 @@ class Run:
 
 
 def run_task(task: Task, log: Callable[[str], None]) -> dict[str, Any]:
+    """Tune and train all arms."""
     budget = float(task.steps * step_flops(task.small(0), task.batch(0)))
     results: dict[str, Any] = {"budget": budget, "arms": {}}
     for arm in task.arms:
@@ -274,6 +278,24 @@ def summary(results: dict[str, Any], name: str, what: str) -> str:
         gap = student([one[what] - other[seed][what] for seed, one in arm["seeds"].items()])
         text += f", {gap.value:+.4f} [{gap.low:+.4f}, {gap.high:+.4f}] against {arm['against']}"
     return text
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results of a task as a table in Markdown."""
+
+    def cell(values: Sequence[float], sign: str = "") -> str:
+        one = student(values)
+        return f"{one.value:{sign}.3f} [{one.low:{sign}.3f}, {one.high:{sign}.3f}]".replace("-", "−")
+
+    lines = ["| arm | rate | loss on held-out data | difference | to |", "| --- | --- | --- | --- | --- |"]
+    for name, arm in results["arms"].items():
+        gap, against = "", arm["against"]
+        if against:
+            other = results["arms"][against]["seeds"]
+            gap = cell([one["held_out"] - other[seed]["held_out"] for seed, one in arm["seeds"].items()], "+")
+        own = cell([one["held_out"] for one in arm["seeds"].values()])
+        lines.append(" ".join(f"| {text}" if text else "|" for text in (name, f"{arm['rate']:g}", own, gap, against)) + " |")
+    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
