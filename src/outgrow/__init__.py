@@ -21,6 +21,7 @@ __all__ = [
     "Branch",
     "Comparison",
     "Deepen",
+    "Family",
     "Fold",
     "GradMax",
     "Growth",

@@ -15,6 +15,7 @@ from outgrow.engine.growth_report import Growth as Growth
 from outgrow.engine.preview import plan as plan
 from outgrow.errors import GrowthError as GrowthError
 from outgrow.exactness.zero_output import zero_init as zero_init
+from outgrow.families.family import Family as Family
 from outgrow.history.cohorts import cohorts as cohorts
 from outgrow.methods.base import Method as Method
 from outgrow.methods.fill_new_entries import NewEntries as NewEntries

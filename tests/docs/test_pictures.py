@@ -63,3 +63,11 @@ def test_the_tree_of_a_search_is_that_of_its_result(monkeypatch: pytest.MonkeyPa
     monkeypatch.syspath_prepend(str(DOCS / "tools"))
     drawn = importlib.import_module("draw_search").draw(tmp_path / "search.svg")
     assert drawn.read_text(encoding="utf-8") == (DOCS / "search.svg").read_text(encoding="utf-8")
+
+
+def test_the_family_is_drawn_from_a_family(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "tools"))
+    drawn = importlib.import_module("draw_family").draw(tmp_path / "families.svg").read_text(encoding="utf-8")
+    committed = (DOCS / "families.svg").read_text(encoding="utf-8")
+    if f"Matplotlib v{matplotlib.__version__}," in committed:
+        assert drawn == committed, "`python docs/tools/draw_family.py` draws it again"

@@ -13,8 +13,8 @@ BEGIN, END, WIDTH, COLUMN = "```text\nsrc/outgrow/\n", "```\n", 128, 22
 # From the ground up: a module imports only from its own folder, or from what stands before it.
 FLOORS = """
     errors wrong_arguments process text growth_plan model modules verify trace analysis exactness methods requests
-    history apply optimizers configuration transforms distributed engine saving runs recipes trials checkpoints upcycling
-    integrations comparing scoring search accelerate lightning transformers ray dcp extending api cli
+    history apply optimizers configuration transforms distributed engine saving runs recipes trials checkpoints families
+    upcycling integrations comparing scoring search accelerate lightning transformers ray dcp extending api cli
 """.split()
 BESIDE = ("former_names",)  # imported by name alone, never from within
 

@@ -33,6 +33,7 @@ from outgrow.model.autocast import own_precision
 from outgrow.model.check_arguments import check_averages, check_finite, check_model, check_seed, check_switch
 from outgrow.model.compiled import forget_compiled, uncompiled
 from outgrow.model.example import Example
+from outgrow.model.journal import Journal
 from outgrow.model.kept_outputs import keeping
 from outgrow.model.sandbox import random_state
 from outgrow.model.unwrap import as_list, bare
@@ -104,6 +105,7 @@ class Request:
 
     ready: the results of a dry run, if there was one. brief: how outputs are then checked in one short pass.
     copy_state: copies of blocks start with the optimizer state of their originals.
+    outer: a journal that can undo the growth (but not its record in the history) after it has succeeded.
     """
 
     given: nn.Module  # the model, or a wrapper around it
@@ -116,6 +118,7 @@ class Request:
     ready: Ready | None = None
     brief: BriefCheck | None = None
     copy_state: bool = False
+    outer: Journal | None = None
 
     @property
     def model(self) -> nn.Module:
@@ -199,7 +202,8 @@ def _grown(request: Request, interrupts: DeferredSignals, dry: bool) -> tuple[Gr
         stack.enter_context(own_precision(model, example))
         look = _looked(request, example, ranks.lengths)
         before = _parameters(model)
-        work = Work(model, copies, request.optimizers, example, copy_state=request.copy_state, learn=not dry)
+        journal, copied = Journal(request.outer), request.copy_state
+        work = Work(model, copies, request.optimizers, example, journal, copy_state=copied, learn=not dry)
         stack.enter_context(work.journal)  # undoes again if an interrupt stops the undoing below
         try:
             planned = _planned(request, look, example, work, dry)

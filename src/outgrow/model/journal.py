@@ -9,10 +9,14 @@ from outgrow.process.signals import DeferredSignals
 
 
 class Journal:
-    """Functions that undo changes. As a context: all changes are undone if anything fails inside, and kept otherwise."""
+    """Functions that undo changes. As a context: all changes are undone if anything fails inside, and kept otherwise.
 
-    def __init__(self) -> None:
+    outer: another journal, which can then still undo the changes that are kept.
+    """
+
+    def __init__(self, outer: Journal | None = None) -> None:
         self._undo: list[Callable[[], None]] = []
+        self._outer = outer
 
     def __enter__(self) -> Journal:
         return self
@@ -32,5 +36,7 @@ class Journal:
                 self._undo.pop()()
 
     def close(self) -> None:
-        """Keep the changes, and release the old tensors."""
+        """Keep the changes, and release the old tensors, unless there is an outer journal."""
+        if self._outer is not None:
+            self._outer._undo += self._undo
         self._undo.clear()

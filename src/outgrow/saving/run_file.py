@@ -39,8 +39,11 @@ OTHERS = {  # a key in files of another kind, and the use of such a file
 }
 
 
-def read_run(path: Path, checksums: bool = True) -> dict[str, Any]:
-    """Read a file of `Run.save`. checksums: compare its contents with the checksums in it, if it has any."""
+def read_run(path: Path, checksums: bool = True, families: bool = False) -> dict[str, Any]:
+    """Read a file of `Run.save`. checksums: compare its contents with the checksums in it, if it has any.
+
+    families: also read a file of `Family.save`, which has the same entries and those of its smaller members.
+    """
     check_path(path, "run.load('run.pt')")
     if os.path.isdir(path):
         raise CheckpointError(f"{path} is a folder: name the file in it that Run.save wrote")
@@ -62,6 +65,8 @@ def read_run(path: Path, checksums: bool = True) -> dict[str, Any]:
             raise CheckpointError(f"{path} was not written by Run.save: {explanation}")
     if "outgrow" not in facts:
         raise CheckpointError(f"{path} was not written by Run.save, so it holds no run. {PLAIN}")
+    if "family" in facts and not families:
+        raise CheckpointError(f"{path} was written by Family.save: outgrow.Family.load(model, path) continues from it")
     check_version(facts.get("version"), os.fspath(path))
     if checksums:
         check_seal(facts, path)
@@ -118,7 +123,7 @@ def describe_run(path: Path, checksums: bool = True) -> Description:
 
 def _model_in(path: Path, checksums: bool = True) -> tuple[dict[str, Any], str, bool]:
     """The state dict of the model in a run's file, the name of its class, and whether checksums were compared."""
-    state = read_run(path, checksums)
+    state = read_run(path, checksums, families=True)
     if not isinstance(state.get("model"), dict):
         raise CheckpointError(f"{path} is damaged: it holds no model: {EARLIER}")
     return state["model"], str(state.get("class", "a model")), checksums and TABLE in state

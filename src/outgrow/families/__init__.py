@@ -1,0 +1,1 @@
+"""Families: several sizes of a model on one set of parameters."""

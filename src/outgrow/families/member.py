@@ -1,0 +1,121 @@
+"""A smaller member of a family: the model's modules at an earlier size, which compute with entries of shared parameters.
+
+A member is made right before a growth, as a copy of the model: its own modules, settings, configuration and buffers (so that
+each size has its own batch statistics), but the model's own parameters. The growth enlarges these in place. From then on the
+member's modules hold views of them, renewed before every forward pass: a view belongs to the autograd graph of its pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outgrow.families.shared_entries import Kept, parts_of
+from outgrow.model.copy_block import copy_of_block
+
+Places = list[tuple[nn.Module, str, int]]  # modules and names of parameters, with the number of their part
+
+
+class Member:
+    """The modules of one size, and the entries of the shared parameters that they compute with."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """A member of the model's present size; `grown` follows the model's next growth."""
+        parts = parts_of(model)
+        self.module = copied(model, {})
+        self.parts = list(parts.values())
+        numbers = {key: number for number, key in enumerate(parts)}
+        self._places: Places = [
+            (module, key, numbers[id(parameter)])
+            for module in self.module.modules()
+            for key, parameter in module._parameters.items()
+            if parameter is not None
+        ]
+        self._recurrent = [module for module in self.module.modules() if isinstance(module, nn.RNNBase)]
+        self._fixed = False
+        self.module.register_forward_pre_hook(self, prepend=True)
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        """The hook before each forward pass."""
+        if not self._fixed:
+            self.install()
+
+    def grown(self, kept: Kept) -> None:
+        """Keep computing with the same entries after a growth of the shared parameters."""
+        self.parts = [part.grown(kept) for part in self.parts]
+        self.install()
+
+    def install(self) -> None:
+        """Give the modules their parts of the shared parameters, as they are now."""
+        with torch.inference_mode(False), torch.enable_grad():
+            self._put([part.value for part in self.parts])
+
+    def release(self) -> None:
+        """Give the modules the shared parameters themselves, which can be copied; `install` is needed before they run."""
+        self._put([part.shared for part in self.parts])
+
+    @contextmanager
+    def fixed(self) -> Iterator[nn.Module]:
+        """The member's modules with their present tensors, which other code may substitute inside the context."""
+        self.install()
+        self._fixed = True
+        try:
+            yield self.module
+        finally:
+            self._fixed = False
+
+    def _put(self, values: list[Tensor]) -> None:
+        for module, key, number in self._places:
+            parameters: dict[str, Any] = module._parameters
+            parameters[key] = values[number]
+        for recurrent in self._recurrent:
+            recurrent._flat_weights = [recurrent._parameters.get(name) for name in recurrent._flat_weights_names]
+
+    @property
+    def parameters(self) -> int:
+        """The number of values in its parameters."""
+        return sum(torch.Size(part.shape).numel() for part in self.parts)
+
+    def extracted(self) -> nn.Module:
+        """A copy with parameters of its own."""
+        own = {id(part.shared): _parameter(part.value, part.shared.requires_grad) for part in self.parts}
+        self.release()
+        try:
+            return copied(self.module, own)
+        finally:
+            self.install()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.release()  # views can be neither copied nor pickled
+        return dict(vars(self))
+
+
+def extracted(model: nn.Module) -> nn.Module:
+    """A copy of a model with parameters of its own, without gradients."""
+    return copied(model, {id(tensor): _parameter(tensor, tensor.requires_grad) for tensor in model.parameters()})
+
+
+def _parameter(value: Tensor, trained: bool) -> nn.Parameter:
+    return nn.Parameter(value.detach().clone(memory_format=torch.preserve_format), requires_grad=trained)
+
+
+def copied(model: nn.Module, parameters: Mapping[int, nn.Parameter]) -> nn.Module:
+    """A copy of a model with buffers of its own. parameters: to put in place of the model's own, by id; others are shared."""
+    new = copy_of_block(model, model, shared=True)
+    buffers: dict[int, Tensor] = {}
+    for module in new.modules():
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[key] = parameters.get(id(parameter), parameter)
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[key] = buffers.setdefault(id(buffer), buffer.detach().clone())
+        if isinstance(module, nn.RNNBase):
+            module._flat_weights = [module._parameters.get(name) for name in module._flat_weights_names]
+            if parameters:
+                module.flatten_parameters()
+    return new

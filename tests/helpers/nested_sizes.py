@@ -1,0 +1,62 @@
+"""Small families, and the same sizes grown apart from each other, for comparison."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import outgrow
+from tests.helpers.random_weights import randomise
+
+SIZES: list[Any] = [
+    outgrow.Widen("0", factor=1.5),
+    [outgrow.Widen("*", factor=4 / 3, method="netmorph"), outgrow.Kernel("3", 5)],
+    outgrow.Widen("*", by=4),
+]
+
+
+def cnn(seed: int = 0) -> nn.Sequential:
+    """Two convolutions with batch norms, in float64, all values random."""
+    model = nn.Sequential(
+        *(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU()),
+        *(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)),
+    ).double()
+    randomise(model, torch.Generator().manual_seed(seed))
+    return model
+
+
+def images(count: int = 5, seed: int = 1) -> Tensor:
+    return torch.randn(count, 2, 8, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def grown_apart(model: nn.Module, example: Any, sizes: Sequence[Any], seed: int = 0) -> list[nn.Module]:
+    """The sizes as separate models: each a copy of the one before, grown by `outgrow.grow`."""
+    models = [copy.deepcopy(model)]
+    for number, size in enumerate(sizes):
+        models.append(copy.deepcopy(models[-1]))
+        outgrow.grow(models[-1], example, *(size if isinstance(size, list) else [size]), seed=seed + number)
+    return models
+
+
+def logits(model: nn.Module, example: Any) -> Tensor:
+    output = model(**example) if isinstance(example, dict) else model(example)
+    result: Tensor = getattr(output, "logits", output)
+    return result
+
+
+def state_of(*things: Any) -> list[Tensor]:
+    """Copies of all tensors of models and optimizers, with their types."""
+    found: list[Tensor] = []
+    for thing in things:
+        tree = thing.state_dict()
+        found += [t.detach().clone() for t in torch.utils._pytree.tree_leaves(tree) if isinstance(t, Tensor)]
+    return found
+
+
+def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
