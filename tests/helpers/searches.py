@@ -44,9 +44,9 @@ def train(model: nn.Module, optimizer: Any, trial: Any) -> dict[str, float]:
     return {"error": loss.item()}
 
 
-def describe() -> outgrow.Search:
+def describe(trials: int = TRIALS) -> outgrow.Search:
     """The target of worker processes."""
-    return outgrow.Search(small(), inputs(), SPACE, train, ["error", "parameters"], sgd, trials=TRIALS, lease=3.0, attempts=50)
+    return outgrow.Search(small(), inputs(), SPACE, train, ["error", "parameters"], sgd, trials=trials, lease=3.0, attempts=50)
 
 
 def sized() -> nn.Module:
@@ -54,22 +54,23 @@ def sized() -> nn.Module:
     return small()
 
 
-def _work(storage: str) -> None:
+def _work(storage: str, trials: int) -> None:
     torch.set_num_threads(1)
-    run_search(describe(), "killed", storage, quiet=True)
+    run_search(describe(trials), "killed", storage, quiet=True)
 
 
 class Workers:
     """Worker processes on one journal file, forked from a server that has imported everything."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, trials: int) -> None:
+        self.trials = trials
         self.storage = os.fspath(folder / "search.log")
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["tests.helpers.searches"])
         self.running: list[BaseProcess] = []
 
     def start(self) -> BaseProcess:
-        process = self._context.Process(target=_work, args=(self.storage,))
+        process = self._context.Process(target=_work, args=(self.storage, self.trials))
         process.start()
         self.running.append(process)
         return process

@@ -2,42 +2,61 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from pathlib import Path
 
 import pytest
 
+from outgrow.errors import SearchError
 from outgrow.search.artifacts import Models, open_store
 from outgrow.search.records import COMPLETE, Record
 from outgrow.search.search import read_search
-from outgrow.search.storages import _cut_unfinished
+from outgrow.search.storages import _cut_unfinished, load_study, open_storage
 from tests.helpers.searches import TRIALS, Workers, sgd, small
 
 pytest.importorskip("optuna")
 pytest.importorskip("fcntl")
 
 
-def killed(folder: Path, kills: int, seed: int) -> list[Record]:
-    """Run a search by two workers, of which one is killed and replaced now and then; returns all trials of Optuna."""
-    workers, generator = Workers(folder), random.Random(seed)
+def killed(folder: Path, trials: int, kills: int, seed: int) -> list[Record]:
+    """Run a search by two workers, of which one is killed and replaced now and then; returns all trials of Optuna.
+
+    A kill waits until a trial has begun since the last one, and a random time more: it hits the growth, the training, the writing
+    of the model or of the result, or the moment between two trials.
+    """
+    workers, generator, begun = Workers(folder, trials), random.Random(seed), 0
     for _ in range(2):
         workers.start()
     for _ in range(kills):
-        time.sleep(generator.uniform(0.05, 0.6))
+        begun = wait_for_another(workers.storage, begun)
+        time.sleep(generator.uniform(0, 0.4))
         workers.kill(generator.choice(workers.running))
         workers.start()
     assert workers.join(300) == [0] * 2
     result = read_search(workers.storage)
-    assert [record.slot for record in result.records] == list(range(TRIALS))
+    assert [record.slot for record in result.records] == list(range(trials))
     return [Record.of(trial) for trial in result.study.trials]
 
 
-def check(records: list[Record], folder: Path) -> None:
+def wait_for_another(storage: str, begun: int) -> int:
+    """Wait until more trials have begun than before, or all have ended; returns how many have begun."""
+    for _ in range(3000):
+        with contextlib.suppress(SearchError):  # no study yet
+            trials = load_study(open_storage(storage), "killed").get_trials(deepcopy=False)
+            now = sum(trial.state.name != "WAITING" for trial in trials)
+            if now > begun or (trials and now == len(trials)):
+                return now
+        time.sleep(0.02)
+    raise AssertionError("the workers do not begin trials")
+
+
+def check(records: list[Record], trials: int, folder: Path) -> None:
     """Every trial has exactly one result, with a model that its parent's model and its growth lead to."""
     assert {record.state for record in records} <= {COMPLETE, "FAIL"}  # none is left running or waiting
     done = {record.slot: record for record in records if record.state == COMPLETE}
-    assert len(done) == sum(record.state == COMPLETE for record in records) == TRIALS
+    assert len(done) == sum(record.state == COMPLETE for record in records) == trials
     models = Models(small(), sgd, open_store(folder / "search.log-artifacts"))
     by_number = {record.number: record for record in records}
     for record in done.values():
@@ -47,13 +66,15 @@ def check(records: list[Record], folder: Path) -> None:
 
 
 def test_workers_that_are_killed(tmp_path: Path) -> None:
-    check(killed(tmp_path, kills=3, seed=0), tmp_path)
+    check(killed(tmp_path, TRIALS, kills=3, seed=0), TRIALS, tmp_path)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(2))
 def test_workers_that_are_killed_often(tmp_path: Path, seed: int) -> None:
-    check(killed(tmp_path, kills=20, seed=seed), tmp_path)
+    records = killed(tmp_path, trials=30, kills=20, seed=seed)
+    check(records, 30, tmp_path)
+    assert sum(record.lost for record in records) >= 5, "the kills have hardly hit running trials"
 
 
 def test_an_unfinished_line_of_a_killed_worker_is_removed(tmp_path: Path) -> None:
