@@ -4,7 +4,7 @@ CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all test-oldest lint docs coverage optimizers bench stall cuda tables spike reproduce reproduce-lm figures report trained clean
+.PHONY: demo test test-all test-oldest lint docs coverage optimizers bench stall cuda tables spike reproduce reproduce-lm reproduce-search figures report trained clean
 
 $(READY): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -79,6 +79,12 @@ reproduce-lm: $(READY)
 	for setting in $(SETTINGS); do $(BIN)/python -m experiments.lm --setting $$setting --device $(DEVICE) --seeds 3 || exit $$?; done
 	$(BIN)/python -m experiments.lm.page
 	$(BIN)/python -m experiments.early_choice
+
+# architecture search by growth on CIFAR-10; SETTING=tiny DEVICE=cpu tries it out on digits
+SETTING ?= h200
+
+reproduce-search: $(READY)
+	$(BIN)/python -m experiments.search --setting $(SETTING) --device $(DEVICE) --data $(DATA) --seeds 3
 
 figures: $(READY)
 	$(BIN)/python -m experiments.figures

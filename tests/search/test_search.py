@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +311,24 @@ def test_a_storage_that_is_not_reachable(storage: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(storages, "WAIT", 0.2)
     with pytest.raises(SearchError, match=r"the storage .* can't be reached"):
         start(storage=storage, artifacts=tmp_path)
+
+
+def test_a_storage_that_goes_away(tmp_path: Path) -> None:
+    parent, (folder, away) = small(), (tmp_path / "here", tmp_path / "away")
+    folder.mkdir()
+
+    def train(model: Any, optimizer: Any, trial: Any) -> dict[str, float]:
+        if trial.user_attrs["slot"] == 1 and folder.exists() and not away.exists():
+            folder.rename(away)
+        return searches.train(model, optimizer, trial)
+
+    options = {"parent": parent, "train": train, "trials": 3, "artifacts": tmp_path / "models"}
+    with pytest.raises(SearchError, match=r"the storage can't be reached .*start the search again when the storage is back"):
+        start(storage=folder / "a.log", **options)
+    shutil.copytree(away, folder)
+    result = start(storage=folder / "a.log", lease=0.5, **options)
+    assert [record.state for record in result.records] == [COMPLETE] * 3
+    assert result.records[1].values == start(parent=parent, trials=2).records[1].values  # taken up again as it was begun
 
 
 def test_nothing_is_created_for_a_space_in_which_nothing_can_grow(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ pytest.importorskip("fcntl")
 def killed(folder: Path, trials: int, kills: int, seed: int) -> list[Record]:
     """Run a search by two workers, of which one is killed and replaced now and then; returns all trials of Optuna.
 
-    A kill waits until a trial has begun since the last one, and a random time more: it hits the growth, the training, the writing
-    of the model or of the result, or the moment between two trials.
+    A kill waits until a trial has begun since the last one, and a random time more: it hits the growth, the training, the
+    writing of the model or of the result, or the moment between two trials.
     """
     workers, generator, begun = Workers(folder, trials), random.Random(seed), 0
     for _ in range(2):

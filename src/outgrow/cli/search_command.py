@@ -42,6 +42,7 @@ def add_search(commands: Subparsers) -> None:
     worker.add_argument("--study", metavar="NAME", required=True, help="the name of the study")
     worker.add_argument("--storage", metavar="STORAGE", required=True, help=STORAGE)
     worker.add_argument("--most", type=_positive, metavar="N", help="stop after N trials of this worker, instead of at the end")
+    worker.add_argument("--minutes", type=float, metavar="M", help="begin no trial after M minutes")
     worker.add_argument("--quiet", action="store_true", help="print no line per trial")
     worker.set_defaults(run=run_worker)
     report = parts.add_parser(
@@ -72,7 +73,7 @@ def run_worker(args: argparse.Namespace) -> str:
     search = build_object(args.target)
     if not isinstance(search, Search):
         raise CommandError(f"{args.target} returns a {type(search).__name__}: it must return an outgrow.Search")
-    return str(run_search(search, args.study, args.storage, quiet=args.quiet, most=args.most))
+    return str(run_search(search, args.study, args.storage, quiet=args.quiet, most=args.most, minutes=args.minutes))
 
 
 def run_report(args: argparse.Namespace) -> str:

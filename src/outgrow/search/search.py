@@ -187,8 +187,10 @@ def search(
     return run_search(described, study, storage, quiet)
 
 
-def run_search(search: Search, study: Any, storage: Any, quiet: bool = False, most: int | None = None) -> SearchResult:
-    """Take part in a search until it is done, or until this process has carried out `most` trials."""
+def run_search(
+    search: Search, study: Any, storage: Any, quiet: bool = False, most: int | None = None, minutes: float | None = None
+) -> SearchResult:
+    """Take part in a search until it is done, or until this process has carried out `most` trials or worked so long."""
     search.check()
     named = isinstance(study, str)
     if not named and not hasattr(study, "get_trials"):
@@ -205,7 +207,7 @@ def run_search(search: Search, study: Any, storage: Any, quiet: bool = False, mo
         with reachable():
             study.set_user_attr(FACTS, {**study.user_attrs.get(FACTS, {}), "trials": search.trials})
     models = Models(search.parent, search.optimizer, open_store(artifacts))
-    Worker(search, study, models, quiet, own_sampler=named).run(creator, most)
+    Worker(search, study, models, quiet, own_sampler=named).run(creator, most, minutes)
     return SearchResult(study, search.trials, search.attempts, models)
 
 

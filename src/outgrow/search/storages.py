@@ -134,7 +134,7 @@ def create_study(storage: Any, name: str, objectives: Objectives, facts: dict[st
             return study, True
         except library.exceptions.DuplicatedStudyError:
             study = library.load_study(storage=storage, study_name=name)
-    check_study(study, objectives)
+    adopt_study(study, objectives)  # whoever created it may have been killed before it had named the objectives
     return study, False
 
 

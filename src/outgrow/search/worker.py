@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Sequence
@@ -19,7 +20,8 @@ from outgrow.search.run_trial import run_trial
 from outgrow.search.storages import optuna, reachable
 from outgrow.text.terminal import line
 
-POLL = 0.2  # seconds between two looks at the study, while other workers run the last trials
+POLL = 0.1  # seconds between two looks at the study, while other workers run the last trials; they become longer
+SLOWEST = 2.0
 FILLED = "filled"  # the study's attribute which says that its trials were added
 SETTLE = 2.0  # seconds for the worker that has created the study to add its trials
 
@@ -41,9 +43,12 @@ class Worker:
         self.observer = Observer(search.lease)
         self.forgiven: set[int] = set()  # attempts at the first trial that failed before this run
 
-    def run(self, creator: bool, most: int | None = None) -> int:
-        """Work until all trials are done, or until this worker has carried out `most`; returns how many it carried out."""
-        done = 0
+    def run(self, creator: bool, most: int | None = None, minutes: float | None = None) -> int:
+        """Work until all trials are done, or this worker has carried out `most`; begin none after so many minutes.
+
+        Returns how many trials it has carried out.
+        """
+        done, pause, end = 0, POLL, math.inf if minutes is None else time.monotonic() + 60 * minutes
         with reachable():
             if creator:
                 self._fill(self.book())
@@ -52,7 +57,7 @@ class Worker:
             self.study.set_user_attr(FILLED, True)
             while (failed := self.book().failed_root()) is not None:
                 self.forgiven |= {one.number for one in self.book().of_slot(0) if one.number <= failed.number}
-        while most is None or done < most:
+        while (most is None or done < most) and time.monotonic() < end:
             with reachable():
                 book = self.book()
                 if book.finished:
@@ -62,8 +67,10 @@ class Worker:
                 self._fill(book)
                 taken = self._take(self.book())
             if taken is None:
-                time.sleep(min(POLL, self.search.lease))
+                time.sleep(min(pause, self.search.lease))
+                pause = min(2 * pause, SLOWEST)
                 continue
+            pause = POLL
             with reachable():
                 done += self._carry_out(taken)
         return done
@@ -82,7 +89,7 @@ class Worker:
         while (book := self.book()).untried() and time.monotonic() - since < SETTLE:
             if len(book.records) != seen:
                 seen, since = len(book.records), time.monotonic()
-            time.sleep(POLL / 4)
+            time.sleep(POLL / 2)
 
     def _fill(self, book: Book) -> None:
         """Add an attempt to each slot that needs one; it repeats the growth that the last attempt has begun."""
