@@ -4,7 +4,7 @@ CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all test-oldest lint docs coverage optimizers bench stall cuda tables spike reproduce reproduce-lm reproduce-search figures report trained clean
+.PHONY: demo test test-all test-oldest lint docs coverage optimizers bench families stall cuda tables spike reproduce reproduce-lm reproduce-search figures report trained clean
 
 $(READY): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -51,6 +51,10 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.speed
 	$(BIN)/python -m benchmarks.large
 	$(BIN)/python -m benchmarks.checkpoints
+
+families: $(READY)
+	$(BIN)/python -m experiments.families
+	$(BIN)/python -m benchmarks.families
 
 stall: $(READY)
 	$(BIN)/python -m benchmarks.stall

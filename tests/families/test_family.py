@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -168,7 +169,7 @@ def test_a_family_is_a_module() -> None:
     family.eval()
     assert not family[0].training
     expected = [member(x) for member in family]
-    twin = copy.deepcopy(family)
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(family)))
     for assign in (False, True):
         other.load_state_dict(family.state_dict(), assign=assign)
         assert same(expected, [member(x) for member in other.eval()])

@@ -41,7 +41,7 @@ def resnet() -> tuple[Any, Any, list[Any]]:
     return model, torch.randn(3, 3, 32, 32), [outgrow.Widen("layer4.*", factor=4 / 3), outgrow.Widen("*", by=2)]
 
 
-@pytest.mark.parametrize("build", [gpt2, llama, resnet])
+@pytest.mark.parametrize("build", [gpt2, pytest.param(llama, marks=pytest.mark.exhaustive), resnet])
 def test_a_family_of_a_library_model(build: Any) -> None:
     torch.manual_seed(0)
     model, x, sizes = build()
