@@ -27,9 +27,6 @@ import outgrow
 from experiments.search.network import Parent, start_over
 from experiments.search.training import Images, error, sgd, train_epoch
 from experiments.setting.data import cifar10, digits
-from outgrow.saving.trained_state import read_trained, write_trained
-from outgrow.search.objectives import measure
-from outgrow.search.search import SearchResult, run_search
 
 RESULTS = Path(__file__).parents[1] / "results" / "search"
 ARMS = ("growth", "fresh", "scratch")
@@ -70,7 +67,7 @@ class Experiment:
         self.example = self.images.x[:2]
         work.mkdir(parents=True, exist_ok=True)
 
-    def search(self, inherit: bool) -> SearchResult:
+    def search(self, inherit: bool) -> outgrow.SearchResult:
         """The search, continued; OutOfTime if it is not done."""
 
         def train(model: nn.Module, optimizer: Any, trial: Any) -> float:
@@ -82,10 +79,21 @@ class Experiment:
             return error(model, self.chosen_by)
 
         space = outgrow.Space(factors=(1.5, 2), moves=2, parameters=self.setting.parameters)
-        options = {"optimizer": sgd, "sampler": "hill", "population": self.setting.children, "trials": self.setting.trials}
-        found = outgrow.Search(self.parent, self.example, space, train, "error", seed=self.seed, **options)
-        left = (self.end - time.monotonic()) / 60
-        result = run_search(found, "cifar", self.work / f"{'growth' if inherit else 'fresh'}.log", minutes=left)
+        result = outgrow.search(
+            self.parent,
+            self.example,
+            space,
+            train,
+            "error",
+            "cifar",
+            storage=self.work / f"{'growth' if inherit else 'fresh'}.log",
+            optimizer=sgd,
+            sampler="hill",
+            trials=self.setting.trials,
+            population=self.setting.children,
+            seed=self.seed,
+            minutes=(self.end - time.monotonic()) / 60,
+        )
         if len(result.records) < self.setting.trials:
             raise OutOfTime
         return result
@@ -94,17 +102,26 @@ class Experiment:
         """Train on all images for so many epochs, with a file after each; the test error."""
         path, done = self.work / f"{arm}.pt", 0
         if path.exists():
+            state = torch.load(path, map_location=self.images.x.device, weights_only=True)
             fresh = Parent(self.setting.width, self.images.x.shape[1]).to(self.images.x.device)
-            model, optimizer = fresh, sgd(fresh)
-            done = read_trained(path, model, [optimizer])["epochs"]
+            model, done = outgrow.load(fresh, self.weights(arm, state["epochs"])), state["epochs"]
+            optimizer = sgd(model)
+            optimizer.load_state_dict(state["optimizer"])
         for epoch in range(done, epochs):
             if time.monotonic() > self.end:
                 raise OutOfTime
             train_epoch(model, optimizer, self.images, epoch, epochs)
-            write_trained(path, model, [optimizer], extra={"epochs": epoch + 1})
+            outgrow.save(model, self.weights(arm, epoch + 1))
+            torch.save({"epochs": epoch + 1, "optimizer": optimizer.state_dict()}, path.with_suffix(".part"))
+            path.with_suffix(".part").replace(path)
+            self.weights(arm, epoch).unlink(missing_ok=True)
         return error(model, self.images)
 
-    def flops(self, result: SearchResult) -> float:
+    def weights(self, arm: str, epochs: int) -> Path:
+        """The file of the model after so many epochs of its final training."""
+        return self.work / f"{arm}-{epochs}.safetensors"
+
+    def flops(self, result: outgrow.SearchResult) -> float:
         """FLOPs of all trials of a search: forward and backward pass on each image, three times the forward pass."""
         epochs = [self.setting.first if not record.slot else self.setting.each for record in result.records]
         per_image = [3 * record.flops / len(self.example) for record in result.records]
@@ -114,7 +131,8 @@ class Experiment:
         """The result of an arm."""
         result = self.search(inherit=arm != "fresh")
         model, optimizer = result.load_with_optimizer()
-        per_epoch = 3 * measure("flops", model, self.example) / len(self.example) * len(self.images.y)
+        best = result.best
+        per_epoch = 3 * best.flops / len(self.example) * len(self.images.y)
         spent, epochs = self.flops(result), self.setting.last
         if arm == "scratch":
             start_over(model, [optimizer])
@@ -123,7 +141,7 @@ class Experiment:
         wrong = self.finish(arm, model, optimizer, epochs)
         facts = {"arm": arm, "seed": self.seed, "setting": asdict(self.setting), "device": str(self.example.device)}
         sizes = {
-            "parameters": measure("parameters", model, self.example),
+            "parameters": best.parameters,
             "flops": spent + epochs * per_epoch,
             "epochs": epochs,
         }

@@ -182,11 +182,16 @@ def grown(name: str, form: Callable[[Tensor], Any] = sums) -> Any:
         "modules": [f"{path}: {type(module).__name__}" for path, module in average.named_modules()],
         "gates": {path: [gate.done, gate.steps] for path, gate in gates_of(model).items()},
         "shared": {path: gate in gates_of(average).values() for path, gate in gates_of(model).items()},
-        "history": sha256(json.dumps([plan.to_json() for plan in history(model)]).encode()).hexdigest(),
+        "history": sha256(json.dumps([_without_kinds(plan.to_json()) for plan in history(model)]).encode()).hexdigest(),
         "report": str(growth).split("\nerror:")[0],
         "notes": list(growth.notes),
         "config": {} if config is None else {name: vars(config)[name] for name in ("n_layer", "n_inner", "n_embd", "n_head")},
     }
+
+
+def _without_kinds(plan: dict[str, Any]) -> dict[str, Any]:
+    """A plan as it was when growths were recorded: without the kinds of volumes."""
+    return {**plan, "changes": [{name: one[name] for name in one if name != "kind"} for one in plan["changes"]]}
 
 
 if __name__ == "__main__":

@@ -227,7 +227,7 @@ class Plan:
         """The plan as plain JSON values; `from_json` returns an equal plan, to the last bit and type."""
         return {
             "seed": self.seed,
-            "changes": [{**vars(c), "old": _plain(c.old), "new": _plain(c.new)} for c in self.changes],
+            "changes": [_packed_change(change) for change in self.changes],
             "edits": [_pack(edit) for edit in self.edits],
             "settings": [
                 {**vars(setting), "old": _plain(setting.old), "new": _plain(setting.new)} for setting in self.settings
@@ -248,6 +248,11 @@ class Plan:
             tuple(Insert(**{**insert, "made": tuple(map(tuple, insert["made"]))}) for insert in data.get("inserts", ())),
             bool(data.get("continues", False)),
         )
+
+
+def _packed_change(change: Change) -> dict[str, Any]:
+    values = {**vars(change), "old": _plain(change.old), "new": _plain(change.new)}
+    return {name: value for name, value in values.items() if name != "kind" or value is not None}
 
 
 def _without_start(insert: Insert) -> dict[str, Any]:

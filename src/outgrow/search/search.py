@@ -129,6 +129,7 @@ def search(
     artifacts: Any = None,
     lease: float = 60.0,
     attempts: int = 5,
+    minutes: float | None = None,
     quiet: bool = False,
 ) -> SearchResult:
     """Search for architectures by growth: every trial grows the trained model of another trial exactly, and trains it briefly.
@@ -160,6 +161,7 @@ def search(
         lease: the number of seconds after which a trial without a sign of life from its worker is taken up by another one. A
             worker that was killed on the same machine is noticed at once.
         attempts: how often a trial is taken up before it is given up.
+        minutes: begin no trial after so many; the same call with a storage continues the search.
         quiet: print no line per trial.
 
     Example:
@@ -184,7 +186,7 @@ def search(
     described = Search(
         parent, example, space, train, objectives, optimizer, sampler, trials, population, seed, artifacts, lease, attempts
     )
-    return run_search(described, study, storage, quiet)
+    return run_search(described, study, storage, quiet, minutes=minutes)
 
 
 def run_search(
