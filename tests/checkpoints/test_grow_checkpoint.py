@@ -29,6 +29,7 @@ CASES: dict[str, tuple[str, list[Any]]] = {
     "gpt2 mlp and depth": ("gpt2", [MLP, Deepen(after="transformer.h.2")]),
     "qwen3 tied, width": ("qwen3", [Widen(kind="width", factor=1.5)]),
     "gemma2 width": ("gemma2", [Widen(kind="width", factor=1.5)]),
+    "llama query heads": ("llama", [Widen(kind="heads", factor=2, unit="query")]),
     "qwen3 head size": ("qwen3", [Widen(kind="head_dim", factor=2)]),
     "bert mlp and vocabulary": ("bert", [Widen("*.intermediate.dense", factor=1.5), Widen(kind="vocab", by=6)]),
     "llama vocabulary and depth": ("llama", [Widen(kind="vocab", to=64, method="zero"), Deepen(after="model.layers.1")]),

@@ -137,3 +137,55 @@ def test_buffers_that_the_library_computes_are_left_out(tmp_path: Path) -> None:
     )
     assert growth.plan.names.ignored == (name,)
     assert name not in tensors_in(tmp_path / "new")
+
+
+def test_tied_tensors_with_different_values_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    save_small("llama", tmp_path / "old")
+    set_config(tmp_path / "old", tie_word_embeddings=True)
+    with pytest.raises(CheckpointError, match=r"ties .* but their stored values differ(.|\n)*\"tie_word_embeddings\": false"):
+        outgrow.grow_checkpoint(tmp_path / "old", outgrow.Widen(kind="mlp", factor=1.5), out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    rewrite(tmp_path / "old", lambda found: found.update({"lm_head.weight": found["model.embed_tokens.weight"].clone()}))
+    grown = outgrow.grow_checkpoint(tmp_path / "old", outgrow.Widen(kind="mlp", factor=1.5), out=tmp_path / "new")
+    assert grown.comparison is not None
+    assert grown.comparison.agrees
+
+
+def test_a_model_that_reads_values_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    import transformers
+
+    sizes = {
+        "d_model": 16,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+    }
+    config = transformers.BartConfig(vocab_size=50, encoder_ffn_dim=24, decoder_ffn_dim=24, max_position_embeddings=32, **sizes)
+    transformers.BartForConditionalGeneration(config).save_pretrained(tmp_path / "old")
+    with pytest.raises(CheckpointError, match=r"planned without weights(.|\n)*grow it by outgrow\.grow"):
+        outgrow.grow_checkpoint(tmp_path / "old", outgrow.Widen(kind="mlp", factor=1.5), out=tmp_path / "new")
+    with pytest.raises(CheckpointError, match="planned without weights"):
+        outgrow.inspect_checkpoint(tmp_path / "old")
+
+
+def test_an_output_that_is_not_there_is_refused_by_its_name(tmp_path: Path) -> None:
+    save_small("llama", tmp_path / "old")
+    with pytest.raises(outgrow.GrowthError, match="the model returns no such output"):
+        outgrow.grow_checkpoint(tmp_path / "old", outgrow.Widen(kind="mlp", factor=1.5, outputs="nope"), out=tmp_path / "new")
+
+
+@pytest.mark.parametrize("name", ["SiglipForImageClassification", "BlipForConditionalGeneration"])
+def test_models_with_a_vision_part_have_an_example(name: str, tmp_path: Path) -> None:
+    import transformers
+
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {**sizes, "image_size": 16, "patch_size": 8}
+    text = {**sizes, "vocab_size": 50, "max_position_embeddings": 32}
+    kind = getattr(transformers, name)
+    model = kind(kind.config_class(text_config=text, vision_config=vision))
+    model.save_pretrained(tmp_path / "old")
+    requests = [outgrow.Widen("*.fc1", factor=1.5)]
+    grown = outgrow.grow_checkpoint(tmp_path / "old", *requests, out=tmp_path / "new")
+    assert grown.comparison is not None
+    assert grown.comparison.agrees

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from outgrow.checkpoints.read_checkpoint import Checkpoint
-from outgrow.errors import CheckpointError, MissingError
+from outgrow.errors import CheckpointError, MissingError, Problem, TraceError
 from outgrow.model.example import Example
 
 BATCH, LENGTH = 2, 8
@@ -77,18 +79,38 @@ def build_on_meta(kind: Any, config: Any, dtype: torch.dtype = torch.float32) ->
     return model.eval()
 
 
+@contextlib.contextmanager
+def without_weights(kind: Any) -> Iterator[None]:
+    """A context in which a model that does not run on the meta device is refused with the way out for checkpoints."""
+    try:
+        yield
+    except TraceError as error:
+        reason = error.problems[0].reason if error.problems else str(error)
+        raise CheckpointError(
+            f"{kind.__name__} can't be grown on the disk, where it is planned without weights: {reason}",
+            [
+                Problem(
+                    "", "its code may read values", "load the model, grow it by outgrow.grow, and save it by save_pretrained"
+                )
+            ],
+        ) from error
+
+
 def example_for(model: nn.Module, batch: int = BATCH, length: int = LENGTH) -> Example:
     """Inputs on which a model of Transformers runs, chosen by its main input."""
     config: Any = model.config
     name = getattr(model, "main_input_name", "")
     makers: Mapping[str, Any] = {"input_ids": _text, "pixel_values": _image, "input_features": _sound}
-    if _compares_images_with_texts(model):
-        return {**_text(config.text_config, batch, length), **_image(config.vision_config, batch, length)}
+    takes = inspect.signature(model.forward).parameters
+    if _compares_images_with_texts(model) and "input_ids" in takes:
+        return {**_text(config.text_config, batch, length), **_image(config, batch, length)}
     if name not in makers:
         raise CheckpointError(
             f"{type(model).__name__} takes {name or 'unknown inputs'}, and there is no standard example for that: pass example="
         )
     found: dict[str, torch.Tensor] = makers[name](config, batch, length)
+    if name == "pixel_values" and "input_ids" in takes and getattr(config, "text_config", None) is not None:
+        found |= _text(config, batch, length)
     if getattr(config, "is_encoder_decoder", False):
         found["decoder_input_ids"] = _text(config, batch, length)["input_ids"].flip(1)
     return found
@@ -119,6 +141,7 @@ def _sound(config: Any, batch: int, length: int) -> dict[str, torch.Tensor]:
 
 
 def _image(config: Any, batch: int, length: int) -> dict[str, torch.Tensor]:
+    config = getattr(config, "vision_config", None) or config
     side, channels = getattr(config, "image_size", 224), getattr(config, "num_channels", 3)
     sides = tuple(side) if isinstance(side, (tuple, list)) else (side, side)
     values = torch.randn(batch, channels, *sides, generator=torch.Generator().manual_seed(0))

@@ -18,7 +18,7 @@ from torch import nn
 
 from outgrow.analysis.volume_kinds import KINDS
 from outgrow.analysis.volumes import Volume
-from outgrow.checkpoints.build_on_meta import build_on_meta, example_for
+from outgrow.checkpoints.build_on_meta import build_on_meta, example_for, without_weights
 from outgrow.checkpoints.cut_models import Cut, cut_config
 from outgrow.checkpoints.plan_checkpoint import grow_on_meta
 from outgrow.configuration.per_layer import COUNTS, PER_LAYER
@@ -174,7 +174,8 @@ def _kept(model: nn.Module, path: str, count: int, config: Any, few: int) -> tup
 def find_options(cut: CutModel) -> list[GrowthOption]:
     """All kinds of units that a model has, and the lengths of its stacks."""
     model = cut.build()
-    volumes = list_volumes(model, on_meta(cut.inputs(model)))
+    with without_weights(cut.kind):
+        volumes = list_volumes(model, on_meta(cut.inputs(model)))
     of_kind = {kind: [volume for volume in volumes if volume.kind == kind] for kind in KINDS}
     found = [_widening(cut, kind, own) for kind, own in of_kind.items() if own]
     by_name = {option.request: option for option in found}

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from outgrow.checkpoints.build_on_meta import build_on_meta, class_of, config_of, example_for
+from outgrow.checkpoints.build_on_meta import build_on_meta, class_of, config_of, example_for, without_weights
 from outgrow.checkpoints.merged_tensors import Loading, as_loaded
 from outgrow.checkpoints.new_values import IN_MEMORY, Edited, Stored, Value, origin, values_after
 from outgrow.checkpoints.read_checkpoint import NAMES, Checkpoint
-from outgrow.checkpoints.tensor_names import Names, aliases_of, match_names
+from outgrow.checkpoints.tensor_names import Names, aliases_of, check_tied, match_names
 from outgrow.configuration.explain_differences import NOT_UPDATED
 from outgrow.configuration.rebuild_from_config import shapes_suffice
 from outgrow.engine.dry_run_findings import shapes_of
@@ -109,6 +109,7 @@ def plan_checkpoint(
     model = build_on_meta(kind, config_of(checkpoint))
     checkpoint, loading = as_loaded(checkpoint, model)
     names = match_names(checkpoint, model)
+    check_tied(checkpoint, names)
     inputs = example_for(model) if example is None else example
     growth, values = grow_on_meta(kind, model, inputs, requests, seed)
     _check_experts(kind, config_of(checkpoint), model, inputs, dtype or checkpoint.dtype)
@@ -127,7 +128,7 @@ def grow_on_meta(
     Raises GrowthError if the growth is not exact, or if the result could not be a plain checkpoint of the model's class `kind`.
     """
     before = shapes_of(model)
-    with shapes_suffice():
+    with shapes_suffice(), without_weights(kind):
         growth, ready = dry_run(model, on_meta(inputs), requests, seed)
     _check_result(model, kind, growth)
     values = values_after(before, ready.steps)
@@ -158,7 +159,7 @@ def _check_result(model: nn.Module, kind: Any, growth: Growth) -> None:
         raise MethodError("a checkpoint is only grown by exact methods", inexact[:5])
     left = [note for note in growth.notes if note.startswith(NOT_UPDATED)]
     if left:
-        reason = left[0].removeprefix(NOT_UPDATED).partition(");")[0].lstrip(" (")
+        reason = left[0].removeprefix(NOT_UPDATED).rpartition("); use outgrow.save")[0].removeprefix(" (")
         raise CheckpointError(
             f"no configuration of {kind.__name__} describes the grown model, so it could not be loaded: {reason}"
         )

@@ -7,16 +7,21 @@ tensor may be stored under any of its names. Tensors that Transformers renames o
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from outgrow.checkpoints.merged_tensors import SAVE_AGAIN
 from outgrow.checkpoints.read_checkpoint import Checkpoint
+from outgrow.checkpoints.tensor_bytes import open_files, read_tensor
 from outgrow.errors import CheckpointError, Problem
 from outgrow.model.sandbox import tensors_of
+
+SLAB = 2**24  # values that are compared at once
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,31 @@ def match_names(checkpoint: Checkpoint, model: nn.Module) -> Names:
             [*problems[:5], *more],
         )
     return Names(tuple(used), tuple(ignored), prefix)
+
+
+def check_tied(checkpoint: Checkpoint, names: Names) -> None:
+    """Refuse a checkpoint in which tensors that the configuration ties have different values: Transformers unties them."""
+    stored: dict[str, str] = {}
+    for named in names.used:
+        first = stored.setdefault(named.name, named.stored)
+        if first == named.stored:
+            continue
+        tensors = checkpoint.tensors[first], checkpoint.tensors[named.stored]
+        with open_files(tuple(part.file for tensor in tensors for part in tensor.parts)) as files:
+            pairs = ([read_tensor(files, tensor, *rows) for tensor in tensors] for rows in _slabs(tensors[0].shape))
+            same = all(torch.equal(one, other) for one, other in pairs)
+        if not same:
+            raise CheckpointError(
+                f"{checkpoint.folder}: config.json ties {first} and {named.stored}, but their stored values differ, and "
+                'Transformers loads them untied: write "tie_word_embeddings": false in config.json'
+            )
+
+
+def _slabs(shape: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Numbers of rows and first rows, for parts of a tensor that take little memory."""
+    step = max(1, SLAB // max(1, math.prod(shape[1:])))
+    for first in range(0, shape[0], step):
+        yield min(step, shape[0] - first), first
 
 
 def first_names(model: nn.Module) -> dict[int, str]:

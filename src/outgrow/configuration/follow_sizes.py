@@ -103,7 +103,7 @@ def _settled(
     sure = run is not None and not gates_of(part)  # unfinished fades: outputs can't be compared
     steady, sizes = _steady(part, path, plans), _pairs(path, plans).sizes
     failures: list[tuple[Guess, RebuiltDiffers]] = []
-    for guess in itertools.islice(guesses(model, path, plans), TRIES if sure else 1):
+    for guess in itertools.islice(guesses(model, path, plans), TRIES):  # without outputs, tensors and layers decide
         trial = Journal()
         journal.note(trial.undo)
         settings = [Setting(holder, NAME, old, new, name) for (holder, name), (old, new) in guess.items()]

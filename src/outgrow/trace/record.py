@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from outgrow.errors import Problem, TraceError
+from outgrow.errors import Problem, SelectionError, TraceError
 from outgrow.model.example import Example, call, tensors_anywhere, tensors_in
 from outgrow.model.idle_modules import IdlePeers, peers_alongside
 from outgrow.model.inner_gradients import GRADIENT, Gradients, inside_backward, needs_gradients, with_gradients
@@ -321,6 +321,8 @@ def record(
             if has_unknown_lists(trace):
                 return _record(model, example, training, Trace(meta=True, known=known, lists=True, idle_peers=peers))
             return trace
+        except SelectionError:  # the request names an output that the model does not have
+            raise
         except Exception as error:
             if needs_gradients(error) or isinstance(error, _Differentiates):
                 return _record_gradients(model, example, training, peers)

@@ -55,6 +55,17 @@ def test_sizes_count_query_heads(request_: dict[str, Any], heads: int, keys: int
     torch.testing.assert_close(logits(model), before, rtol=1e-4, atol=1e-5)
 
 
+def test_batches_with_padding_run_although_the_example_has_none() -> None:
+    """One layer alone, which no configuration describes; without a mask, torch's kernel repeats the keys by itself."""
+    model = llama()
+    ids = example()["input_ids"]
+    padded = {"input_ids": ids, "attention_mask": torch.ones_like(ids).index_fill(1, torch.tensor([0]), 0)}
+    before = model(**padded).logits.detach()
+    outgrow.grow(model, {"input_ids": ids}, outgrow.Widen("model.layers.0.*", kind="heads", by=2, unit="query"))
+    assert model.model.layers[0].self_attn.num_key_value_groups == 4
+    torch.testing.assert_close(model(**padded).logits[:, 1:], before[:, 1:], rtol=1e-4, atol=1e-5)
+
+
 def test_new_query_heads_follow_those_of_their_group() -> None:
     model = llama()
     old = model.model.layers[0].self_attn.q_proj.weight.detach().clone().view(2, 3, 4, -1)

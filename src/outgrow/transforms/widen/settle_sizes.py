@@ -23,6 +23,7 @@ from outgrow.requests import Skip, Widen
 from outgrow.trace.operators import refs_in
 from outgrow.transforms.widen.choose_volumes import choose, proportional, requested
 from outgrow.transforms.widen.fit_attributes import Clash, Fitter, fit
+from outgrow.transforms.widen.group_sizes import group_settings
 from outgrow.transforms.widen.make_plan import Choice, make_plan
 from outgrow.transforms.widen.new_outputs import size_settings
 from outgrow.transforms.widen.norm_epsilon import find_eps, no_eps
@@ -115,10 +116,11 @@ def _ratio(choice: Choice, requests: Sequence[Widen]) -> float:
 
 
 def _more_settings(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice], seed: int) -> Iterator[Setting]:
-    """Settings besides those that the shapes of tensors show: ε of norms, folds, and numbers of outputs."""
+    """Settings besides those that the shapes of tensors show: ε of norms, folds, numbers of outputs, sizes of groups."""
     yield from _eps_settings(model, choices)
     yield from fold_settings(model, anatomy, choices, seed)
     yield from size_settings(model, choices)
+    yield from group_settings(model, choices)
 
 
 class _NoEps(Exception):
