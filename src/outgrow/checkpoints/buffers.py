@@ -12,7 +12,7 @@ import threading
 import torch
 from torch import Tensor
 
-KEPT = 2**28  # bytes of a buffer that is kept, over all threads
+KEPT = 2**27  # bytes of a buffer that is kept, over all threads
 
 
 class Buffers(threading.local):

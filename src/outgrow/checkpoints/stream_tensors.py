@@ -76,6 +76,8 @@ class Stream:
         if self._is_copied(tensor):
             return PIECE
         values = math.prod(tensor.shape) if self._in_slabs(tensor) is None else 2 * self.slab
+        if self._stays_half(tensor):
+            return 2 * values * tensor.dtype.itemsize
         return 2 * values * max(tensor.dtype.itemsize, 4) + values * tensor.dtype.itemsize
 
     def _is_copied(self, tensor: NewTensor) -> bool:

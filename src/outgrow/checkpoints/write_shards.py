@@ -23,7 +23,7 @@ from outgrow.errors import CheckpointError
 
 DONE, PART = "done.jsonl", ".part"
 SYNC = 2**29  # bytes after which finished tensors are synced to the disk and noted
-IN_FLIGHT = 2**29  # bytes of memory for tensors that are computed at the same time, unless one alone needs more
+IN_FLIGHT = 2**28  # bytes of memory for tensors that are computed at the same time, unless one alone needs more
 Advance = Callable[[int], None]
 WriteTensor = Callable[[NewTensor, int, int], None]  # writes a tensor to an open file, from a position on
 
