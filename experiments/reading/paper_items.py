@@ -130,7 +130,7 @@ DEFINITIONS = (
         "P-activations, which fade from the identity to the activation",
         "src/outgrow/modules/gates.py",
         "tests/modules/test_gates.py::test_any_new_activation_is_exact_if_it_fades_in",
-        "differs: for activations that a growth brings, not for those that are there",
+        "complete: for activations that a growth brings, and for those in copies of blocks (docs/deepen.md)",
     ),
     Item(
         "§6",
@@ -173,7 +173,13 @@ DEFINITIONS = (
         "tests/experiments/test_comparison.py::test_the_sweep_is_against_the_run_in_which_nothing_changes",
         "measured: the sweep of docs/results/does-it-pay.md",
     ),
-    Item("Appendix F", "Learned initial values", "–", "–", "not done"),
+    Item(
+        "Appendix F",
+        "Learned initial values",
+        "src/outgrow/methods/learned.py",
+        "tests/methods/test_learned.py",
+        "complete: GradMax and North; at equal FLOPs no better than drawn values (docs/where-to-grow.md)",
+    ),
 )
 
 TABLE_1 = (
