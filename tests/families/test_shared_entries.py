@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import outgrow
-from outgrow.families.shared_entries import EvenRanges, Listed, Range, selection_of
+from outgrow.families.shared_entries import EvenRanges, Listed, Part, Range, selection_of
 from tests.helpers.nested_sizes import grown_apart
 
 CASES = [
@@ -34,6 +34,25 @@ def test_a_selection_takes_the_positions(positions: list[int], size: int, kind: 
         expected = torch.zeros(size, size, dtype=torch.float64)
         expected.index_fill_(axis, torch.tensor(positions), 1.0)
         assert torch.equal(tensor.grad, expected)
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_values_are_written_to_the_entries_of_a_part(number: int) -> None:
+    """Each kind of positions along the first and last axis, beside all others along the last."""
+    first, size, _ = CASES[number]
+    for last, other, _ in CASES:
+        owner = nn.Linear(other, size, bias=False)
+        whole = torch.randn(size, 3, other)
+        owner.weight = nn.Parameter(whole.clone())
+        part = Part(owner, "weight", {0: np.array(first), 2: np.array(last)}, (size, 3, other))
+        expected = whole.clone()
+        values = torch.randn(len(first), 3, len(last))
+        for i, row in enumerate(first):
+            for k, column in enumerate(last):
+                expected[row, :, column] = values[i, :, k]
+        part.write(whole, values)
+        assert torch.equal(whole, expected)
+        assert torch.equal(part.of(whole), values)
 
 
 class Recurrent(nn.Module):

@@ -7,6 +7,7 @@ a step on one size trains the entries that all larger sizes share.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from outgrow.engine.grow import Request, run_growth
 from outgrow.engine.growth_report import Growth
 from outgrow.errors import GrowthError
+from outgrow.families.alone import Alone
 from outgrow.families.check_members import check_outputs, check_shareable, outputs_of
 from outgrow.families.family_file import read_family, write_family
 from outgrow.families.member import Member, extracted
@@ -95,6 +97,8 @@ class Family(nn.Module):
         self.largest, self.example, self._smaller, self._flops = model, example, members, flops
         self._plans = len(history(model))
         self.extra: Any = None  # that was saved with the family, after `load`
+        self._trained_alone: int | None = None  # the number of a member, in the context of `alone`
+        self._contexts: dict[Member, Alone] = {}
 
     @usage("family.grow([outgrow.Widen('*', factor=2)], optimizer=optimizer)")
     def grow(
@@ -122,9 +126,10 @@ class Family(nn.Module):
             raise GrowthError("the family has no example since it was loaded: pass one, family.grow(transforms, example=x)")
         seed = len(self._smaller) if seed is None else seed
         check_seed(seed)
+        self._check_not_alone()
         self._check_sizes()
         with Journal() as journal:
-            return self._add(request, given, as_list(optimizer), len(self._smaller) if seed is None else seed, check, journal)
+            return self._add(request, given, as_list(optimizer), seed, check, journal)
 
     def _add(
         self, transforms: list[Any], example: Example, optimizers: list[Any], seed: int, check: bool, journal: Journal
@@ -143,7 +148,7 @@ class Family(nn.Module):
             member.grown(kept)
         for number, base in enumerate(bases):
             check_outputs(members[number], example, base, number)
-        self._smaller, self._plans = members, len(history(self.largest))
+        self._smaller, self._plans, self._contexts = members, len(history(self.largest)), {}
         self._flops = [*self._flops, *growth.flops] if not self._flops else [*self._flops, growth.flops[1]]
         return growth
 
@@ -173,7 +178,8 @@ class Family(nn.Module):
         position = range(len(self))[number]
         if position == len(self._smaller):
             return self.largest
-        self._smaller[position].install()
+        if position != self._trained_alone:
+            self._smaller[position].install()
         return self._smaller[position].module
 
     def __iter__(self) -> Iterator[nn.Module]:
@@ -209,6 +215,56 @@ class Family(nn.Module):
         drawn = torch.randperm(len(self) - 2, generator=generator)[:between].tolist() if len(self) > 2 else []
         return [self[-1], self[0], *(self[1 + number] for number in sorted(drawn))]
 
+    @usage("family.alone(0, optimizer)")
+    def alone(self, number: int, optimizer: Optimizers = None) -> AbstractContextManager[nn.Module]:
+        """Train one member at the cost of that member alone: `with family.alone(0, optimizer) as member:`.
+
+        Inside the context, the member's parameters have gradients of their own size, and the optimizers hold them and their
+        part of the state in place of the shared parameters. Passes, clipping (of `member.parameters()`) and steps are those of
+        the stand-alone network. Entries that the member does not use stay exactly as they are, also under weight decay and
+        momentum. Gradients that are there before are dropped, and so are those of the context at its end.
+
+        Args:
+            number: of the member; negative numbers count from the largest.
+            optimizer: one or several optimizers of the family's parameters.
+
+        Example:
+            >>> import outgrow
+            >>> model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(3, 4)
+            >>> family = Family(model, x, [outgrow.Widen("0", to=12)])
+            >>> optimizer = torch.optim.AdamW(family.parameters())
+            >>> with family.alone(0, optimizer) as member:
+            ...     optimizer.zero_grad()
+            ...     member(x).square().mean().backward()
+            ...     optimizer.step()
+            >>> optimizer.state[model[0].weight]["exp_avg"].shape
+            torch.Size([12, 4])
+        """
+        self._check_sizes()
+        return self._alone(range(len(self))[number], as_list(optimizer))
+
+    @contextmanager
+    def _alone(self, position: int, optimizers: list[Any]) -> Iterator[nn.Module]:
+        self._check_not_alone()
+        if position == len(self._smaller):
+            yield self.largest
+            return
+        member = self._smaller[position]
+        contexts = self._contexts.setdefault(member, Alone(member))
+        others = [other.module for other in self._smaller if other is not member]
+        self._trained_alone = position
+        try:
+            with contexts.context(optimizers, self.largest, others) as module:
+                yield module
+        finally:
+            self._trained_alone = None
+
+    def _check_not_alone(self) -> None:
+        if self._trained_alone is not None:
+            raise GrowthError(
+                f"member {self._trained_alone} is trained alone at present: end the context of family.alone before this call"
+            )
+
     def extract(self, number: int) -> nn.Module:
         """A stand-alone copy of a member: a plain model of its class, with parameters of its own and its growths so far."""
         self._check_sizes()
@@ -236,6 +292,7 @@ class Family(nn.Module):
             extra: further plain values and tensors, which are `family.extra` after `load`.
             finite: raise CheckpointError, and keep the old file, if parameters or buffers hold NaN or infinity.
         """
+        self._check_not_alone()
         self._check_sizes()
         saved = Parts(self.largest, as_list(optimizer), as_list(scheduler), also={} if also is None else also)
         write_family(path, saved, self._smaller, self._flops, extra, finite)
@@ -289,6 +346,8 @@ class Family(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Family:
         """Convert or move all tensors; torch calls this for `to`, `cuda`, `float` and others."""
+        self._check_not_alone()
+        self._contexts = {}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for member in self._smaller:
             for module in member.module.modules():

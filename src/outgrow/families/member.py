@@ -7,7 +7,7 @@ member's modules hold views of them, renewed before every forward pass: a view b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,10 +68,24 @@ class Member:
         finally:
             self._fixed = False
 
-    def _put(self, values: list[Tensor]) -> None:
-        for module, key, number in self._places:
-            parameters: dict[str, Any] = module._parameters
-            parameters[key] = values[number]
+    @contextmanager
+    def holding(self, values: Sequence[Tensor]) -> Iterator[nn.Module]:
+        """The member's modules with other tensors inside the context, one per part."""
+        before = [module._parameters[key] for module, key, _ in self._places]
+        self._put(values)
+        self._fixed = True
+        try:
+            yield self.module
+        finally:
+            self._fixed = False
+            self._set(before)
+
+    def _put(self, values: Sequence[Tensor]) -> None:
+        self._set([values[number] for _, _, number in self._places])
+
+    def _set(self, values: Sequence[Any]) -> None:
+        for (module, key, _), value in zip(self._places, values, strict=True):
+            module._parameters[key] = value
         for recurrent in self._recurrent:
             recurrent._flat_weights = [recurrent._parameters.get(name) for name in recurrent._flat_weights_names]
 

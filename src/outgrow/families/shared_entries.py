@@ -32,9 +32,14 @@ Kept = Mapping[tuple[int, int], Positions]  # by id of the tensor, and axis
 
 
 class Selection(Protocol):
-    """Positions along one axis."""
+    """Positions along one axis.
+
+    of: the entries there. pair: views of a tensor and of values for these entries, of the same shape; None if there are none.
+    """
 
     def of(self, tensor: Tensor, axis: int) -> Tensor: ...
+
+    def pair(self, tensor: Tensor, values: Tensor, axis: int) -> tuple[Tensor, Tensor] | None: ...
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,9 @@ class Range:
     def of(self, tensor: Tensor, axis: int) -> Tensor:
         return tensor.narrow(axis, self.start, self.length)
 
+    def pair(self, tensor: Tensor, values: Tensor, axis: int) -> tuple[Tensor, Tensor] | None:
+        return self.of(tensor, axis), values
+
 
 @dataclass(frozen=True)
 class EvenRanges:
@@ -58,8 +66,14 @@ class EvenRanges:
     length: int
 
     def of(self, tensor: Tensor, axis: int) -> Tensor:
+        return self._parts(tensor, axis).flatten(axis, axis + 1)
+
+    def pair(self, tensor: Tensor, values: Tensor, axis: int) -> tuple[Tensor, Tensor] | None:
+        return self._parts(tensor, axis), values.unflatten(axis, (self.count, self.length))
+
+    def _parts(self, tensor: Tensor, axis: int) -> Tensor:
         parts: Tensor = tensor.unflatten(axis, (self.count, self.period))
-        return parts.narrow(axis + 1, self.start, self.length).flatten(axis, axis + 1)
+        return parts.narrow(axis + 1, self.start, self.length)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +86,9 @@ class Listed:
         if tensor.device not in self._indices:
             self._indices[tensor.device] = torch.from_numpy(self.positions).to(tensor.device)
         return tensor.index_select(axis, self._indices[tensor.device])
+
+    def pair(self, tensor: Tensor, values: Tensor, axis: int) -> tuple[Tensor, Tensor] | None:
+        return None
 
     @cached_property
     def _indices(self) -> dict[Any, Tensor]:
@@ -151,14 +168,29 @@ class Part:
     @property
     def value(self) -> Tensor:
         """The member's tensor; gradients flow to the shared parameter."""
-        tensor: Tensor = self.shared
-        if tensor.shape != self.whole:
+        return self.of(self.shared)
+
+    def of(self, whole: Tensor) -> Tensor:
+        """The member's entries of a tensor in the parameter's shape: a view where that is possible, otherwise a copy."""
+        if whole.shape != self.whole:
             raise GrowthError(OUTSIDE)
         for axis, selection in self._selections:
-            tensor = selection.of(tensor, axis)
-        return tensor
+            whole = selection.of(whole, axis)
+        return whole
 
-    @property
+    def write(self, whole: Tensor, values: Tensor) -> None:
+        """Write values to the member's entries of a tensor in the parameter's shape."""
+        target, source = whole, values
+        for axis, selection in reversed(self._selections):  # the last axis first, since some views add an axis
+            found = selection.pair(target, source, axis)
+            if found is None:
+                positions = (self.axes.get(axis, np.arange(size)) for axis, size in enumerate(self.whole))
+                whole[tuple(torch.from_numpy(index).to(whole.device) for index in np.ix_(*positions))] = values
+                return
+            target, source = found
+        target.copy_(source)
+
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         return tuple(len(self.axes[axis]) if axis in self.axes else size for axis, size in enumerate(self.whole))
 
