@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -54,23 +55,44 @@ def sized() -> nn.Module:
     return small()
 
 
-def _work(storage: str, trials: int) -> None:
+def _work(storage: str, artifacts: str, trials: int) -> None:
     torch.set_num_threads(1)
-    run_search(describe(trials), "killed", storage, quiet=True)
+    search = describe(trials)
+    search.artifacts = artifacts
+    run_search(search, "killed", storage, quiet=True)
+
+
+class Proxy:
+    """A proxy of Optuna in front of a database, in threads of this process, until the end of the context."""
+
+    def __init__(self, storage: Any) -> None:
+        from optuna.storages._grpc.server import make_server  # the public call does not return
+
+        with socket.socket() as probe:
+            probe.bind(("localhost", 0))
+            port = probe.getsockname()[1]
+        self.url = f"grpc://localhost:{port}"
+        self._server = make_server(storage, "localhost", port)
+
+    def __enter__(self) -> str:
+        self._server.start()
+        return self.url
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop(None).wait()
 
 
 class Workers:
-    """Worker processes on one journal file, forked from a server that has imported everything."""
+    """Worker processes on one storage, forked from a server that has imported everything."""
 
-    def __init__(self, folder: Path, trials: int) -> None:
-        self.trials = trials
-        self.storage = os.fspath(folder / "search.log")
+    def __init__(self, storage: str, artifacts: Path, trials: int) -> None:
+        self.trials, self.storage, self.artifacts = trials, storage, os.fspath(artifacts)
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["tests.helpers.searches"])
         self.running: list[BaseProcess] = []
 
     def start(self) -> BaseProcess:
-        process = self._context.Process(target=_work, args=(self.storage, self.trials))
+        process = self._context.Process(target=_work, args=(self.storage, self.artifacts, self.trials))
         process.start()
         self.running.append(process)
         return process

@@ -1,11 +1,14 @@
-"""Several processes on one journal file, killed at random moments: no trial is lost or counted twice."""
+"""Several processes on one storage, killed at random moments: no trial is lost or counted twice."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,37 +17,57 @@ from outgrow.search.artifacts import Models, open_store
 from outgrow.search.records import COMPLETE, Record
 from outgrow.search.search import read_search
 from outgrow.search.storages import _cut_unfinished, load_study, open_storage
-from tests.helpers.searches import TRIALS, Workers, sgd, small
+from tests.helpers.searches import TRIALS, Proxy, Workers, sgd, small
 
-pytest.importorskip("optuna")
+optuna = pytest.importorskip("optuna")
 pytest.importorskip("fcntl")
 
 
-def killed(folder: Path, trials: int, kills: int, seed: int) -> list[Record]:
+@contextlib.contextmanager
+def storage_of(kind: str, folder: Path) -> Iterator[str]:
+    """A storage by its name: a journal file, an SQLite database, or a proxy of Optuna in front of such a database."""
+    if kind == "journal":
+        yield os.fspath(folder / "search.log")
+    elif kind == "database":
+        yield f"sqlite:///{folder}/search.db"
+    else:
+        pytest.importorskip("grpc")
+        with Proxy(optuna.storages.RDBStorage(f"sqlite:///{folder}/search.db")) as url:
+            yield url
+
+
+def killed(kind: str, folder: Path, trials: int, kills: int, seed: int) -> list[Record]:
     """Run a search by two workers, of which one is killed and replaced now and then; returns all trials of Optuna.
 
     A kill waits until a trial has begun since the last one, and a random time more: it hits the growth, the training, the
     writing of the model or of the result, or the moment between two trials.
     """
-    workers, generator, begun = Workers(folder, trials), random.Random(seed), 0
-    for _ in range(2):
-        workers.start()
-    for _ in range(kills):
-        begun = wait_for_another(workers.storage, begun)
-        time.sleep(generator.uniform(0, 0.4))
-        workers.kill(generator.choice(workers.running))
-        workers.start()
-    assert workers.join(300) == [0] * 2
-    result = read_search(workers.storage)
+    with storage_of(kind, folder) as storage:
+        workers, generator, begun = Workers(storage, folder / "models", trials), random.Random(seed), 0
+        watched = open_storage(storage)
+        for _ in range(2):
+            workers.start()
+        for _ in range(kills):
+            begun = wait_for_another(watched, begun)
+            time.sleep(generator.uniform(0, 0.4))
+            workers.kill(generator.choice(workers.running))
+            workers.start()
+        assert workers.join(300) == [0] * 2
+        result = read_search(storage)
     assert [record.slot for record in result.records] == list(range(trials))
-    return [Record.of(trial) for trial in result.study.trials]
+    return [Record.of(trial) for trial in result.study.trials] if kind != "proxy" else records_in(folder)
 
 
-def wait_for_another(storage: str, begun: int) -> int:
+def records_in(folder: Path) -> list[Record]:
+    """All trials of the database behind a proxy that has ended."""
+    return [Record.of(trial) for trial in load_study(open_storage(f"sqlite:///{folder}/search.db"), "killed").trials]
+
+
+def wait_for_another(storage: Any, begun: int) -> int:
     """Wait until more trials have begun than before, or all have ended; returns how many have begun."""
     for _ in range(3000):
         with contextlib.suppress(SearchError):  # no study yet
-            trials = load_study(open_storage(storage), "killed").get_trials(deepcopy=False)
+            trials = load_study(storage, "killed").get_trials(deepcopy=False)
             now = sum(trial.state.name != "WAITING" for trial in trials)
             if now > begun or (trials and now == len(trials)):
                 return now
@@ -57,7 +80,7 @@ def check(records: list[Record], trials: int, folder: Path) -> None:
     assert {record.state for record in records} <= {COMPLETE, "FAIL"}  # none is left running or waiting
     done = {record.slot: record for record in records if record.state == COMPLETE}
     assert len(done) == sum(record.state == COMPLETE for record in records) == trials
-    models = Models(small(), sgd, open_store(folder / "search.log-artifacts"))
+    models = Models(small(), sgd, open_store(folder / "models"))
     by_number = {record.number: record for record in records}
     for record in done.values():
         model, _ = models.load(record)
@@ -65,14 +88,19 @@ def check(records: list[Record], trials: int, folder: Path) -> None:
         assert record.slot == 0 or by_number[record.parent or 0].state == COMPLETE
 
 
-def test_workers_that_are_killed(tmp_path: Path) -> None:
-    check(killed(tmp_path, TRIALS, kills=3, seed=0), TRIALS, tmp_path)
+KINDS = ["journal", "database", "proxy"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_workers_that_are_killed(kind: str, tmp_path: Path) -> None:
+    check(killed(kind, tmp_path, TRIALS, kills=3 if kind == "journal" else 2, seed=0), TRIALS, tmp_path)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(2))
-def test_workers_that_are_killed_often(tmp_path: Path, seed: int) -> None:
-    records = killed(tmp_path, trials=30, kills=20, seed=seed)
+@pytest.mark.parametrize("kind", KINDS)
+def test_workers_that_are_killed_often(kind: str, tmp_path: Path, seed: int) -> None:
+    records = killed(kind, tmp_path, trials=30, kills=20, seed=seed)
     check(records, 30, tmp_path)
     assert sum(record.lost for record in records) >= 5, "the kills have hardly hit running trials"
 
