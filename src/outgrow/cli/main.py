@@ -159,19 +159,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"\noutgrow: {stopped}", file=sys.stderr)
         return 130
     except Exception as error:
-        print(f"outgrow: {_message(error)}", file=sys.stderr)
+        print(f"outgrow: {_message(error, hasattr(args, 'input'))}", file=sys.stderr)
         return 2
     return 0
 
 
-def _message(error: Exception) -> str:
-    """The text of an error; for errors that are not outgrow's own, with the name of the class."""
+def _message(error: Exception, from_options: bool = True) -> str:
+    """The text of an error; for errors that are not outgrow's own, with the name of the class.
+
+    from_options: whether the example comes from options.
+    """
     from outgrow.errors import ExampleError, GrowthError
 
     text = str(error).strip()
-    if isinstance(error, ExampleError):  # the example comes from options
+    if isinstance(error, ExampleError):
         place = "; ".join(f"{problem.where}: {problem.reason}" for problem in error.problems)
-        return f"{text.splitlines()[0]} ({place}): change --input, --batch or --dtype"
+        return f"{text.splitlines()[0]} ({place}): change {'--input, --batch or --dtype' if from_options else 'the example'}"
     return text if isinstance(error, (CommandError, GrowthError)) else f"{type(error).__name__}: {text}".rstrip(": ")
 
 

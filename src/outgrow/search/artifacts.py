@@ -30,6 +30,10 @@ class GoneError(SearchError):
     """The artifact of a trial is not in the store."""
 
 
+class MisfitError(SearchError):
+    """This worker's description of the search is not the one that the study's models were made with."""
+
+
 def open_store(artifacts: Any) -> Any:
     """An artifact store of Optuna; a path is a folder, which is created."""
     if not isinstance(artifacts, (str, os.PathLike)):
@@ -63,7 +67,10 @@ class Models:
             try:
                 read_trained(path, model, as_list(optimizer))
             except CheckpointError as error:
-                raise SearchError(f"the model of trial {record.number} does not fit the search's parent: {error}") from error
+                raise MisfitError(
+                    f"the model of trial {record.number} does not fit this search: {error}. The study is as it was: continue "
+                    "it with the parent and the optimizer that it was begun with, or name another study"
+                ) from error
         return model, optimizer
 
     def fetch(self, record: Record, path: str) -> None:

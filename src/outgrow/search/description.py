@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +55,13 @@ class Search:
             raise SearchError(f"space is of type {type(self.space).__name__}: pass e.g. outgrow.Space(factors=(1.5, 2))")
         if not callable(self.train):
             raise SearchError(f"train is of type {type(self.train).__name__}: pass a function, {TRAIN}")
+        with contextlib.suppress(ValueError):  # a function of C may have no signature
+            try:
+                inspect.signature(self.train).bind(None, None, None)
+            except TypeError as error:
+                raise SearchError(
+                    f"train can't be called with a model, an optimizer and a trial ({error}): write {TRAIN}"
+                ) from None
         if self.optimizer is not None and not callable(self.optimizer):
             raise SearchError(
                 f"optimizer is of type {type(self.optimizer).__name__}: pass a function that makes one, e.g. "

@@ -22,6 +22,10 @@ DIRECTIONS = {"min": "minimize", "minimize": "minimize", "max": "maximize", "max
 TIMED = 7  # forward passes, of which the median counts
 
 
+class ReturnedError(SearchError):
+    """What the training function returned is not what the objectives need."""
+
+
 class DivergedError(Exception):
     """Training returned NaN or infinity, or left such values in the model."""
 
@@ -72,19 +76,19 @@ class Objectives:
     def metrics_of(self, returned: Any) -> dict[str, float]:
         """The metrics that the training function returned: a dict, or a number if there is one objective to train.
 
-        Raises DivergedError if one is not finite, and SearchError if one is missing.
+        Raises DivergedError if one is not finite, and ReturnedError if one is missing.
         """
         if not isinstance(returned, Mapping):
             if len(self.trained) != 1 or isinstance(returned, (str, bool)) or returned is None:
                 wanted = ", ".join(f"{name!r}: …" for name in self.trained)
-                raise SearchError(f"train returned {returned!r}: it has to return a dict, {{{wanted}}}")
+                raise ReturnedError(f"train returned {returned!r}: it has to return a dict, {{{wanted}}}")
             returned = {self.trained[0]: returned}
         if missing := [name for name in self.trained if name not in returned]:
-            raise SearchError(f"train returned {', '.join(map(str, returned)) or 'nothing'}, but not {missing[0]!r}")
+            raise ReturnedError(f"train returned {', '.join(map(str, returned)) or 'nothing'}, but not {missing[0]!r}")
         try:
             metrics = {str(name): float(value) for name, value in returned.items()}
         except (TypeError, ValueError) as error:
-            raise SearchError(f"train returned metrics that are no numbers: {error}") from error
+            raise ReturnedError(f"train returned metrics that are no numbers: {error}") from error
         if bad := [name for name in self.trained if not math.isfinite(metrics[name])]:
             raise DivergedError(f"training diverged: {bad[0]} is {metrics[bad[0]]}")
         return metrics

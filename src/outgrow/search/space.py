@@ -28,6 +28,7 @@ from outgrow.transforms.widen.list_volumes import volumes
 from outgrow.wrong_arguments import usage
 
 Globs = str | Sequence[str]
+EXCEEDS = "the result exceeds the limits"
 SHOWN = 8  # reasons in the error about a space in which nothing can grow
 
 
@@ -189,9 +190,11 @@ class Space:
             try:
                 if self.fits(model, example, Move(growth)):
                     return
-                problems.append(Problem(described(growth), "the result exceeds the limits"))
+                problems.append(Problem(described(growth), EXCEEDS))
             except GrowthError as error:
                 problems.append(Problem(described(growth), str(error).partition("\n")[0]))
+        if not any(problem.reason == EXCEEDS for problem in problems):
+            raise SearchError("nothing can grow in this space", problems[:SHOWN])
         limits = f"parameters={self.parameters}, flops={self.flops}"
         raise SearchError(f"nothing can grow within the limits ({limits}): raise them", problems[:SHOWN])
 

@@ -166,7 +166,7 @@ def check_study(study: Any, objectives: Objectives) -> None:
     if found != objectives:
         texts = [", ".join(f"{n} ({w})" for n, w in zip(o.names, o.directions, strict=True)) for o in (found, objectives)]
         raise SearchError(
-            f"the study {study.study_name!r} has the objectives {texts[0]}, and the search {texts[1]}: name another"
+            f"the study {study.study_name!r} has the objectives {texts[0]}, and the search {texts[1]}: name another study"
         )
 
 

@@ -8,13 +8,14 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from outgrow.errors import SearchError
-from outgrow.search.artifacts import GoneError, Models
+from outgrow.errors import GrowthError, SearchError
+from outgrow.search.artifacts import GoneError, MisfitError, Models
 from outgrow.search.description import Search
 from outgrow.search.leases import Lease, Observer
-from outgrow.search.objectives import DivergedError
+from outgrow.search.objectives import DivergedError, ReturnedError
 from outgrow.search.records import COMPLETE, FAIL, Book, Record, pareto_front
 from outgrow.search.run_trial import run_trial
 from outgrow.search.storages import optuna, reachable
@@ -23,6 +24,7 @@ from outgrow.text.terminal import line
 POLL = 0.1  # seconds between two looks at the study, while other workers run the last trials; they become longer
 SLOWEST = 2.0
 FILLED = "filled"  # the study's attribute which says that its trials were added
+LIBRARIES = ("site-packages", "dist-packages", "outgrow")  # folders of code that is not the user's
 SETTLE = 2.0  # seconds for the worker that has created the study to add its trials
 
 
@@ -173,11 +175,16 @@ class Worker:
         except DivergedError as error:
             self._end(identity, "diverged", str(error))
             return
-        except GoneError as error:
+        except (
+            GoneError,
+            MisfitError,
+            ReturnedError,
+        ) as error:  # every trial of this worker would fail: another one takes it up
             self._end(identity, "interrupted", str(error))
             raise
         except Exception as error:
-            self._end(identity, "raised", _where(error))
+            missing = "; the search has no optimizer=, so that train gets None" if self.search.optimizer is None else ""
+            self._end(identity, "raised", _where(error) + (missing if "NoneType" in str(error) else ""))
             return
         except BaseException:  # Ctrl-C: the next worker takes it up again
             self._end(identity, "interrupted", "interrupted")
@@ -209,11 +216,12 @@ class Worker:
 
 def progress(record: Record, records: Sequence[Record], search: Search, settled: int) -> str:
     """One line about a trial that has ended."""
-    from_ = "the parent itself" if record.parent is None else f"from {record.parent}"
+    from_ = f"from {record.parent}" if record.parent is not None else "" if record.slot else "the parent itself"
     what = "; ".join(record.growth) or ("" if record.parent is None else "trained on")
     head = f"{settled}/{search.trials} trial {record.number} {' · '.join(filter(None, (from_, what)))}"
     if record.state == FAIL:
-        return f"{head}: {record.outcome or 'failed'}: {record.error}"
+        outcome = record.outcome or "failed"
+        return f"{head}: {record.error if outcome in record.error else f'{outcome}: {record.error}'}"
     if record.state != COMPLETE:
         return f"{head}: {record.state.lower()}"
     values = ", ".join(f"{name} {value:.4g}" for name, value in zip(search.objectives.names, record.values, strict=True))
@@ -222,7 +230,10 @@ def progress(record: Record, records: Sequence[Record], search: Search, settled:
 
 
 def _where(error: Exception) -> str:
-    """An error with the place in the code where it was raised."""
+    """An error with the last line of the user's own code that led to it, or where it was raised."""
+    if isinstance(error, GrowthError):
+        return str(error)
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+    own = [frame for frame in frames if not any(part in Path(frame.filename).parts for part in LIBRARIES)]
+    place = [f" ({frame.filename}, line {frame.lineno})" for frame in (own or frames)[-1:]]
+    return ": ".join(filter(None, (type(error).__name__, str(error)))) + "".join(place)
