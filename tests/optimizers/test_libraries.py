@@ -42,6 +42,9 @@ ENTRYWISE: dict[str, Make] = {
     "MADGRAD": of("timm.optim", "MADGRAD", lr=1e-3),
     "Lookahead of timm": wrapped("timm.optim", "Lookahead", ADAM),
     "Lookahead": wrapped(PO, "Lookahead", ADAM),
+    "Lookahead that pulls momenta back": lambda model: importlib.import_module(PO).Lookahead(
+        ADAM(model), k=3, pullback_momentum="pullback"
+    ),
     "AccSGD": of(PO, "AccSGD"),
     "SOAP": of(PO, "SOAP", lr=1e-3),
     "timm's Adan": of("timm.optim", "Adan", lr=1e-3),

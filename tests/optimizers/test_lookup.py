@@ -11,6 +11,7 @@ from torch import nn
 from outgrow.errors import OptimizerError
 from outgrow.optimizers.lookup import state_shape, unfollowable
 from outgrow.optimizers.register_optimizer import register_optimizer
+from outgrow.optimizers.state_rules import WORDS
 
 
 def parameter() -> list[nn.Parameter]:
@@ -99,3 +100,9 @@ def test_wrappers_count_with_what_they_wrap() -> None:
     plain.optimizer, odd.optimizer = torch.optim.Adam(parameter()), Own(parameter())
     assert unfollowable(plain) == ""
     assert "Own is none" in unfollowable(odd)
+
+
+def test_the_description_of_the_call_names_every_word() -> None:
+    told = register_optimizer.__doc__ or ""
+    words = told.partition("one of the words")[2].partition("; docs/")[0]
+    assert sorted(words.split('"')[1::2]) == sorted(WORDS)

@@ -71,6 +71,21 @@ def trained(make: Any, steps: int) -> tuple[nn.Sequential, Any]:
     return model, optimizer
 
 
+def test_a_new_matrix_that_joins_another_kind_of_parameter_is_refused_if_its_state_depends_on_its_axes() -> None:
+    """The only parameters before the new layer are those of a convolution, with preconditioners for four axes."""
+    soap = importlib.import_module("pytorch_optimizer").SOAP
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.ReLU())
+    optimizer, x = soap(model.parameters(), lr=1e-3), torch.randn(4, 1, 5, 5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    with pytest.raises(OptimizerError, match=r"SOAP can't follow: its state depends on the number of axes"):
+        outgrow.deepen(model, x, "2", optimizer=optimizer)
+    assert len(list(model.parameters())) == 2
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_new_block_under_fused_sgd_trains_on_as_under_the_plain_one(momentum: float) -> None:
     results = []

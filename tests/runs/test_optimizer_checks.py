@@ -222,3 +222,71 @@ def test_settings_stay_when_an_optimizer_starts_again() -> None:
     first, second = optimizer.param_groups
     assert (first["tag"], second["scale"], first["step"], second["step"]) == ("mine", 0.5, 1, 1)
     assert first["lr"] == pytest.approx(0.003)
+
+
+def prodigy_of_every_fourth(parameters: Any) -> Any:
+    import prodigyopt
+
+    return prodigyopt.Prodigy(parameters, slice_p=4)
+
+
+def galore(parameters: Any) -> Any:
+    import pytorch_optimizer
+
+    group = {"params": list(parameters), "rank": 2, "update_proj_gap": 5, "scale": 1.0, "projection_type": "std"}
+    return pytorch_optimizer.GaLore([group])
+
+
+def soap(parameters: Any) -> Any:
+    import pytorch_optimizer
+
+    return pytorch_optimizer.SOAP(parameters)
+
+
+COPIES = outgrow.Widen("0", by=4, method="net2net")
+SETTINGS: dict[str, tuple[Any, Any, str]] = {
+    "part of the entries": (prodigy_of_every_fourth, WIDEN, "with slice_p=4, it keeps every n-th entry"),
+    "part of the entries, a new block": (prodigy_of_every_fourth, DEEPEN, "with slice_p=4, it keeps every n-th entry"),
+    "a basis of low rank": (galore, WIDEN, "with rank=2, it projects gradients"),
+    "a basis of low rank, a new block": (galore, DEEPEN, "with rank=2, it projects gradients"),
+    "matrices and copies": (soap, COPIES, "can't follow units that are copie"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_and_methods_that_forbid_a_growth_are_found_before_training_and_at_the_growth(name: str) -> None:
+    """Before, a run was refused at its growth only, and a new block got state that made the next step crash."""
+    make, growth, reason = SETTINGS[name]
+    model = network()
+    with pytest.raises(OptimizerError, match=rf"step 3(.|\n)*{reason}(.|\n)*state='fresh'"):
+        run_of(model, make(model.parameters()), growth)
+    optimizer = make(model.parameters())
+    train(model, optimizer, 2)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with pytest.raises(OptimizerError, match=reason):
+        outgrow.grow(model, X, growth, optimizer=optimizer)
+    assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+    train(model, optimizer, 1)
+    fresh = network()
+    optimizer = make(fresh.parameters())
+    run = run_of(fresh, optimizer, growth, state="fresh")
+    for _ in range(5):
+        train(fresh, optimizer, 1)
+        run.step()
+    assert len(run.records) == 1
+
+
+def test_of_several_optimizers_those_are_checked_whose_groups_new_blocks_join() -> None:
+    """A block behind an activation joins the groups of the layer before it, also if that layer has moved since the start."""
+    for events in ([DEEPEN], [DEEPEN, outgrow.Deepen(after="1", method="net2net")]):
+        model = nn.Sequential(*network(), nn.ReLU(), nn.Linear(2, 2))
+        body, head = model[:3].parameters(), model[4].parameters()
+        run_of(model, [torch.optim.Adam(body), LBFGS(head)], *events)
+        body, head = model[:3].parameters(), model[4].parameters()
+        with pytest.raises(OptimizerError, match="LBFGS"):
+            run_of(model, [LBFGS(body), torch.optim.Adam(head)], *events)
+    model = nn.Sequential(*network(), nn.ReLU(), nn.Linear(2, 2))
+    body, head = model[:3].parameters(), model[4].parameters()
+    later = [DEEPEN, outgrow.Widen("3", by=2)]  # at the start, the layer is called 2
+    with pytest.raises(OptimizerError, match=r"step 4, LBFGS"):
+        run_of(model, [torch.optim.Adam(body), LBFGS(head)], *later)

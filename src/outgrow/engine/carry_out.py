@@ -16,6 +16,7 @@ from outgrow.analysis import peft_adapters as adapters
 from outgrow.apply.apply_plan import apply_plan, apply_setting
 from outgrow.apply.carry_out_insert import put_in
 from outgrow.apply.device_memory import reserve
+from outgrow.apply.final_positions import edits_by_tensor
 from outgrow.apply.fold_skips import apply_grafts
 from outgrow.apply.learned_values import learned_values
 from outgrow.apply.weight_fades import grow_drifts
@@ -57,6 +58,7 @@ class Work:
         self.notes: list[str] = []
         self.changed: list[tuple[Tensor, str, tuple[int, ...]]] = []
         self.added: list[tuple[nn.Parameter, nn.Parameter, str]] = []
+        self.edited: list[Tensor] = []
         self.shared: verify.Evaluation | None = None  # the grown model's pass in eval mode
 
     def carry_out(self, step: Step) -> None:
@@ -102,6 +104,7 @@ class Work:
             grow_drifts(one, edits, olds, inits, self.journal, start=one is self.model)
         grow_optimizers(self.optimizers, tensors, edits, before, self.journal)
         self.changed += shapes_before(tensors, edits)
+        self.edited += [tensors[name] for name in edits_by_tensor(edits)]
 
     def describe(self, sample: Example, base: verify.Outputs | None = None) -> None:
         """Update the model's configuration, if it has one: its settings join the last plan, and the report names them.

@@ -24,13 +24,18 @@ class Ready:
     steps: Sequence[Step]
     notes: Sequence[str]
     flops: tuple[int, int]
+    edited: Sequence[str] = ()  # parameters that change, by their names after the growth
+    joins: Sequence[tuple[str, str]] = ()  # likewise a new parameter, and the one whose group it joins
 
     @staticmethod
     def of(shapes: Mapping[str, tuple[int, ...]], steps: Sequence[Step], work: Work, flops: tuple[int, int]) -> Ready:
         """The steps carried out on the copy. With new modules, settings of the configuration are left out and found again."""
         if not any(plan.inserts for plan in work.plans):
             steps = [*steps[:-1], replace(steps[-1], plans=(*steps[-1].plans[:-1], work.plans[-1]))]
-        ready = Ready(shapes, steps, work.notes, flops)
+        names = {id(parameter): name for name, parameter in work.model.named_parameters()}
+        edited = [names[id(tensor)] for tensor in work.edited if id(tensor) in names]
+        joins = [(names[id(new)], names[id(like)]) for new, like, _ in work.added]
+        ready = Ready(shapes, steps, work.notes, flops, edited, joins)
         for plan in ready.plans:
             prepare(plan)
         return ready

@@ -21,7 +21,7 @@ from outgrow.growth_plan.plan import Edit, Insertion, Plan
 from outgrow.model.journal import Journal
 from outgrow.optimizers.factored import axes_of, refactored
 from outgrow.optimizers.grow_state import grown_state, has_tensors, keeps_old_entries, obstacle, state_tensors_in
-from outgrow.optimizers.lookup import Known, known, name_of, way_out, weights_of
+from outgrow.optimizers.lookup import Known, known, name_of, refused_setting, way_out, weights_of
 from outgrow.optimizers.quantised import decoded, encoded, is_encoded
 from outgrow.optimizers.wrappers import NEW_ONE, TRANSPARENT, held_by, layers_of, unwrapped
 
@@ -98,8 +98,19 @@ def _problems(
     if about.no_copies and not keeps_old_entries(edits):
         instead = f"a method that adds units without copying or rescaling (r2r, netmorph), or {NEW_ONE}"
         return [Problem(name, f"{kind} can't follow units that are copies or rescaled: {about.no_copies}", instead)]
+    return state_problems(optimizer, parameter, name, shape, edits)
+
+
+def state_problems(
+    optimizer: Optimizer, parameter: Tensor, name: str, shape: tuple[int, ...], edits: Sequence[Edit] = ()
+) -> list[Problem]:
+    """Problems with the state of one parameter. shape: that of the parameter for which the state was made."""
+    kind, about = type(optimizer).__name__, known(optimizer)
+    by_setting = refused_setting(optimizer, parameter)
+    if by_setting:
+        return [Problem(name, f"{kind}'s state can't grow: {by_setting}", NEW_ONE)]
     axes = axes_of(optimizer, about.name, parameter, shape)
-    plain_state = decoded(optimizer, parameter, state)
+    plain_state = decoded(optimizer, parameter, optimizer.state.get(parameter, {}))
     found = [(key, obstacle(about, key, value, shape, edits, axes)) for key, value in plain_state.items()]
     return [Problem(name, f"{kind}'s state {key!r} {reason}", NEW_ONE) for key, reason in found if reason]
 

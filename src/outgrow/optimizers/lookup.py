@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from outgrow.optimizers.factored import axes_of
-from outgrow.optimizers.known_classes import KNOWN, NO_COPIES, REFUSED, SHAPES_BY_SETTING, WRAPPER_KEYS
+from outgrow.optimizers.known_classes import KNOWN, NO_COPIES, REFUSED, REFUSED_SETTINGS, SHAPES_BY_SETTING, WRAPPER_KEYS
 from outgrow.optimizers.register_optimizer import LOOKUP_CACHE, registered
 from outgrow.optimizers.state_rules import WORDS, Shape, StateRule, shape_of
 from outgrow.optimizers.wrappers import NEW_ONE, TRANSPARENT, layers_of
@@ -113,6 +113,16 @@ def unfollowable(optimizer: Any) -> str:
         layer for layer in layers_of(optimizer) if isinstance(layer, Optimizer) and name_of(type(layer)) not in TRANSPARENT
     ]
     return next((about.refusal for layer in layers if (about := known(layer)).refusal), "")
+
+
+def refused_setting(optimizer: Optimizer, parameter: Tensor) -> str:
+    """Why the settings of a parameter's group do not let its state follow a growth; "" if they do."""
+    setting = REFUSED_SETTINGS.get(known(optimizer).name)
+    if setting is None or setting.axes not in (None, parameter.ndim):
+        return ""
+    group = next((one for one in optimizer.param_groups if any(parameter is held for held in one["params"])), {})
+    value = group.get(setting.key)
+    return "" if value in setting.harmless else f"with {setting.key}={value!r}, {setting.reason}"
 
 
 def weights_of(optimizer: Optimizer) -> str:

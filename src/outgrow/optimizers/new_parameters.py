@@ -11,7 +11,7 @@ On request (`state="copy"` in a schedule) a parameter that is an exact copy star
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,16 +19,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from outgrow.errors import OptimizerError
+from outgrow.errors import OptimizerError, Problem
 from outgrow.model.journal import Journal
 from outgrow.optimizers.factored import Axes, axes_of
-from outgrow.optimizers.grow_optimizers import refusal, unknown_wrappers
+from outgrow.optimizers.grow_optimizers import refusal, state_problems, unknown_wrappers
 from outgrow.optimizers.grow_state import axis_of, mapped
 from outgrow.optimizers.lookup import known
 from outgrow.optimizers.preconditioners import level_of
 from outgrow.optimizers.quantised import decoded
-from outgrow.optimizers.state_rules import StateRule, shape_of
-from outgrow.optimizers.wrappers import held_by, unwrapped
+from outgrow.optimizers.state_rules import PLAIN, StateRule, shape_of
+from outgrow.optimizers.wrappers import NEW_ONE, held_by, unwrapped
 
 LEARNS = "the new block learns, although the block that it copies is frozen"
 
@@ -73,9 +73,11 @@ def add_new_parameters(
     done: set[int] = set()  # ids of groups: a wrapper and the optimizer in it share theirs
     for optimizer in unwrapped(optimizers):
         joining = [(held, added) for held in held_by(optimizer) for added in joins.get(id(held), ())]
-        problem = refusal(optimizer) if joining else None
-        if problem is not None:
-            raise OptimizerError("an optimizer can't follow the growth", [problem])
+        found = refusal(optimizer) if joining else None
+        states = [(held, added, names[id(added)]) for held, added in joining if id(added) not in copied]
+        problems = list(_unlike(optimizer, states)) if found is None else [found]
+        if problems:
+            raise OptimizerError("an optimizer can't follow the growth", problems)
         for held_one, added in joining:
             if id(added) in copied:
                 _copy_state(optimizer, held_one, added, journal)
@@ -133,6 +135,21 @@ def _copy_state(optimizer: Optimizer, like: Tensor, new: nn.Parameter, journal: 
     if state and new not in optimizer.state:
         journal.note(partial(optimizer.state.pop, new, None))
         optimizer.state[new] = copy.deepcopy(state)
+
+
+def _unlike(optimizer: Optimizer, joining: Sequence[tuple[Tensor, Tensor, str]]) -> Iterator[Problem]:
+    """Problems with new parameters whose state can't be made after that of the parameters that they join.
+
+    joining: the parameter that is joined, the new one, and its name.
+    """
+    about = known(optimizer)
+    for like, new, name in joining:
+        if about.counts_per_parameter or not optimizer.state.get(like):
+            continue
+        yield from state_problems(optimizer, like, name, tuple(like.shape))
+        if like.ndim != new.ndim and any(rule.kind in ("factor", *PLAIN) for rule in about.rules.values()):
+            reason = f"its state depends on the number of axes, and it holds no parameter with {new.ndim} axes before this one"
+            yield Problem(name, f"{type(optimizer).__name__} can't follow: {reason}", NEW_ONE)
 
 
 @torch.no_grad()

@@ -24,8 +24,9 @@ def register_optimizer(cls: type[Any], rules: Mapping[str, str]) -> None:
     Args:
         cls: the class, a subclass of `torch.optim.Optimizer`.
         rules: for each key of a parameter's state, one of the words "weights", "first moment", "second moment", "magnitude",
-            "update", "step length", "rate", "row means", "column means", "per row", "matrices", "scalar", "step count" and
-            "fresh"; docs/optimizers.md explains them. An empty dict describes an optimizer that keeps no state.
+            "update", "step length", "rate", "row means", "column means", "per row", "covariance", "basis", "inverse root",
+            "scalar", "step count" and "fresh"; docs/optimizers.md explains them. An empty dict describes an optimizer
+            that keeps no state.
 
     Example:
         >>> import outgrow, torch

@@ -13,16 +13,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from outgrow.errors import OptimizerError, Problem
 from outgrow.optimizers.grow_optimizers import refusal
-from outgrow.optimizers.lookup import known, unfollowable, way_out
+from outgrow.optimizers.lookup import known, refused_setting, unfollowable, way_out
 from outgrow.optimizers.restart import check_fresh, optimizer_settings, own_layers
+from outgrow.optimizers.state_rules import PLAIN
 from outgrow.optimizers.wrappers import NEW_ONE, held_by, unwrapped
 from outgrow.runs.schedule import At, When
 from outgrow.runs.timeline import Stage
-from outgrow.transforms.all_transforms import kind_of
 
 IN_A_RUN = (
     "write state='fresh' in the events of the schedule, so that it starts again at each growth; or train with an optimizer "
@@ -40,9 +40,9 @@ def check_following(optimizers: Sequence[Any], model: nn.Module, events: Sequenc
         if event.state == "fresh":
             continue
         for given in optimizers:
-            held = [names[id(parameter)] for one in unwrapped([given]) for parameter in held_by(one) if id(parameter) in names]
-            if len(optimizers) == 1 or _concerns(event, stage, held):
-                for problem in _problems(given, stage):
+            grown = [one for one in _held(given) if names.get(id(one)) in stage.tensors]
+            if len(optimizers) == 1 or grown:
+                for problem in (*_problems(given, stage), *_by_setting(given, grown)):
                     problems.setdefault(
                         f"{problem.where}: {problem.reason}", replace(problem, where=f"{event.time}, {problem.where}")
                     )
@@ -63,13 +63,6 @@ def advised() -> Iterator[None]:
         raise type(error)(message, problems) from error
 
 
-def _concerns(event: At | When, stage: Stage, held: Sequence[str]) -> bool:
-    """Whether a growth changes any of these parameters, or inserts a block next to one."""
-    kinds = [(kind_of(one), one) for one in event.grow]
-    beside = [getattr(one, kind.place) for kind, one in kinds if kind is not None and kind.inserts]
-    return any(name in stage.tensors or name.startswith(tuple(f"{path}." for path in beside)) for name in held)
-
-
 def _problems(given: Any, stage: Stage) -> Iterator[Problem]:
     if unfollowable(given) and not _is_stateless(given):
         for layer in own_layers(given):
@@ -77,10 +70,23 @@ def _problems(given: Any, stage: Stage) -> Iterator[Problem]:
                 yield Problem(type(layer).__name__, reason, way_out(layer).replace(NEW_ONE, IN_A_RUN))
         return
     for optimizer in unwrapped([given]):
-        no_copies = known(optimizer).no_copies
+        about = known(optimizer)
+        words = [rule.word for rule in about.rules.values() if rule.kind in PLAIN]
+        no_copies = about.no_copies or (f"their past gradients do not follow from its state ({words[0]})" if words else "")
         if no_copies and stage.copies:
             instead = f"a method that adds units without copying or rescaling (r2r, netmorph); or {IN_A_RUN}"
             yield Problem(type(optimizer).__name__, f"it can't follow units that are copied or rescaled: {no_copies}", instead)
+
+
+def _by_setting(given: Any, grown: Sequence[Tensor]) -> Iterator[Problem]:
+    """Problems with settings of the groups of parameters that grow, or that new ones join."""
+    for optimizer in unwrapped([given]):
+        for reason in filter(None, (refused_setting(optimizer, parameter) for parameter in grown)):
+            yield Problem(type(optimizer).__name__, f"its state can't grow: {reason}", IN_A_RUN)
+
+
+def _held(given: Any) -> list[Tensor]:
+    return [parameter for one in unwrapped([given]) for parameter in held_by(one)]
 
 
 def _is_stateless(given: Any) -> bool:

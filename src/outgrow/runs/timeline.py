@@ -54,7 +54,7 @@ class Stage:
     parameters: int
     flops: int
     preserving: bool = True
-    tensors: frozenset[str] = field(default=frozenset(), repr=False, compare=False)  # that change, by name
+    tensors: frozenset[str] = field(default=frozenset(), repr=False, compare=False)  # see `_concerned`
     copies: bool = field(default=False, repr=False, compare=False)  # existing units are copied or rescaled
     ready: Ready | None = field(default=None, repr=False, compare=False)  # findings of the dry run that the run reuses
 
@@ -180,6 +180,7 @@ def _stages(twin: nn.Module, example: Example, schedule: Schedule, seeds: Sequen
     flops = count_flops(trace, [value.shape for value in trace.values].__getitem__)
     yield Stage("start", "", (), sum(parameter.numel() for parameter in twin.parameters()), flops)
     step: float | None = 0
+    first = {id(parameter): name for name, parameter in twin.named_parameters()}
     for number, event in enumerate(schedule, 1):
         now = event.at_step if isinstance(event, At) else None
         _pass(twin, math.inf if now is None or step is None else now - step)
@@ -198,10 +199,21 @@ def _stages(twin: nn.Module, example: Example, schedule: Schedule, seeds: Sequen
             growth.parameters[1],
             growth.flops[1],
             growth.preserving,
-            frozenset(edits),
+            _concerned(twin, ready, first),
             any(not keeps_old_entries(each) for each in edits.values()),
             ready,
         )
+
+
+def _concerned(twin: nn.Module, ready: Ready, first: dict[int, str]) -> frozenset[str]:
+    """The parameters that a growth changes, or whose groups new parameters join, by their names at the start of the run.
+
+    first: these names, by the parameter's id. New parameters are noted there under the name of the one that they join.
+    """
+    now = dict(twin.named_parameters())
+    for new, like in ready.joins:
+        first[id(now[new])] = first.get(id(now[like]), new)
+    return frozenset(first[id(now[name])] for name in (*ready.edited, *(like for _, like in ready.joins)))
 
 
 def _pass(twin: nn.Module, steps: float) -> None:
