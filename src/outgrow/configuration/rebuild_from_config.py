@@ -237,13 +237,13 @@ def _in_ratio(one: Any, other: Any, sizes: Pairs) -> bool:
 def _compare_layers(here: Layers, fresh: Layers, run: Layers, path: str, sizes: Pairs) -> None:
     """Compare the layers of a stack in the attributes in which they differ from each other.
 
-    An attribute that is equal in all layers that have it may be the user's own setting (gradient checkpointing, say), or a size
-    that no code reads, and is ignored. Code may set attributes while it runs (Swin's windows): a layer may equal that of the
-    rebuilt model before or after a run.
+    An attribute that is equal in all layers that have it may be the user's own setting (gradient checkpointing, say, which new
+    layers have in their class only), or a size that no code reads, and is ignored. Code may set attributes while it runs
+    (Swin's windows): a layer may equal that of the rebuilt model before or after a run.
     """
     for key in dict.fromkeys(key for layers in (here, fresh) for layer in layers.values() for key in layer):
         mine, new, used = ([layer.get(key) for layer in layers.values()] for layers in (here, fresh, run))
-        same_layers = [value is None for value in mine] == [value is None for value in new]
+        same_layers = _given(mine) == _given(new) or not any(_given(new))
         if mine in (new, used) or (same_layers and _uniform(mine) and _uniform(new)):
             continue
         differ = [i for i, (one, other) in enumerate(zip(mine, new, strict=True)) if one != other]
@@ -256,8 +256,12 @@ def _compare_layers(here: Layers, fresh: Layers, run: Layers, path: str, sizes: 
 
 def _uniform(values: list[Any]) -> bool:
     """Whether values are equal, except for those of layers that have none."""
-    found = [value for value in values if value is not None]
+    found = [value for value, given in zip(values, _given(values), strict=True) if given]
     return all(value == found[0] for value in found)
+
+
+def _given(values: list[Any]) -> list[bool]:
+    return [value is not None for value in values]
 
 
 def _settings(layer: nn.Module) -> dict[tuple[str, str], Any]:
