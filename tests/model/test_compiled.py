@@ -123,3 +123,22 @@ def test_dynamo_is_reset_only_if_something_was_compiled(monkeypatch: pytest.Monk
     outgrow.widen(model, X, "layers.0", by=2)
     assert len(resets) == 1
     torch.testing.assert_close(step(X), before)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_dry_run_does_not_compile_parts_of_the_model() -> None:
+    """Before, dynamo compiled them together with the functions that record operators, until its limit was reached."""
+
+    def counting(graph: fx.GraphModule, inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph
+
+    compiled: list[fx.GraphModule] = []
+    body = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU())
+    model, x = nn.Sequential(torch.compile(body, backend=counting), nn.Linear(6, 2)), torch.randn(3, 4)
+    events = [outgrow.At(step=1, grow=[outgrow.Widen("*", factor=1.5)])]
+    outgrow.timeline(model, x, events)
+    outgrow.Run(model, x, torch.optim.Adam(model.parameters()), events, quiet=True)
+    assert not compiled
+    model(x)
+    assert compiled

@@ -28,6 +28,7 @@ from outgrow.engine.grow import dry_run
 from outgrow.errors import GrowthError, ScheduleError, SelectionError, SizeError
 from outgrow.growth_plan.plan import Change
 from outgrow.model.check_arguments import check_model
+from outgrow.model.compiled import uncompiled
 from outgrow.model.example import Example
 from outgrow.model.known_values import on_meta
 from outgrow.model.sandbox import random_state, tensors_of
@@ -165,7 +166,7 @@ def timeline(
     seeds = range(len(schedule)) if seeds is None else seeds
     check_model(model, values=False)
     without = any(tensor.is_meta for tensor in tensors_of(model).values())
-    with random_state(), shapes_suffice() if without else nullcontext():
+    with uncompiled(), random_state(), shapes_suffice() if without else nullcontext():
         try:
             return Timeline(tuple(_stages(_copy(model, meta=True), on_meta(example), schedule, seeds)))
         except Exception as error:
