@@ -46,7 +46,7 @@ from outgrow.runs.triggers import plateau as plateau
 from outgrow.runs.triggers import reached as reached
 from outgrow.saving.save_load import load as load
 from outgrow.saving.save_load import save as save
-from outgrow.scoring.scores import Scores as Scores
+from outgrow.scoring.ranking import Scores as Scores
 from outgrow.scoring.scores import scores as scores
 from outgrow.search.description import Search as Search
 from outgrow.search.search import SearchResult as SearchResult

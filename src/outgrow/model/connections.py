@@ -98,7 +98,7 @@ def observe(
         torch.manual_seed(seed)
         for batch in batches:
             with _Recorded(model, {path for connection in connections.values() for path in connection.paths}) as recorded:
-                value = _loss_of(loss, model, batch)
+                value = loss_of(loss, model, batch)
                 gradients = recorded.gradients(value) if "matrix" in want else {}
             count += 1
             with torch.no_grad():
@@ -114,7 +114,7 @@ def observe(
     return found
 
 
-def _loss_of(loss: Loss, model: nn.Module, batch: Any) -> Tensor:
+def loss_of(loss: Loss, model: nn.Module, batch: Any) -> Tensor:
     try:
         value = loss(model, batch)
     except GrowthError:

@@ -1,1 +1,1 @@
-"""Where to grow: how much new units would lower the loss, volume by volume."""
+"""Where to grow: how much new units or blocks would lower the loss, volume by volume and place by place."""

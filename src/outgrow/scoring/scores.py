@@ -12,11 +12,10 @@ and no units with columns of these norms do better (U. Evci et al., 2022: GradMa
 from __future__ import annotations
 
 import inspect
-import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from outgrow.analysis.analyse import dissect
@@ -24,7 +23,6 @@ from outgrow.analysis.find_connections import NoConnection, columns_of, connecti
 from outgrow.analysis.unit_states import State, Verdict
 from outgrow.analysis.volumes import Anatomy, Volume
 from outgrow.errors import SizeError, TraceError
-from outgrow.methods.learned import singular
 from outgrow.methods.r2r import R2R
 from outgrow.model.check_arguments import check_model
 from outgrow.model.compiled import uncompiled
@@ -33,88 +31,15 @@ from outgrow.model.example import Example
 from outgrow.model.sandbox import untouched
 from outgrow.model.unwrap import bare
 from outgrow.scoring.effective_rank import effective_rank, numerical_rank, singular_values
-from outgrow.text.tables import plain_table, rounded
+from outgrow.scoring.new_blocks import score_places
+from outgrow.scoring.ranking import Score, Scores
+from outgrow.scoring.silent_units import Silent, silent_units
 from outgrow.trace.flops import count_flops
 from outgrow.transforms.widen.make_plan import Choice
 from outgrow.transforms.widen.predict_shapes import Prediction
 from outgrow.wrong_arguments import usage
 
 USUAL = "outgrow.scores(model, batches, lambda model, batch: criterion(model(batch[0]), batch[1]))"
-WIDTH = 118
-
-
-@dataclass(frozen=True)
-class Score:
-    """One volume. new: the number of new units that are scored. flops: what they add to one pass on the example.
-
-    gain: the decrease of the loss per learning rate, to first order. singular_values: of the connection's matrix, the largest
-    first. rank, numerical_rank: of the units' activations, by entropy, and as the number of singular values above 1% of the
-    largest.
-    """
-
-    volume: str
-    size: int
-    new: int
-    gain: float
-    flops: int
-    singular_values: tuple[float, ...]
-    rank: float
-    numerical_rank: int
-
-    @property
-    def gain_per_flop(self) -> float:
-        return self.gain / max(self.flops, 1)
-
-
-@dataclass(frozen=True, repr=False)
-class Scores:
-    """The result of `scores`: volumes, the best per FLOP first, and reasons for volumes without a score.
-
-    Example:
-        >>> import torch
-        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> batches = [(torch.randn(16, 4), torch.randn(16, 2))]
-        >>> found = scores(model, batches, lambda model, batch: (model(batch[0]) - batch[1]).square().mean())
-        >>> found["0"].new, found["0"].flops, found.best
-        (2, 384, '0')
-    """
-
-    volumes: tuple[Score, ...]
-    refused: dict[str, str]
-
-    def __getitem__(self, volume: str) -> Score:
-        return next(score for score in self.volumes if score.volume == volume)
-
-    @property
-    def best(self) -> str:
-        """The volume with the largest gain per FLOP."""
-        if not self.volumes:
-            raise SizeError("no volume has a score: " + "; ".join(f"{name}: {why}" for name, why in self.refused.items()))
-        return self.volumes[0].volume
-
-    def __str__(self) -> str:
-        header = ("volume", "size", "gain", "FLOPs", "gain per GFLOP", "rank of activations")
-        rows = [
-            (
-                score.volume,
-                f"{score.size} → {score.size + score.new}",
-                f"{score.gain:.3g}",
-                f"+{rounded(score.flops)}",
-                f"{1e9 * score.gain_per_flop:.3g}",
-                f"{score.rank:.1f} of {score.size}",
-            )
-            for score in self.volumes
-        ]
-        return "\n".join([plain_table(header, rows, WIDTH), *(f"{name}: {reason}" for name, reason in self.refused.items())])
-
-    __repr__ = __str__
-
-    def to_json(self) -> dict[str, Any]:
-        """The scores as plain JSON values."""
-        data: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        for score, row in zip(self.volumes, data["volumes"], strict=True):
-            row["gain_per_flop"] = score.gain_per_flop
-        return data
 
 
 @usage(USUAL)
@@ -122,11 +47,12 @@ class Scores:
 def scores(
     model: nn.Module, batches: Iterable[Any], loss: Loss, example: Example | None = None, factor: float = 1.25
 ) -> Scores:
-    """Score each volume: how much new units would lower the loss, per FLOP that they add.
+    """Score each volume and each place: how much new units or a new block would lower the loss, per FLOP that they add.
 
-    The loss and its gradient are computed once per batch, in the model's present mode. The model, its buffers and gradients and
-    the random state stay as they are. Volumes that one linear layer or convolution writes are scored; the others are listed
-    with the reason.
+    The loss and its gradient are computed on all batches in the model's present mode: once for volumes that one linear layer or
+    convolution writes, several times for gated MLPs, heads and residual streams, and once for places, the last two on grown
+    copies of the model. The model itself, its buffers and gradients and the random state stay as they are. Volumes and blocks
+    without a score are listed with the reason.
 
     Args:
         model: any module that runs on the example.
@@ -148,46 +74,95 @@ def scores(
         raise SizeError(f"factor={factor!r}: write a number above 1, e.g. factor=1.25")
     model = bare(model)
     check_model(model)
-    anatomy = dissect(model, _first_inputs(model, batches, loss) if example is None else example)
+    example = _first_inputs(model, batches, loss) if example is None else example
+    anatomy = dissect(model, example)
+    new = {volume.name: max(round(volume.count * (factor - 1)), 1) for volume in anatomy.volumes if not volume.pinned}
+    plain, refused = _plain_scores(model, anatomy, batches, loss, new)
+    others, refused = _other_scores(model, anatomy, example, batches, loss, {name: new[name] for name in refused})
+    found, no_place = score_places(model, example, batches, loss)
+    volumes = sorted([*plain, *others], key=lambda score: -score.gain_per_flop)
+    return Scores(tuple(volumes), refused, tuple(sorted(found, key=lambda score: -score.gain_per_flop)), no_place)
+
+
+def _plain_scores(
+    model: nn.Module, anatomy: Anatomy, batches: Iterable[Any], loss: Loss, new: Mapping[str, int]
+) -> tuple[list[Score], dict[str, str]]:
+    """Scores of volumes with one writer, and reasons against the others."""
     connections: dict[str, Connection] = {}
     refused: dict[str, str] = {}
     for volume in anatomy.volumes:
-        if volume.pinned:
-            continue
-        try:
-            connections[volume.name] = connection_of(model, anatomy, volume)
-        except NoConnection as reason:
-            refused[volume.name] = str(reason)
+        if volume.name in new:
+            try:
+                connections[volume.name] = connection_of(model, anatomy, volume)
+            except NoConnection as reason:
+                refused[volume.name] = str(reason)
     observed = observe(model, connections, batches, loss, ("matrix", "units"))
     refused |= {name: one.problem for name, one in observed.items() if one.problem}
-    found = [
-        _score(model, anatomy, volume, connections[volume.name], observed[volume.name], factor)
+    scores = [
+        _plain_score(model, anatomy, volume, connections[volume.name], observed[volume.name], new[volume.name])
         for volume in anatomy.volumes
         if volume.name in connections and volume.name not in refused
     ]
-    return Scores(tuple(sorted(found, key=lambda score: -score.gain_per_flop)), refused)
+    return scores, refused
 
 
-def _score(model: nn.Module, anatomy: Anatomy, volume: Volume, connection: Connection, seen: Observed, factor: float) -> Score:
+def _plain_score(model: nn.Module, anatomy: Anatomy, volume: Volume, connection: Connection, seen: Observed, new: int) -> Score:
     assert seen.matrix is not None
     assert seen.units is not None
-    new = max(round(volume.count * (factor - 1)), 1)
-    values = singular(seen.matrix)[1]
+    values = torch.linalg.svdvals(seen.matrix.double().cpu())
     norm = float(columns_of(model, connection).double().norm(dim=1).mean())
-    trace = anatomy.reading.trace
-    grown = Prediction(anatomy, [Choice(volume, new, R2R(), Verdict(State.ANY))])
-    flops = count_flops(trace, grown.shape) - count_flops(trace, [value.shape for value in trace.values].__getitem__)
-    activations = singular_values(seen.units)
+    gain, activations = norm**2 * float(values[:new].square().sum()), singular_values(seen.units)
     return Score(
         volume.name,
         volume.size,
         new,
-        norm**2 * float(values[:new].square().sum()),
-        flops,
+        gain,
+        _added_flops(anatomy, volume, new),
         tuple(values.tolist()),
         effective_rank(activations),
         numerical_rank(activations),
+        volume.kind,
     )
+
+
+def _other_scores(
+    model: nn.Module, anatomy: Anatomy, example: Example, batches: Iterable[Any], loss: Loss, new: Mapping[str, int]
+) -> tuple[list[Score], dict[str, str]]:
+    """Scores of volumes that several tensors write, on grown copies: one per kind, and one per stream."""
+    groups: dict[str, dict[str, tuple[Volume, int]]] = {}
+    for volume in anatomy.volumes:
+        if volume.name in new:
+            group = volume.name if volume.kind == "width" else f"kind {volume.kind}"
+            groups.setdefault(group, {})[volume.name] = volume, new[volume.name]
+    silent: dict[str, Silent] = {}
+    refused: dict[str, str] = {}
+    for wanted in groups.values():
+        found, reasons = silent_units(model, example, wanted, batches, loss)
+        silent |= found
+        refused |= reasons
+    scores = [
+        Score(
+            volume.name,
+            volume.size,
+            new[volume.name],
+            silent[volume.name].gain,
+            _added_flops(anatomy, volume, new[volume.name]),
+            silent[volume.name].values,
+            None,
+            None,
+            volume.kind,
+            volume.grain,
+        )
+        for volume in anatomy.volumes
+        if volume.name in silent
+    ]
+    return scores, refused
+
+
+def _added_flops(anatomy: Anatomy, volume: Volume, new: int) -> int:
+    trace = anatomy.reading.trace
+    grown = Prediction(anatomy, [Choice(volume, new, R2R(), Verdict(State.ANY))])
+    return count_flops(trace, grown.shape) - count_flops(trace, [value.shape for value in trace.values].__getitem__)
 
 
 def _first_inputs(model: nn.Module, batches: Iterable[Any], loss: Loss) -> Example:
