@@ -76,11 +76,13 @@ DEVICE ?= cuda
 reproduce: $(READY)
 	$(BIN)/python -m experiments --preset paper --device $(DEVICE) --data $(DATA) --download
 
-# growth in the training of language models: two sizes on a GPU; goes on when it is given again. SETTINGS=cpu for minutes on a CPU
+# growth in the training of language models: two sizes on a GPU; goes on when it is given again.
+# make reproduce-lm SETTINGS=cpu DEVICE=cpu ARMS=main takes about twenty minutes of one CPU core
 SETTINGS ?= small large
+ARMS ?=
 
 reproduce-lm: $(READY)
-	for setting in $(SETTINGS); do $(BIN)/python -m experiments.lm --setting $$setting --device $(DEVICE) --seeds 3 || exit $$?; done
+	for setting in $(SETTINGS); do $(BIN)/python -m experiments.lm --setting $$setting --device $(DEVICE) --seeds 3 $(ARMS) || exit $$?; done
 	$(BIN)/python -m experiments.lm.page
 	$(BIN)/python -m experiments.early_choice
 

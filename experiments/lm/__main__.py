@@ -1,7 +1,8 @@
 """The study of language models that are grown in training.
 
     python -m experiments.lm --list                             the arms
-    python -m experiments.lm --setting cpu                      all arms, small, on the CPU: minutes
+    python -m experiments.lm --setting cpu --seeds 3 main       the main arms, small: twenty minutes of one CPU core
+    python -m experiments.lm --setting cpu                      all arms, small
     python -m experiments.lm --setting small --device cuda      12 layers of width 384 on source code
     python -m experiments.lm --setting large --device cuda      16 layers of width 768
     python -m experiments.lm … 'scratch@*' 'depth-two@*'        some of the arms
@@ -20,7 +21,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.lm.arms import SETTINGS, Arm, arms
+from experiments.lm.arms import MAIN, SETTINGS, Arm, arms
 from experiments.lm.legs import all_legs
 from experiments.lm.results import add, facts, has
 from experiments.lm.text import shakespeare, source_code
@@ -34,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         "python -m experiments.lm", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("patterns", nargs="*", metavar="ARM", help="names or globs; without them all arms")
+    made.add_argument("patterns", nargs="*", metavar="ARM", help="names or globs, or main; without them all arms")
     made.add_argument("--setting", choices=tuple(SETTINGS), default="cpu")
     made.add_argument("--device", default="cpu")
     made.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N − 1 (1)")
@@ -46,7 +47,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def chosen(found: Sequence[Arm], patterns: Sequence[str]) -> list[Arm]:
-    taken = [arm for arm in found if not patterns or any(fnmatch.fnmatchcase(arm.name, one) for one in patterns)]
+    """Arms by name or glob; "main" stands for those of `MAIN`."""
+    globs = [glob for one in patterns for glob in ([f"{name}@*" for name in MAIN] if one == "main" else [one])]
+    taken = [arm for arm in found if not globs or any(fnmatch.fnmatchcase(arm.name, one) for one in globs)]
     if not taken:
         raise SystemExit(f"no arm is called {' or '.join(patterns)}: --list prints their names")
     return taken

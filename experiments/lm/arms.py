@@ -1,7 +1,8 @@
 """The arms of the study: sizes at the start, growths at shares of the run, rates. All of them are data.
 
     scratch@2000            the large model from the beginning, 2,000 steps
-    depth-3-6-12@2000       3 layers at first, 6 from 40 % of the steps on, 12 from 70 %; copies that fade in
+    stay-half@2200          half of the layers from the beginning to the end, for about the FLOPs of depth-two@2000
+    depth-two@2000          3 layers at first, 6 from 40 % of the steps on, 12 from 70 %; copies that fade in
     reuse-depth@400         from a finished small model, whose own training is not counted: grown at once, trained for 400 steps
     reuse-on@400            the same small model, trained on as it is
 
@@ -74,8 +75,21 @@ class Setting:
 SETTINGS = {
     "small": Setting(Size(12, 384, 6, 1536), 64, 512, 100, 200, 2e-3, (1200, 1600, 2000, 2400, 3200), "source code"),
     "large": Setting(Size(16, 768, 12, 3072), 64, 512, 100, 200, 1e-3, (1200, 1600, 2000, 2400), "source code"),
-    "cpu": Setting(Size(8, 48, 6, 192, 8), 16, 64, 10, 10, 3e-3, (60, 80, 100, 120), "shakespeare"),
+    # rate: the best of 3e-3, 6e-3, 1e-2, 1.5e-2 and 2.5e-2, for scratch and for depth-two, 400 steps, seed 7
+    "cpu": Setting(Size(8, 48, 6, 192, 8), 16, 64, 40, 40, 1.5e-2, (240, 320, 400, 560), "shakespeare"),
 }
+MAIN = (  # names before the @: enough for a comparison in a quarter of an hour of one core with the setting "cpu"
+    "scratch",
+    "stay-half",
+    "stay-quarter",
+    "depth-two",
+    "depth-one",
+    "depth-two-zeroed",
+    "depth-two-pairs",
+    "depth-two-copy",
+    "depth-two-random",
+    "width2-net2net",
+)
 
 
 def layers(size: Size, count: int) -> Size:
@@ -110,6 +124,9 @@ def arms(setting: Setting) -> list[Arm]:
         found.append(Arm(f"scratch-rate{factor:g}@{middle}", large, middle, (), rate * factor))
     for steps in setting.budgets[-3:]:
         found.append(depth(setting, "depth-two", steps, two))
+    for name, count, times in (("half", half, 1.1), ("quarter", quarter, 2.2)):  # about as many FLOPs as depth-two
+        steps = round(times * middle)
+        found.append(Arm(f"stay-{name}@{steps}", layers(large, count), steps, (), rate))
     found += [
         depth(setting, "depth-one", middle, ((0.0, half), (0.7, deep))),
         depth(setting, "depth-one-far", middle, ((0.0, quarter), (0.5, deep))),

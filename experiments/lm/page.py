@@ -19,6 +19,7 @@ from experiments.lm.arms import SETTINGS
 from experiments.lm.results import read
 from experiments.lm.savings import COSTS, MUON, SCRATCH, Results, Saving, ends, savings
 from experiments.pages.chart_svg import Panel, Series, picture
+from experiments.reading.curves import student
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results" / "lm"
@@ -29,11 +30,13 @@ LINES = (
     ("width2-auto", "twice as wide", "green"),
     ("reuse-depth", "reused", "orange"),
 )
+STAY = ("stay-half", "stay-quarter")
 UNITS = {1e3: "kFLOPs", 1e6: "MFLOPs", 1e9: "GFLOPs", 1e12: "TFLOPs", 1e15: "PFLOPs", 1e18: "EFLOPs"}
 WARNING = """\
-**These are results of the setting for a CPU: a model of 8 layers and a width of 48, trained for about a hundred steps on
-Shakespeare’s plays. They show that the study works, and nothing about models that anyone would use.** The settings for a GPU
-have not been run yet.
+**These are results of the small setting for a CPU: a model of 8 layers and a width of 48, a few hundred steps on Shakespeare’s
+plays. No general claim follows from them, and nothing about models that anyone would use.** The peak rate
+is the best of 0.003, 0.006, 0.01, 0.015 and 0.025 for scratch and for `depth-two`, with one other seed. Seconds are those of
+the process on a busy machine, so that their intervals are wide. The settings for a GPU have not been run yet.
 """
 OPENING = """\
 A byte-level GPT of {size} on {text}, one peak rate, and a linear decay to zero over the last fifth of every run. Scratch is the
@@ -41,19 +44,25 @@ large model from the beginning, at {lengths} lengths; “fewer FLOPs” compares
 these. {seeds} seeds, 95 % intervals by Student’s t. Made by `python -m experiments.lm.page` from
 `experiments/results/lm/{setting}` ({device}, torch {torch}).
 """
+REUSED = "Its own training is not counted. `reuse-on` is the small model, trained on as it is."
 ARMS = """\
 `python -m experiments.lm --list` prints every arm with its growths. `depth-two`: a quarter of the layers at first, half of them
 from 40 % of the steps on, all from 70 %; new blocks are copies that fade in. The words behind it name what is different.
+`depth-two-copy` (plain stacking) and `depth-two-random` change the function at a growth; all others keep it. `stay-half` and
+`stay-quarter` have that part of the layers from the beginning to the end, for about the FLOPs of `depth-two`.
 """
 
 
-def points(results: Results, arm: str) -> list[tuple[float, float]]:
-    """FLOPs and loss of an arm at its lengths, means over seeds, the cheapest first."""
+def points(results: Results, *arms: str) -> list[tuple[float, float, float]]:
+    """FLOPs, loss and half of its interval of arms at their lengths, means over seeds, the cheapest first."""
     found = []
     for name in results:
-        if name.partition("@")[0] == arm:
+        if name.partition("@")[0] in arms:
             all_ends = list(ends(results, name).values())
-            found.append((mean(end.flops for end in all_ends), mean(end.loss for end in all_ends)))
+            losses = [end.loss for end in all_ends]
+            estimate = student(losses) if len(losses) > 1 else None
+            half = 0.0 if estimate is None else (estimate.high - estimate.low) / 2
+            found.append((mean(end.flops for end in all_ends), mean(losses), half))
     return sorted(found)
 
 
@@ -64,9 +73,12 @@ def figure(results: Results) -> str:
     for arm, label, colour in lines:
         found = points(results, arm)
         if len(found) > 1:
-            x, y = zip(*found, strict=True)
-            series.append(Series(label, colour, x, y, width=2.6 if arm == SCRATCH else 2.0))
-    every = [value for one in series for value in one.y]
+            x, y, spread = zip(*found, strict=True)
+            series.append(Series(label, colour, x, y, spread, width=2.6 if arm == SCRATCH else 2.0))
+    if len(found := points(results, *STAY)) > 1:
+        x, y, spread = zip(*found, strict=True)
+        series.append(Series("never grown: half, quarter", "grey", x, y, spread, dash="5 4"))
+    every = [value + sign * more for one in series for value, more in zip(one.y, one.spread, strict=True) for sign in (-1, 1)]
     low, high = math.floor(10 * min(every)) / 10, math.ceil(10 * max(every)) / 10
     costs = [value for one in series for value in one.x]
     unit = 1000.0 ** math.floor(math.log(min(costs), 1000))
@@ -80,9 +92,12 @@ def figure(results: Results) -> str:
 
 
 def table(found: Sequence[Saving]) -> list[str]:
-    lines = ["| arm | loss | fewer FLOPs than scratch at that loss | less time |", "| --- | --- | --- | --- |"]
+    lines = ["| arm | FLOPs | loss | fewer FLOPs than scratch at that loss | less time |", "| --- | --- | --- | --- | --- |"]
     ordered = sorted(found, key=lambda one: -(one.mean("flops") or -9.0))
-    return [*lines, *(f"| {one.arm} | {one.loss:.3f} | {' | '.join(_share(one, axis) for axis in COSTS)} |" for one in ordered)]
+    for one in ordered:
+        shares = " | ".join(_share(one, axis) for axis in COSTS)
+        lines.append(f"| {one.arm} | {one.flops:.3g} | {_loss(list(one.losses.values()))} | {shares} |")
+    return lines
 
 
 def _share(one: Saving, axis: str) -> str:
@@ -91,6 +106,45 @@ def _share(one: Saving, axis: str) -> str:
         return "outside of scratch’s range"
     interval = "" if estimate is None else f" [{estimate.low:+.0%}, {estimate.high:+.0%}]"
     return f"{value:+.0%}{interval}".replace("-", "−")
+
+
+def unchanging(results: Results) -> list[str]:
+    """A sentence on small models that never grow, at about the FLOPs of `depth-two`; nothing if they were not run."""
+    middle = next((name for name in results if name.startswith("depth-two@") and f"depth-two-pairs{name[9:]}" in results), None)
+    stay = [name for name in results if name.partition("@")[0] in STAY]
+    if middle is None or not stay:
+        return []
+    listed = ", ".join(f"`{name}` {_mean(results, name)}" for name in stay)
+    what = "A model that stays small is the rival of every growth. Losses at about the same FLOPs:"
+    lowest = {name: mean(end.loss for end in ends(results, name).values()) for name in (*stay, middle)}
+    best = min(lowest, key=lambda name: lowest[name])
+    return [f"{what} {listed}, `{middle}` {_mean(results, middle)}. The lowest is that of `{best}`.", ""]
+
+
+def _mean(results: Results, name: str) -> str:
+    found = list(ends(results, name).values())
+    return f"{mean(end.loss for end in found):.3f} ({mean(end.flops for end in found):.3g} FLOPs)"
+
+
+def section(title: str, text: str, found: Sequence[Saving]) -> list[str]:
+    """A table with a title; nothing if no such arm was run."""
+    return [f"## {title}", "", text, "", *table(found), ""] if found else []
+
+
+def scratch(results: Results) -> list[str]:
+    """The lengths of scratch, with their losses."""
+    lines = ["| arm | FLOPs | loss |", "| --- | --- | --- |"]
+    names = sorted((name for name in results if name.startswith(f"{SCRATCH}@")), key=lambda name: int(name.partition("@")[2]))
+    for name in names:
+        all_ends = list(ends(results, name).values())
+        lines.append(f"| {name} | {mean(end.flops for end in all_ends):.3g} | {_loss([end.loss for end in all_ends])} |")
+    return lines
+
+
+def _loss(losses: Sequence[float]) -> str:
+    """The mean with its interval."""
+    estimate = student(list(losses)) if len(losses) > 1 else None
+    return f"{mean(losses):.3f}" + ("" if estimate is None else f" [{estimate.low:.3f}, {estimate.high:.3f}]")
 
 
 def page(results: Results, setting: str, picture_file: str) -> str:
@@ -117,17 +171,12 @@ def page(results: Results, setting: str, picture_file: str) -> str:
         "",
         *table([one for one in found if not one.arm.startswith(("reuse-", MUON))]),
         "",
-        "## A small model is there",
+        *unchanging(results),
+        *section("A small model is there", REUSED, [one for one in found if one.arm.startswith("reuse-")]),
+        *section("Muon", "Against scratch with Muon.", [one for one in found if one.arm.startswith(MUON)]),
+        "## Scratch",
         "",
-        "Its own training is not counted. `reuse-on` is the small model, trained on as it is.",
-        "",
-        *table([one for one in found if one.arm.startswith("reuse-")]),
-        "",
-        "## Muon",
-        "",
-        "Against scratch with Muon.",
-        "",
-        *table([one for one in found if one.arm.startswith(MUON)]),
+        *scratch(results),
         "",
         "## Arms",
         "",

@@ -11,11 +11,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from experiments.lm import __main__ as command
 from experiments.lm import page
-from experiments.lm.arms import SETTINGS, Arm, Growth, Setting, arms
+from experiments.lm.arms import MAIN, SETTINGS, Arm, Growth, Setting, arms
 from experiments.lm.gpt import Size, build, size_of, training_flops
 from experiments.lm.growing import grow_model, preserves
 from experiments.lm.legs import all_legs, stretches
-from experiments.lm.results import read
+from experiments.lm.results import plain, read
 from experiments.lm.savings import saving_of
 from experiments.lm.text import batch, shakespeare
 from experiments.lm.training import Training
@@ -88,8 +88,33 @@ def test_a_study_that_is_given_again_goes_on(tmp_path: Path, monkeypatch: pytest
         if leg["growth"]:
             assert leg["held_out"][str(leg["first"])] == pytest.approx(leg["growth"]["before"], abs=1e-4)
     assert page.main(["--results", str(results.parent), "--out", str(tmp_path / "page.md")]) == 0
-    assert f"| depth-two@40 | {list(grown[-1]['held_out'].values())[-1]:.3f} |" in (tmp_path / "page.md").read_text()
+    written = (tmp_path / "page.md").read_text()
+    (line,) = (line for line in written.splitlines() if line.startswith("| depth-two@40 |"))
+    assert line.split(" | ")[2] == f"{list(grown[-1]['held_out'].values())[-1]:.3f}"
+    assert "## Muon" not in written  # no such arm was run
     assert "deepened twice" in (tmp_path / "page.svg").read_text()
+
+
+def test_the_main_arms_are_some_of_all_and_their_kept_results_are_complete() -> None:
+    found = arms(SETTINGS["cpu"])
+    wanted = command.chosen(found, ["main"])
+    assert {arm.name.partition("@")[0] for arm in wanted} == set(MAIN)
+    kept = read(command.RESULTS / "cpu")
+    assert sorted(kept) == sorted(arm.name for arm in wanted)
+    for arm in wanted:
+        assert kept[arm.name]["arm"] == plain(arm)
+        assert list(kept[arm.name]["seeds"]) == ["0", "1", "2"]
+        grown = [leg for run in kept[arm.name]["seeds"].values() for leg in run["legs"] if leg["growth"]]
+        assert len(grown) == 3 * len(arm.growths)
+        for leg in grown:  # what should keep the function has kept it, on held-out text
+            change = abs(leg["held_out"][str(leg["first"])] - leg["growth"]["before"])
+            assert change < 1e-5 or not leg["growth"]["exact"]
+
+
+def test_the_page_is_drawn_from_the_kept_results(tmp_path: Path) -> None:
+    assert page.main(["--out", str(tmp_path / page.PAGE.name)]) == 0
+    for kind in (".md", ".svg"):
+        assert (tmp_path / page.PAGE.name).with_suffix(kind).read_text() == page.PAGE.with_suffix(kind).read_text()
 
 
 def test_a_reused_model_goes_on_from_its_finished_run(tmp_path: Path) -> None:
