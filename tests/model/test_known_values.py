@@ -75,6 +75,14 @@ READ: dict[str, Reads] = {
     "repeated": lambda ids, mask, x: ids.repeat_interleave(mask.sum(-1), dim=0).tolist(),
     "large view": lambda ids, mask, x: ids[0, 0].expand(LARGEST + 1)[-1].item(),
     "from the CPU": lambda ids, mask, x: (torch.tensor([3, 4]).to(x.device) + ids[0, :2]).tolist(),
+    "mask of floats": lambda ids, mask, x: (
+        torch.ones(2, 5, device=x.device).all().item(),
+        ((1.0 - mask.to(x.dtype)) * -1e9 < 0).tolist(),
+    ),
+    "constant": lambda ids, mask, x: (torch.tensor([[2, 3]], device=x.device).expand(2, 2) * ids[:, :2]).tolist(),
+    "constant of values": lambda ids, mask, x: torch.tensor([ids[0].max(), ids[1].max()], device=x.device).tolist(),
+    "shape of what a mask selects": lambda ids, mask, x: (x[mask].shape, x[:, mask[0]].shape),
+    "floats in place": lambda ids, mask, x: (torch.zeros_like(mask, dtype=x.dtype).masked_fill_(mask, 2.0) > 1).tolist(),
     "view": written_through_a_view,
     "mask": written_as_mask,
     "repeated write": repeated_write,
@@ -139,6 +147,15 @@ UNKNOWN: dict[str, Reads] = {
     "unknown mask": unknown_mask,
     "written as floats": written_as_floats,
     "noise": noise,
+    "rounded sums": lambda ids, mask, x: torch.full((3,), 0.1, device=x.device).sum().item(),
+    "exponential": lambda ids, mask, x: torch.ones(3, device=x.device).exp().max().item(),
+    "floats of unknown": lambda ids, mask, x: torch.zeros_like(x).add_(x).max().item(),
+    "sums by index": lambda ids, mask, x: (
+        torch.zeros(12, device=x.device)
+        .index_put_((ids[0],), torch.full((5,), 0.1, device=x.device), accumulate=True)
+        .max()
+        .item()
+    ),
     "out": write_out,
     "example": lambda ids, mask, x: ids.add_(1).max().item(),
     "view of the example": lambda ids, mask, x: ids[0].fill_(1).max().item(),

@@ -69,6 +69,12 @@ class Reading:
         """For each value, the operator that makes it."""
         return {output: op for op in self.trace.ops for output in op.outputs}
 
+    @cached_property
+    def read(self) -> set[int]:
+        """Values that an operator reads, or that the model returns."""
+        returned = [value for values in (self.trace.outputs, *self.trace.others.values()) for value in values]
+        return {ref.value for op in self.trace.ops for ref in op.refs}.union(returned)
+
     def shape(self, ref: Ref) -> tuple[int, ...]:
         return self.trace.values[ref.value].shape
 

@@ -5,11 +5,16 @@ computes from sizes: they depend on no weight. In a pass with `KnownShapes` such
 with values. A meta tensor is *known* if it holds integers or booleans, and
 
     - it is a tensor of the example (see `on_meta`), or
-    - a factory made it (`arange`, `ones`, …), or
+    - a factory made it (`arange`, `ones`, …; `torch.tensor` in a pass with `KnownConstants`), or
     - an operator without randomness computed it from known tensors only.
 
 Integer arithmetic gives the same values on every device, so what the code reads is what it reads in a pass on the model itself.
-Floating-point results are never known. Anything else that reads values fails, as it does without this file.
+Masks are also made of floats (`torch.ones(batch, length)`, `(1 - mask) * -1e9`). Such a tensor is known if a factory of a
+constant made it, or an operator that moves values, or rounds once as IEEE arithmetic demands (`FLOATS`), computed it from known
+tensors only. Other floating-point results are not known, and floats of the example are not. Anything else that reads values
+fails, as it does without this file.
+
+A known mask may select from a tensor that is not known (`states[mask]`): then the shape of the result is known.
 
 A write in place into known memory is carried out on the values too, if it writes known values. Otherwise the memory is known
 no longer, through none of its views. Writes into tensors of the example are errors: the next pass would read other values.
@@ -17,12 +22,14 @@ no longer, through none of its views. Writes into tensors of the example are err
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map, tree_map_only
 
@@ -41,6 +48,16 @@ OF_A_SHAPE = (  # operators that use the shape of their first argument, not its 
     "aten::ones_like",
     "aten::full_like",
 )
+
+
+FLOATS = {  # operators whose floating-point results are the same on every device; in place too
+    *("aten::zeros", "aten::ones", "aten::full", "aten::scalar_tensor", "aten::eye", *OF_A_SHAPE),
+    *("aten::_to_copy", "aten::clone", "aten::lift_fresh", "aten::copy", "aten::fill", "aten::masked_fill", "aten::where"),
+    *("aten::cat", "aten::stack", "aten::repeat", "aten::index_select", "aten::index", "aten::gather", "aten::flip"),
+    *("aten::index_put", "aten::index_fill", "aten::slice_scatter", "aten::select_scatter"),
+    *("aten::constant_pad_nd", "aten::tril", "aten::triu", "aten::upsample_nearest1d", "aten::upsample_nearest2d"),
+    *("aten::neg", "aten::abs", "aten::add", "aten::sub", "aten::rsub", "aten::mul", "aten::clamp"),
+}
 
 
 class ValuesUnavailable(RuntimeError):
@@ -92,6 +109,18 @@ def _known(tensor: Tensor) -> Known | None:
     return found if found is not None and found.memory.known else None
 
 
+class KnownConstants(TorchFunctionMode):
+    """Lets the values of `torch.tensor([…], device=meta)` be known: torch hands on only the result, which has none."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.tensor, torch.as_tensor) and not any(isinstance(arg, Tensor) for arg in args[:1]):
+            device = kwargs.get("device")
+            if device is not None and torch.device(device) == META:
+                return func(*tree_map_only(Tensor, Tensor.item, args), **{**kwargs, "device": "cpu"}).to(META)
+        return func(*args, **kwargs)
+
+
 class KnownShapes(ShapeCache):
     """Calls operators on meta tensors with cached geometries, and on the values of known tensors."""
 
@@ -116,6 +145,8 @@ class KnownShapes(ShapeCache):
         """Call an operator whose results are not known; memory that it writes into no longer is."""
         for written in _written(func, args, kwargs):
             written.memory.known = False
+        if func is torch.ops.aten.index.Tensor:
+            args = (args[0], _without_masks(args[1]))
         return super().call(func, args, kwargs)
 
     def _computed(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -125,7 +156,7 @@ class KnownShapes(ShapeCache):
         if dynamic:
             values = _call_with_values(func, args, kwargs)
             result = tree_map_only(Tensor, lambda one: one.to("meta"), values)
-            _attach(result, values, args, kwargs)
+            _attach(result, values, args, kwargs, _exact)
             return result
         result = super().call(func, args, kwargs)
         results = list(_tensors([result]))
@@ -133,9 +164,39 @@ class KnownShapes(ShapeCache):
         if writes and not writes_into_first(func._schema):
             for written in _written(func, args, kwargs):
                 written.memory.known = False
-        elif writes or func.is_view or all(one.numel() <= LARGEST and _exact(one) for one in results):
-            _attach(result, _call_with_values(func, args, kwargs), args, kwargs)
+        elif (
+            writes
+            or func.is_view
+            or all(one.numel() <= LARGEST and _same_everywhere(func, args, kwargs, one) for one in results)
+        ):
+            _attach(result, _call_with_values(func, args, kwargs), args, kwargs, partial(_same_everywhere, func, args, kwargs))
         return result
+
+
+def _same_everywhere(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> bool:
+    """Whether an operator computes a result from known values that is the same on every device."""
+    if _exact(result):
+        return True
+    if not result.is_floating_point() or kwargs.get("alpha", 1) != 1:  # a sum of products may be rounded once or twice
+        return False
+    if func.is_view:
+        return func is not torch.ops.aten.view.dtype
+    name = func._schema.name.removesuffix("_")
+    adds = name == "aten::index_put" and (any(args[3:]) or kwargs.get("accumulate", False))
+    return name in FLOATS and not adds
+
+
+def _without_masks(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Indices with known masks replaced by the positions that they select."""
+    found: list[Tensor | None] = []
+    for index in indices:
+        known = None if index is None or index.dtype is not torch.bool else _known(index)
+        if known is None:
+            found.append(index)
+        else:
+            with _disable_current_modes():
+                found += [places.to(META) for places in known.values.nonzero(as_tuple=True)]
+    return found
 
 
 def _tensors(items: Any) -> Iterator[Tensor]:
@@ -181,12 +242,12 @@ def _with_values(item: Any) -> Any:
     return torch.device("cpu") if isinstance(item, torch.device) and item == META else item
 
 
-def _attach(result: Any, values: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def _attach(result: Any, values: Any, args: Sequence[Any], kwargs: Mapping[str, Any], same: Callable[[Tensor], bool]) -> None:
     """Make results known by their values; views share the memory of what they are views of."""
     sources = {storage_of(one.values): one.memory for t in (*_tensors(args), *_tensors(kwargs.values())) if (one := _known(t))}
     for tensor, held in zip(_tensors([result]), _tensors([values]), strict=True):
         memory = sources.get(storage_of(held)) or Memory()
-        if _exact(tensor) and tensor.shape == held.shape:
+        if same(tensor) and tensor.shape == held.shape:
             setattr(tensor, ATTRIBUTE, Known(held, memory))
         else:
             memory.known = False  # a view as another type: writes through it would not be seen

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from outgrow.model.example import Example
-from outgrow.model.known_values import KnownShapes, on_meta
+from outgrow.model.known_values import KnownConstants, KnownShapes, on_meta
 from outgrow.model.meta_operators import ShapeCache
 from outgrow.model.module_calls import Call, calls_of
 from outgrow.model.sandbox import substituted, tensors_of
@@ -49,7 +49,18 @@ class CachedShapes(TorchDispatchMode):
     def __init__(self, known: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.known = known
-        self.shapes = KnownShapes() if known else ShapeCache()
+        self.shapes, self.constants = KnownShapes() if known else ShapeCache(), KnownConstants()
+
+    def __enter__(self) -> CachedShapes:
+        if self.known:
+            self.constants.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        if self.known:
+            self.constants.__exit__(*raised)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.shapes.call(func, args, kwargs or {})

@@ -30,7 +30,7 @@ from outgrow.model.example import Example, call, tensors_anywhere, tensors_in
 from outgrow.model.idle_modules import IdlePeers, peers_alongside
 from outgrow.model.inner_gradients import GRADIENT, Gradients, inside_backward, needs_gradients, with_gradients
 from outgrow.model.kept_outputs import model_outputs, other_outputs
-from outgrow.model.known_values import KnownShapes, on_meta
+from outgrow.model.known_values import KnownConstants, KnownShapes, on_meta
 from outgrow.model.meta_copy import inside_known
 from outgrow.model.meta_operators import ShapeCache
 from outgrow.model.reference_operators import Substitute
@@ -180,7 +180,8 @@ class Recorder(Watcher):
 
         handles = [module.register_forward_hook(partial(leave, path)) for path, module in all_modules(model)]
         try:
-            with super().watching(model), ListIndices(listed) if self.trace.lists else nullcontext():
+            constants = KnownConstants() if self.trace.known else nullcontext()
+            with super().watching(model), constants, ListIndices(listed) if self.trace.lists else nullcontext():
                 yield
         finally:
             for handle in handles:

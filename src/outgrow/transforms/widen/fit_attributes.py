@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ from outgrow.growth_plan.plan import Plan, Setting
 from outgrow.model.example import Example, call, tensors_in
 from outgrow.model.inner_gradients import GRADIENT
 from outgrow.model.journal import Journal
-from outgrow.model.known_values import KnownShapes, on_meta
+from outgrow.model.known_values import KnownConstants, KnownShapes, on_meta
 from outgrow.model.meta_operators import ShapeCache
 from outgrow.model.sandbox import elementary, substituted, tensors_of, untouched
 from outgrow.model.walk_modules import module_at, set_mode
@@ -158,6 +159,7 @@ class Fitter:
                     elementary(),
                     substituted(self.model, tensors),
                     checker.watching(self.model),
+                    KnownConstants() if self.trace.known else nullcontext(),
                 ):
                     set_mode(self.model, training)
                     call(self.model, example)
