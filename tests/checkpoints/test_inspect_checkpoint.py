@@ -75,7 +75,7 @@ def test_inspecting_a_directory_prints_tables_or_json(
     assert re.search(r"^mlp +24 +\+1 +intermediate_size$", shown, re.M)
     assert "2 query heads with the key and value head that they share" in shown
     assert "outgrow grow CHECKPOINT --widen mlp=+1 --out NEW" in shown
-    monkeypatch.setattr("outgrow.checkpoints.inspect_checkpoint.inspect_checkpoint", lambda folder: llama)
+    monkeypatch.setattr("outgrow.checkpoints.inspect_checkpoint.inspect_checkpoint", lambda folder, example: llama)
     assert main(["inspect", llama.folder]) == 0
     assert capsys.readouterr().out == shown + "\n"
     assert main(["inspect", llama.folder, "--json"]) == 0

@@ -152,20 +152,19 @@ def test_tied_tensors_with_different_values_are_refused_with_the_way_out(tmp_pat
 
 
 def test_a_model_that_reads_values_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    """ViLT draws the patches that it uses."""
+    import torch
     import transformers
 
-    sizes = {
-        "d_model": 16,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2,
-    }
-    config = transformers.BartConfig(vocab_size=50, encoder_ffn_dim=24, decoder_ffn_dim=24, max_position_embeddings=32, **sizes)
-    transformers.BartForConditionalGeneration(config).save_pretrained(tmp_path / "old")
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 50}
+    config = transformers.ViltConfig(**sizes, image_size=16, patch_size=8, max_position_embeddings=32)
+    transformers.ViltForQuestionAnswering(config).save_pretrained(tmp_path / "old")
+    example = {"input_ids": torch.ones(2, 5, dtype=torch.long), "pixel_values": torch.randn(2, 3, 16, 16)}
     with pytest.raises(CheckpointError, match=r"planned without weights(.|\n)*grow it by outgrow\.grow"):
-        outgrow.grow_checkpoint(tmp_path / "old", outgrow.Widen(kind="mlp", factor=1.5), out=tmp_path / "new")
+        outgrow.grow_checkpoint(tmp_path / "old", outgrow.Widen(kind="mlp", factor=1.5), out=tmp_path / "new", example=example)
     with pytest.raises(CheckpointError, match="planned without weights"):
+        outgrow.inspect_checkpoint(tmp_path / "old", example)
+    with pytest.raises(CheckpointError, match="there is no standard example for ViltForQuestionAnswering; it does not run on"):
         outgrow.inspect_checkpoint(tmp_path / "old")
 
 

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,9 +14,6 @@ from torch import nn
 
 from outgrow.checkpoints.read_checkpoint import Checkpoint
 from outgrow.errors import CheckpointError, MissingError, Problem, TraceError
-from outgrow.model.example import Example
-
-BATCH, LENGTH = 2, 8
 
 
 def library() -> Any:
@@ -73,10 +70,23 @@ def build_on_meta(kind: Any, config: Any, dtype: torch.dtype = torch.float32) ->
         raise CheckpointError(f"{kind.__name__} can't be built from the configuration: {error}") from error
     finally:
         torch.set_default_dtype(usual)
+    if not all(parameter.is_meta for parameter in model.parameters()):  # torch.FloatTensor(…) does not follow the context
+        model.to("meta")
     tie: Any = getattr(model, "tie_weights", None)
     if callable(tie):
         tie()
     return model.eval()
+
+
+def arguments(kind: Any) -> list[str]:
+    """Names of the arguments of a forward method."""
+    found = inspect.signature(kind.forward).parameters.values()
+    return [one.name for one in found if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL) and one.name != "self"]
+
+
+def takes(kind: Any) -> str:
+    """What the forward method of a class takes, in words."""
+    return f"its forward method takes {', '.join(arguments(kind))}"
 
 
 @contextlib.contextmanager
@@ -89,60 +99,7 @@ def without_weights(kind: Any) -> Iterator[None]:
         raise CheckpointError(
             f"{kind.__name__} can't be grown on the disk, where it is planned without weights: {reason}",
             [
-                Problem(
-                    "", "its code may read values", "load the model, grow it by outgrow.grow, and save it by save_pretrained"
-                )
+                Problem("", "the example may not suit it", f"pass one by --example FILE (example=); {takes(kind)}"),
+                Problem("", "its code may read values", "load the model, grow it by outgrow.grow, and save by save_pretrained"),
             ],
         ) from error
-
-
-def example_for(model: nn.Module, batch: int = BATCH, length: int = LENGTH) -> Example:
-    """Inputs on which a model of Transformers runs, chosen by its main input."""
-    config: Any = model.config
-    name = getattr(model, "main_input_name", "")
-    makers: Mapping[str, Any] = {"input_ids": _text, "pixel_values": _image, "input_features": _sound}
-    takes = inspect.signature(model.forward).parameters
-    if _compares_images_with_texts(model) and "input_ids" in takes:
-        return {**_text(config.text_config, batch, length), **_image(config, batch, length)}
-    if name not in makers:
-        raise CheckpointError(
-            f"{type(model).__name__} takes {name or 'unknown inputs'}, and there is no standard example for that: pass example="
-        )
-    found: dict[str, torch.Tensor] = makers[name](config, batch, length)
-    if name == "pixel_values" and "input_ids" in takes and getattr(config, "text_config", None) is not None:
-        found |= _text(config, batch, length)
-    if getattr(config, "is_encoder_decoder", False):
-        found["decoder_input_ids"] = _text(config, batch, length)["input_ids"].flip(1)
-    return found
-
-
-def _compares_images_with_texts(model: nn.Module) -> bool:
-    """Whether a model (as CLIP) takes images and texts and does not generate texts."""
-    config: Any = model.config
-    both = all(getattr(config, f"{part}_config", None) is not None for part in ("text", "vision"))
-    generates: Any = getattr(model, "can_generate", None)
-    return both and not (callable(generates) and generates())
-
-
-def _text(config: Any, batch: int, length: int) -> dict[str, torch.Tensor]:
-    """Tokens that are neither padding nor other special ones."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    special = {value for name, value in text.to_dict().items() if name.endswith("token_id") and type(value) is int}
-    size = int(text.vocab_size)
-    usual = [token for token in range(min(size, 512)) if token not in special] or [0]
-    ids = torch.tensor([usual[(7 * n + 3) % len(usual)] for n in range(batch * length)]).view(batch, length)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
-def _sound(config: Any, batch: int, length: int) -> dict[str, torch.Tensor]:
-    """Spectra of the length that the model expects."""
-    shape = batch, int(config.num_mel_bins), 2 * int(config.max_source_positions)
-    return {"input_features": torch.randn(shape, generator=torch.Generator().manual_seed(0))}
-
-
-def _image(config: Any, batch: int, length: int) -> dict[str, torch.Tensor]:
-    config = getattr(config, "vision_config", None) or config
-    side, channels = getattr(config, "image_size", 224), getattr(config, "num_channels", 3)
-    sides = tuple(side) if isinstance(side, (tuple, list)) else (side, side)
-    values = torch.randn(batch, channels, *sides, generator=torch.Generator().manual_seed(0))
-    return {"pixel_values": values}

@@ -19,8 +19,10 @@ from collections.abc import Callable
 import torch
 
 from outgrow.checkpoints.beside_weights import copied_files, model_card, plan_record, write_beside
+from outgrow.checkpoints.build_on_meta import class_of
 from outgrow.checkpoints.checkpoint_report import CheckpointGrowth, bytes_of, sizes
 from outgrow.checkpoints.compare_checkpoints import MODES, Comparison, compare
+from outgrow.checkpoints.example_file import GivenExample, given_example
 from outgrow.checkpoints.plan_checkpoint import CheckpointPlan, plan_checkpoint
 from outgrow.checkpoints.read_checkpoint import INDEX, read_checkpoint
 from outgrow.checkpoints.stream_tensors import Stream
@@ -48,7 +50,7 @@ def grow_checkpoint(
     jobs: int = 1,
     verify: str = "brief",
     training_state: bool = False,
-    example: Example | None = None,
+    example: GivenExample | None = None,
     command: str = "",
     progress: Callable[[int], Advance] | None = None,
 ) -> CheckpointGrowth:
@@ -69,7 +71,8 @@ def grow_checkpoint(
             whole models, "none" nothing.
         training_state: also grow the optimizer's state of a Trainer's checkpoint, and copy the other files of the training
             state, so that `Trainer.train(resume_from_checkpoint=out)` goes on.
-        example: inputs for models that take neither tokens nor images.
+        example: arguments of the forward method by name, or a file with them (.safetensors, or .pt with a dict of tensors); by
+            default the inputs follow from the configuration. Parts of the model that it does not run do not grow.
         command: for the model card.
         progress: called with the total number of bytes; returns a function that is called with the bytes that were written.
 
@@ -86,7 +89,8 @@ def grow_checkpoint(
     limit, started = bytes_of(shard_size), time.perf_counter()
     old = read_checkpoint(checkpoint)
     target = check_out(out)
-    plan = plan_checkpoint(old, transforms, seed, example, dtype)
+    inputs = given_example(example, class_of(old))
+    plan = plan_checkpoint(old, transforms, seed, inputs, dtype)
     state = read_training_state(plan) if training_state else None
     state_bytes = 0 if state is None else state.bytes
     shards = lay_out(plan.tensors, limit)
@@ -95,7 +99,7 @@ def grow_checkpoint(
         try:
             _check_disk(plan.bytes + state_bytes, draft)
             _write(plan, draft, shards, jobs, progress(plan.bytes + state_bytes) if progress else _no_progress, state)
-            comparison = _finish(plan, draft, shards, target, verify, example, command)
+            comparison = _finish(plan, draft, shards, target, verify, inputs, command)
         except BaseException as error:
             raise _with_way_out(error, draft, shards) from error
     names = tuple(shard.name for shard in shards)

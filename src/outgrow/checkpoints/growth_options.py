@@ -18,9 +18,10 @@ from torch import nn
 
 from outgrow.analysis.volume_kinds import KINDS
 from outgrow.analysis.volumes import Volume
-from outgrow.checkpoints.build_on_meta import build_on_meta, example_for, without_weights
+from outgrow.checkpoints.build_on_meta import build_on_meta, without_weights
 from outgrow.checkpoints.cut_models import Cut, cut_config
 from outgrow.checkpoints.plan_checkpoint import grow_on_meta
+from outgrow.checkpoints.standard_examples import example_for
 from outgrow.configuration.per_layer import COUNTS, PER_LAYER
 from outgrow.errors import CheckpointError, GrowthError, SizeError
 from outgrow.growth_plan.plan import Plan

@@ -11,11 +11,11 @@ from typing import Any
 
 from outgrow.checkpoints.build_on_meta import build_on_meta, class_of, config_of
 from outgrow.checkpoints.checkpoint_report import sizes
+from outgrow.checkpoints.example_file import GivenExample, given_example
 from outgrow.checkpoints.growth_options import GrowthOption, cut_to_few_layers, find_options
 from outgrow.checkpoints.read_checkpoint import Checkpoint, read_checkpoint, read_config
 from outgrow.checkpoints.training_state import OPTIMIZER, training_files
 from outgrow.methods.group_reasons import grouped_reasons
-from outgrow.model.example import Example
 from outgrow.text.plurals import counted
 from outgrow.text.tables import make_table
 from outgrow.wrong_arguments import usage
@@ -80,14 +80,14 @@ def _explained(options: tuple[GrowthOption, ...]) -> str:
 
 
 @usage("outgrow.inspect_checkpoint('llama')")
-def inspect_checkpoint(checkpoint: str | os.PathLike[str], example: Example | None = None) -> CheckpointOptions:
+def inspect_checkpoint(checkpoint: str | os.PathLike[str], example: GivenExample | None = None) -> CheckpointOptions:
     """What can grow in a Transformers checkpoint, by which steps, and whether the result can be saved; nothing is grown.
 
     Only config.json is read, and the headers of the weights if there are any: a model of any size takes seconds.
 
     Args:
         checkpoint: a directory with config.json.
-        example: inputs for models that take neither tokens nor images.
+        example: arguments of the forward method by name, or a file with them, as for `outgrow.grow_checkpoint`.
 
     Example:
         >>> inspect_checkpoint("nowhere")
@@ -99,7 +99,7 @@ def inspect_checkpoint(checkpoint: str | os.PathLike[str], example: Example | No
     found = _described(folder)
     kind, config = class_of(found), config_of(found)
     parameters = sum(parameter.numel() for parameter in build_on_meta(kind, config).parameters())
-    options = find_options(cut_to_few_layers(kind, config, example))
+    options = find_options(cut_to_few_layers(kind, config, given_example(example, kind)))
     files = len(found.files), found.bytes
     return CheckpointOptions(folder, kind.__name__, parameters, files, tuple(training_files(folder)), tuple(options))
 

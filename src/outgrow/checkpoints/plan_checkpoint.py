@@ -14,10 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from outgrow.checkpoints.build_on_meta import build_on_meta, class_of, config_of, example_for, without_weights
+from outgrow.checkpoints.build_on_meta import build_on_meta, class_of, config_of, without_weights
+from outgrow.checkpoints.example_file import GivenExample, given_example
 from outgrow.checkpoints.merged_tensors import Loading, as_loaded
 from outgrow.checkpoints.new_values import IN_MEMORY, Edited, Stored, Value, origin, values_after
 from outgrow.checkpoints.read_checkpoint import NAMES, Checkpoint
+from outgrow.checkpoints.same_scalars import other_scalar
+from outgrow.checkpoints.standard_examples import example_for, why_it_fails
 from outgrow.checkpoints.tensor_names import Names, aliases_of, check_tied, match_names
 from outgrow.configuration.explain_differences import NOT_UPDATED
 from outgrow.configuration.rebuild_from_config import shapes_suffice
@@ -27,9 +30,8 @@ from outgrow.engine.growth_report import Growth
 from outgrow.errors import CheckpointError, MethodError, Problem
 from outgrow.growth_plan.plan import Plan
 from outgrow.methods.learned import LearnedInit
-from outgrow.model.example import Example, call, describe_example
+from outgrow.model.example import Example, describe_example
 from outgrow.model.known_values import on_meta
-from outgrow.model.meta_copy import CachedShapes
 from outgrow.process.garbage_collection import release_memory
 from outgrow.transforms.all_transforms import Transform, check_transforms
 from outgrow.verify.compare_old_entries import NewOutputEntries
@@ -95,12 +97,12 @@ def plan_checkpoint(
     checkpoint: Checkpoint,
     requests: Sequence[Transform],
     seed: int = 0,
-    example: Example | None = None,
+    example: GivenExample | None = None,
     dtype: torch.dtype | None = None,
 ) -> CheckpointPlan:
     """Plan a growth; refused with the reason if the result could not be a plain checkpoint of the same library.
 
-    example: inputs for the model, if it does not take tokens or images. dtype: of the new floating-point tensors.
+    example: arguments of the forward method, or a file with them. dtype: of the new floating-point tensors.
     """
     check_transforms(requests)
     _check_fades(requests)
@@ -110,7 +112,8 @@ def plan_checkpoint(
     checkpoint, loading = as_loaded(checkpoint, model)
     names = match_names(checkpoint, model)
     check_tied(checkpoint, names)
-    inputs = example_for(model) if example is None else example
+    given = given_example(example, kind)
+    inputs = example_for(model) if given is None else given
     growth, values = grow_on_meta(kind, model, inputs, requests, seed)
     _check_experts(kind, config_of(checkpoint), model, inputs, dtype or checkpoint.dtype)
     if dtype is not None:
@@ -130,7 +133,7 @@ def grow_on_meta(
     before = shapes_of(model)
     with shapes_suffice(), without_weights(kind):
         growth, ready = dry_run(model, on_meta(inputs), requests, seed)
-    _check_result(model, kind, growth)
+    _check_result(model, kind, growth, inputs)
     values = values_after(before, ready.steps)
     _check_shapes(model, values, before)
     return growth, values
@@ -152,7 +155,7 @@ def _check_inits(requests: Sequence[Transform]) -> None:
             raise MethodError(f"init={init.name} runs the model on batches, and here its weights stay on the disk: {IN_MEMORY}")
 
 
-def _check_result(model: nn.Module, kind: Any, growth: Growth) -> None:
+def _check_result(model: nn.Module, kind: Any, growth: Growth, inputs: Example) -> None:
     """Refuse a growth that changes the function, or that no configuration describes."""
     if not growth.preserving:
         inexact = [Problem(change.volume, f"{change.method} changes the outputs") for change in growth.plan.changes]
@@ -163,12 +166,17 @@ def _check_result(model: nn.Module, kind: Any, growth: Growth) -> None:
         raise CheckpointError(
             f"no configuration of {kind.__name__} describes the grown model, so it could not be loaded: {reason}"
         )
-    there = shapes_of(build_on_meta(kind, model.config))
-    here = shapes_of(model)
+    rebuilt = build_on_meta(kind, model.config)
+    there, here = shapes_of(rebuilt), shapes_of(model)
     if here != there:
         name = next(name for name in {**here, **there} if here.get(name) != there.get(name))
         raise CheckpointError(
             f"a model built from the new configuration would have {name} as {there.get(name)} instead of {here.get(name)}"
+        )
+    if difference := other_scalar(model, rebuilt, inputs):
+        raise CheckpointError(
+            f"no configuration of {kind.__name__} describes the grown model, so it could not be loaded: built from the "
+            f"new one, {difference}"
         )
 
 
@@ -176,20 +184,11 @@ def _check_experts(kind: Any, old: Any, model: nn.Module, inputs: Example, dtype
     """Refuse sizes of experts for which the grouped product is not defined in the dtype of the file; the plan is in float32."""
     if dtype not in (torch.float16, torch.bfloat16) or all(len(shape) < 3 for shape in shapes_of(model).values()):
         return
-    reason = _fails(build_on_meta(kind, model.config, dtype), inputs)
-    if reason is not None and _fails(build_on_meta(kind, old, dtype), inputs) is None:
+    reason = why_it_fails(build_on_meta(kind, model.config, dtype), inputs)
+    if reason is not None and why_it_fails(build_on_meta(kind, old, dtype), inputs) is None:
         raise CheckpointError(
             f"the grown model would not run in {dtype} ({reason}): choose a multiple of 8 as the size of experts"
         )
-
-
-def _fails(model: nn.Module, inputs: Example) -> Exception | None:
-    try:
-        with CachedShapes(known=True), torch.no_grad():
-            call(model, on_meta(inputs))
-    except Exception as error:
-        return error
-    return None
 
 
 def _check_shapes(model: nn.Module, values: Mapping[str, Value], before: Mapping[str, Shape]) -> None:
@@ -210,6 +209,19 @@ def _shape(value: Value, before: Mapping[str, Shape]) -> Shape:
     return value.edits.shape_from(shape) if isinstance(value, Edited) else shape
 
 
+def _check_not_stored(
+    derived: Mapping[str, Sequence[str]], stored: set[str], values: Mapping[str, Value], aliases: Mapping[str, Sequence[str]]
+) -> None:
+    """Refuse a change of tensors that are not in the files: the library makes their values when it loads the model."""
+    for old in derived.keys() - stored:
+        for name in derived[old]:
+            if name in aliases and not isinstance(values[name], Stored):
+                raise CheckpointError(
+                    f"{name} would grow, and it is not stored: the library makes its values when it loads the model, and would "
+                    f"make others than those of the growth; {IN_MEMORY}, and save it by outgrow.save"
+                )
+
+
 def _new_tensors(
     checkpoint: Checkpoint,
     model: nn.Module,
@@ -224,6 +236,7 @@ def _new_tensors(
     for name, value in values.items():
         derived.setdefault(origin(value), []).append(name)
     aliases, shapes = aliases_of(model), shapes_of(model)
+    _check_not_stored(derived, {named.name for named in names.used}, values, aliases)
     found = []
     for named in names.used:
         for name in derived[named.name]:

@@ -70,7 +70,7 @@ def match_names(checkpoint: Checkpoint, model: nn.Module) -> Names:
             used.append(Named(stored, alias, first[id(state[alias])]))
     known = {named.name for named in used}
     for name in dict.fromkeys(first[id(tensor)] for tensor in state.values()):
-        if name not in known and not problems and not _is_optional(model, name):
+        if name not in known and not problems and not is_optional(model, name):
             problems.append(Problem(name, "the model needs it, and the checkpoint does not contain it"))
     if problems:
         more = [Problem("", f"and {len(problems) - 5} more")] if len(problems) > 5 else []
@@ -125,6 +125,7 @@ def _is_ignored(model: nn.Module, name: str) -> bool:
     return any(re.search(pattern, name) for pattern in (*patterns, r"(^|\.)rotary_emb\.inv_freq$"))
 
 
-def _is_optional(model: nn.Module, name: str) -> bool:
+def is_optional(model: nn.Module, name: str) -> bool:
+    """Whether a checkpoint may lack a tensor, since the library makes its values itself."""
     patterns: Iterable[str] = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
     return any(re.search(pattern, name) for pattern in patterns)

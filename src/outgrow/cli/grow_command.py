@@ -90,6 +90,8 @@ def add_options(grow: argparse.ArgumentParser) -> None:
     grow.add_argument("--shard-size", metavar="SIZE", help=f"largest size of a file ({SHARD_SIZE})")
     grow.add_argument("--jobs", type=int, metavar="N", help=f"tensors computed at the same time ({_cores()})")
     compared = "compare the models cut to a few layers (brief, the default), whole (full), or not at all (none)"
+    given = "inputs of the model: a .safetensors file, or a .pt file with a dict of tensors (default: made for the model)"
+    grow.add_argument("--example", metavar="FILE", help=given)
     grow.add_argument("--verify", choices=("brief", "full", "none"), help=compared)
     kept = "a Trainer's checkpoint: also grow the optimizer's state, so that training resumes from NEW"
     grow.add_argument("--training-state", action="store_true", help=kept)
@@ -154,7 +156,7 @@ def _run_grow_directory(args: argparse.Namespace, requests: Sequence[Transform])
     dtype = None if args.dtype is None else _dtype(args.dtype)
     if args.dry_run:
         limit = bytes_of(shard_size)
-        planned = plan_checkpoint(read_checkpoint(args.checkpoint), requests, args.seed, dtype=dtype)
+        planned = plan_checkpoint(read_checkpoint(args.checkpoint), requests, args.seed, args.example, dtype)
         state = read_training_state(planned).bytes if args.training_state else 0
         if args.out is not None:
             check_out(args.out)
@@ -174,6 +176,7 @@ def _run_grow_directory(args: argparse.Namespace, requests: Sequence[Transform])
         jobs=jobs,
         verify=args.verify,
         training_state=args.training_state,
+        example=args.example,
         command=written(args),
         progress=None if args.quiet or not sys.stderr.isatty() else progress_bar,
     )
@@ -195,6 +198,7 @@ def written(args: argparse.Namespace) -> str:
     for option in ("plan", "method", "dtype"):
         if getattr(args, option) is not None:
             parts += [f"--{option}", str(getattr(args, option))]
+    parts += ["--example", _last(args.example)] if args.example is not None else []
     parts += ["--training-state"] if args.training_state else []
     parts += ["--seed", str(args.seed)] if args.seed else []
     return shlex.join([*parts, "--out", _last(args.out)])

@@ -22,6 +22,7 @@ OF_DIRECTORIES = {
     "dtype": "whose model keeps its type",
     "shard_size": "which stays one file",
     "jobs": "whose model is grown in memory",
+    "example": "whose inputs are described by --input",
 }
 
 

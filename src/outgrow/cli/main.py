@@ -73,6 +73,8 @@ def make_parser() -> Parser:
         "work, and whether its configuration can express the result.",
     )
     _add_target(inspect)
+    given = "for a directory of Transformers: a file with inputs of the model, as for outgrow grow"
+    inspect.add_argument("--example", metavar="FILE", help=given)
     inspect.add_argument("--all", action="store_true", help="print one row per volume, and nothing shortened")
     inspect.set_defaults(run=run_inspect)
     compare = commands.add_parser(
@@ -182,6 +184,8 @@ def run_inspect(args: argparse.Namespace) -> str:
     """The output of `outgrow inspect`."""
     if os.path.isdir(args.target):
         return _inspect_directory(args)
+    if args.example is not None:
+        raise CommandError(f"--example is for a directory of Transformers; for {args.target} write --input 3,224,224")
     if _is_file(args.target):
         if args.target.endswith((".toml", ".json")):
             raise CommandError(
@@ -205,10 +209,13 @@ def _inspect_directory(args: argparse.Namespace) -> str:
     from outgrow.checkpoints.inspect_checkpoint import inspect_checkpoint
 
     if args.model is not None or args.shapes:
-        raise CommandError(f"{args.target} is a directory with the configuration of its model: leave --model and --input out")
+        raise CommandError(
+            f"{args.target} is a directory with the configuration of its model: leave --model and --input out (--example FILE "
+            "names inputs)"
+        )
     load_plugins()
     prepare_transformers()
-    found = inspect_checkpoint(args.target)
+    found = inspect_checkpoint(args.target, args.example)
     return json.dumps(found.to_json(), indent=2, ensure_ascii=False) if args.json else str(found)
 
 

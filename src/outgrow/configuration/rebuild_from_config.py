@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -99,6 +100,7 @@ def rebuilt(part: nn.Module, steady: Steady, run: Call | Evaluation | None, outp
     """
     other = built(part)
     _compare_tensors(other, part)
+    _compare_unsaved(other, part)
     for path, module in other.named_modules():
         mine = part.get_submodule(path)
         for name in module._parameters:
@@ -115,6 +117,21 @@ def rebuilt(part: nn.Module, steady: Steady, run: Call | Evaluation | None, outp
     if outputs and (run is None or there is None or not _agrees(run, there)):
         raise OtherResults("its outputs would differ")
     return other
+
+
+@torch.no_grad()
+def _compare_unsaved(other: nn.Module, part: nn.Module) -> None:
+    """Raise if parameters that the library makes itself, and does not save (Marian's positions), would have other values."""
+    patterns, make = getattr(part, "_keys_to_ignore_on_save", None) or (), getattr(other, "_init_weights", None)
+    for name, mine in part.named_parameters():
+        if mine.is_meta or not callable(make) or not any(re.search(pattern, name) for pattern in patterns):
+            continue
+        path, _, own = name.rpartition(".")
+        module = other.get_submodule(path)
+        module._parameters[own] = nn.Parameter(torch.zeros(mine.shape), False)
+        make(module)
+        if not torch.allclose(module._parameters[own].to(mine), mine, rtol=1e-3, atol=1e-5):  # type: ignore[union-attr]
+            raise RebuiltDiffers(f"{name} is not saved, and the library would make other values")
 
 
 def _unrounded(new: Tensor | None, mine: Tensor | None) -> Tensor | None:
