@@ -230,6 +230,40 @@ def test_wrong_values_are_found_by_the_comparison(old: Path, tmp_path: Path, mon
     assert {path.name for path in tmp_path.iterdir()} == {"old"}
 
 
+def test_rounding_to_half_precision_is_told_apart_from_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wider stream is multiplied by √1.5, which no bfloat16 holds: that is reported. The limit stays narrow."""
+    from outgrow.checkpoints import new_values, stream_tensors
+
+    model = save_small("llama", tmp_path / "old", torch.bfloat16).eval()
+    width, mlp = Widen(kind="width", factor=1.5), Widen(kind="mlp", factor=1.5)
+    growth = outgrow.grow_checkpoint(tmp_path / "old", width, out=tmp_path / "new", verify="full")
+    found = growth.comparison
+    assert found is not None
+    assert found.error <= found.limit < 1e-4
+    example = family("llama").example(seed=5)
+    after = logits_elsewhere([tmp_path / "new"], [example], tmp_path)[0]
+    with torch.no_grad():
+        before = model(**example).logits
+    measured = float((after - before).abs().max() / before.abs().max())
+    assert found.rounding is not None
+    assert 0.1 < measured / found.rounding < 10
+    assert f"{found.rounding:.1e} with new values as rounded to bfloat16" in str(found)
+    exact = outgrow.grow_checkpoint(tmp_path / "old", mlp, out=tmp_path / "exact").comparison  # pairs cancel when rounded too
+    assert exact is not None
+    assert exact.rounding is None
+    real = stream_tensors.Stream.values
+    with monkeypatch.context() as patch:  # the file holds other values than those of the growth, by one unit in the last place
+        patch.setattr(stream_tensors.Stream, "values", lambda self, tensor: real(self, tensor) * (1 + 2**-7))
+        with pytest.raises(outgrow.GrowthError, match="the file does not hold the values of the growth"):
+            outgrow.grow_checkpoint(tmp_path / "old", width, out=tmp_path / "wrong")
+    compute = new_values.compute
+    with monkeypatch.context() as patch:  # the growth itself is wrong, by less than rounding to bfloat16 changes
+        patch.setattr(stream_tensors.Stream, "_stays_half", lambda *_: False)
+        patch.setattr(stream_tensors, "compute", lambda value, *more: compute(value, *more) * (1 + 2**-12))
+        with pytest.raises(outgrow.GrowthError, match="does not compute the same"):
+            outgrow.grow_checkpoint(tmp_path / "old", width, out=tmp_path / "wrong")
+
+
 REFUSED = {
     "fade": ([Widen("*.mlp.*", factor=1.5, fade=10)], MethodError, "no part of a plain checkpoint"),
     "random": ([Widen("*.mlp.*", factor=1.5, method="random")], MethodError, "only grown by exact methods"),
@@ -284,12 +318,12 @@ MORE_ON_DEMAND = [pytest.param(case, marks=pytest.mark.exhaustive) for case in (
 def test_models_are_compared_with_values_that_are_read_on_demand(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from outgrow.checkpoints import cut_models
+    from outgrow.checkpoints import read_values
 
-    monkeypatch.setattr(cut_models, "LARGE", 1)
+    monkeypatch.setattr(read_values, "LARGE", 1)
     read: list[str] = []
-    real = cut_models.Reader._values
-    monkeypatch.setattr(cut_models.Reader, "_values", lambda *given: (read.append(given[-1]), real(*given))[1])
+    real = read_values.Reader._values
+    monkeypatch.setattr(read_values.Reader, "_values", lambda *given: (read.append(given[-1]), real(*given))[1])
     name, requests = CASES[case]
     save_small(name, tmp_path / "old", torch.bfloat16, layers=3)
     for mode in ("brief", "full"):

@@ -1,9 +1,12 @@
 """Compare the outputs of the old and the new model, in float32; old values are rounded to the new dtype if one was requested.
 
+Values in half precision are rounded once. If that changes outputs by more than float32 does, the new model runs again with
+its values before that rounding, and with the same narrow limit; the files must hold exactly what these are rounded to.
+
 `full` runs both, one after the other. `brief` needs little time whatever the size of the model: both are cut to the same few
 layers with their real weights. A grown block that computes the same does so in a shorter stack too, and a new block leaves its
-input unchanged; so the first old layers, with new blocks among them, must give the outputs of the old layers alone. The
-vocabulary is cut to its first tokens as well. Large tensors are read when an operator uses them, so that one of them is in
+input unchanged; so the first and the last old layer, with new blocks among them, must give the outputs of the old layers alone.
+The vocabulary is cut to its first tokens as well. Large tensors are read when an operator uses them, so that one of them is in
 memory at a time.
 """
 
@@ -13,16 +16,19 @@ import gc
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from outgrow.checkpoints.build_on_meta import class_of, config_of, example_for
-from outgrow.checkpoints.cut_models import VOCABULARY, Cut, Reader, cut_model
-from outgrow.checkpoints.plan_checkpoint import CheckpointPlan
+from outgrow.checkpoints.build_on_meta import class_of, config_of
+from outgrow.checkpoints.cut_models import VOCABULARY, Cut, cut_model
+from outgrow.checkpoints.plan_checkpoint import CheckpointPlan, NewTensor
 from outgrow.checkpoints.read_checkpoint import MergedTensor, StoredTensor, read_header
+from outgrow.checkpoints.read_values import Reader, UnroundedReader
+from outgrow.checkpoints.standard_examples import example_for
+from outgrow.checkpoints.stream_tensors import Stream
 from outgrow.checkpoints.tensor_bytes import open_files
 from outgrow.configuration.per_layer import COUNTS
 from outgrow.errors import CheckpointError, VerifyError
@@ -35,27 +41,38 @@ from outgrow.verify.compare_old_entries import old_entries
 from outgrow.verify.outputs import HALF, error
 
 MODES = ("brief", "full", "none")
+ALL_TOKENS = 2**62
 LAYERS = 2  # of the cut models
 LIMIT = 32 * torch.finfo(torch.float32).eps
 SENSITIVITY = 10  # times the change of the outputs when every weight changes by one unit in the last place
-CLOSER = 2  # the same for half precision, in which values are stored but not computed
+UNROUNDED = 3  # tensors in memory while values before their rounding are computed: old, new, and those of the file
+SMALL = 2**33  # bytes up to which all layers are compared where a model can't be cut
 INSTEAD = "use --verify full (verify='full') if both models fit into memory, or --verify none"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The largest change of an output, relative to the largest output, and its limit. what: the models that ran."""
+    """The largest change of an output, relative to the largest output, and its limit. what: the models that ran.
+
+    rounding: None, or the change of an output by the values in the files, which are rounded to `dtype`; `error` is then that of
+    the values before, and the files hold what these are rounded to.
+    """
 
     what: str
     error: float
     limit: float
+    rounding: float | None = None
+    dtype: str = ""
 
     @property
     def agrees(self) -> bool:
         return self.error <= self.limit
 
     def __str__(self) -> str:
-        return f"error {self.error:.1e} of the largest output (limit for rounding: {self.limit:.1e}), {self.what}"
+        text = f"error {self.error:.1e} of the largest output (limit for rounding: {self.limit:.1e}), {self.what}"
+        if self.rounding is None:
+            return text
+        return f"{text}; {self.rounding:.1e} with new values as rounded to {self.dtype}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +83,8 @@ class Side:
     cuts: tuple[Cut, ...]
     stored: Mapping[str, StoredTensor | MergedTensor]
     rounded: torch.dtype | None = None
+    new: Mapping[int, NewTensor] = field(default_factory=dict)  # what each stored tensor is, by its identity
+    stream: Stream | None = None  # computes new values before they are rounded
 
 
 def compare(plan: CheckpointPlan, folder: str, mode: str, example: Example | None = None) -> Comparison | None:
@@ -77,24 +96,62 @@ def compare(plan: CheckpointPlan, folder: str, mode: str, example: Example | Non
 
 
 def _compared(plan: CheckpointPlan, folder: str, mode: str, example: Example | None) -> Comparison:
-    old, new, what = sides(plan, folder, whole=mode == "full")
-    vocabulary = 2**62 if mode == "full" else VOCABULARY
     if mode == "full":
         _check_memory(plan)
-    kind = class_of(plan.checkpoint)
-    try:
-        inputs, before = _outputs(kind, old, vocabulary, example)
-    except Exception as reason:
-        raise CheckpointError(f"the model can't be compared in this way ({reason}): {INSTEAD}") from reason
+    kind, (cut, inputs, before) = class_of(plan.checkpoint), _first_outputs(plan, folder, mode, example)
+    old, new, vocabulary = cut.old, cut.new, cut.vocabulary
     gc.collect()
-    cut = tuple(replace(gain, at=tuple(place for place in gain.at if place < vocabulary)) for gain in plan.gains)
-    after = old_entries(before, _outputs(kind, new, vocabulary, inputs)[1], (*plan.gains, *cut))
-    found, limit = error(before, after), LIMIT
+    gains = tuple(replace(gain, at=tuple(place for place in gain.at if place < vocabulary)) for gain in plan.gains)
+    after = old_entries(before, _outputs(kind, new, vocabulary, inputs)[1], (*plan.gains, *gains))
+    found, limit, coarse = error(before, after), LIMIT, plan.dtype or plan.checkpoint.dtype
+    if found <= limit:
+        return Comparison(cut.what, found, limit)
+    rounding = None
+    if coarse in HALF:
+        _check_memory(plan, UNROUNDED)
+        rounding, old = found, replace(old, rounded=None)
+        if plan.dtype is not None:
+            before = _outputs(kind, old, vocabulary, inputs)[1]
+        with open_files(plan.checkpoint.files) as files:
+            precise = replace(new, stream=Stream(plan, files))
+            after = old_entries(before, _outputs(kind, precise, vocabulary, inputs)[1], (*plan.gains, *gains))
+        found = error(before, after)
     if found > limit:
-        coarse = plan.dtype or plan.checkpoint.dtype
-        moved = _outputs(kind, old, vocabulary, inputs, coarse)[1]
-        limit = max(limit, (CLOSER if coarse in HALF else SENSITIVITY) * error(before, moved))
-    return Comparison(what, found, limit)
+        moved = _outputs(kind, old, vocabulary, inputs, torch.float32 if coarse in HALF else coarse)[1]
+        limit = max(limit, SENSITIVITY * error(before, moved))
+    return Comparison(cut.what, found, limit, rounding, str(coarse).removeprefix("torch."))
+
+
+@dataclass(frozen=True, eq=False)
+class CutPair:
+    """The old and the new model, cut or whole; what they are, in words; and the number of tokens that they keep."""
+
+    old: Side
+    new: Side
+    what: str
+    vocabulary: int
+
+
+def _first_outputs(
+    plan: CheckpointPlan, folder: str, mode: str, example: Example | None
+) -> tuple[CutPair, Example, list[Tensor]]:
+    """The models to compare, the example, and the outputs of the old one.
+
+    Not every configuration can be cut: then all tokens are kept and, in a small model, all layers.
+    """
+    attempts = [(True, ALL_TOKENS)] if mode == "full" else [(False, ALL_TOKENS)]
+    if mode != "full" and example is None:  # a given example may use any token
+        attempts = [(False, VOCABULARY), *attempts]
+    if mode != "full" and plan.bytes <= SMALL:
+        attempts.append((True, ALL_TOKENS))
+    reasons = []
+    for whole, vocabulary in attempts:
+        pair = CutPair(*sides(plan, folder, whole), vocabulary)
+        try:
+            return pair, *_outputs(class_of(plan.checkpoint), pair.old, vocabulary, example)
+        except Exception as reason:
+            reasons.append(reason)
+    raise CheckpointError(f"the model can't be compared in this way ({reasons[0]}): {INSTEAD}") from reasons[0]
 
 
 def sides(plan: CheckpointPlan, folder: str, whole: bool) -> tuple[Side, Side, str]:
@@ -108,17 +165,19 @@ def sides(plan: CheckpointPlan, folder: str, whole: bool) -> tuple[Side, Side, s
     new_names = {
         tensor.alias: MergedTensor(tuple(written[part] for part, _ in tensor.entries), tensor.shape) for tensor in plan.tensors
     }
+    new = {id(new_names[tensor.alias]): tensor for tensor in plan.tensors}
     if whole:
-        return Side(config, (), names, plan.dtype), Side(plan.model.config, (), new_names), "of the whole model"
+        return Side(config, (), names, plan.dtype), Side(plan.model.config, (), new_names, new=new), "of the whole model"
     old_cuts, new_cuts = [], []
     for container, count in stacks(plan):
         one, other = _cuts(plan, container, count)
         old_cuts.append(one)
         new_cuts.append(other)
-    layers = " and ".join(counted(len(cut.kept), "layer") for cut in old_cuts) or "all layers"
+    layers = "the first and the last layer" + (" of each stack" if len(old_cuts) > 1 else "") if old_cuts else "all layers"
     more = sum(len(other.kept) - len(one.kept) for one, other in zip(old_cuts, new_cuts, strict=True))
-    what = f"with the first {layers}" + (f" and {counted(more, 'new block')}" if more else "")
-    return Side(config, tuple(old_cuts), names, plan.dtype), Side(plan.model.config, tuple(new_cuts), new_names), what
+    what = f"with {layers}" + (f" and {counted(more, 'new block')}" if more else "")
+    new_side = Side(plan.model.config, tuple(new_cuts), new_names, new=new)
+    return Side(config, tuple(old_cuts), names, plan.dtype), new_side, what
 
 
 def stacks(plan: CheckpointPlan) -> list[tuple[str, int]]:
@@ -139,14 +198,17 @@ def _counts(config: Mapping[str, Any]) -> set[int]:
 
 
 def _cuts(plan: CheckpointPlan, container: str, count: int) -> tuple[Cut, Cut]:
-    """The first layers of the old stack; in the new one the same, and some of the new blocks."""
-    kept = range(min(LAYERS, count))
+    """The first layers and the last of the old stack; in the new one the same, and some of the new blocks.
+
+    The last layer is among them, since its norm may have been rescaled for a head that is tied to the embedding.
+    """
+    kept = (*range(LAYERS - 1), count - 1)
     moved = [int(plan.plan.renamed(f"{container}.{layer}").rpartition(".")[2]) for layer in kept]
     inserted = sorted(int(path.rpartition(".")[2]) for path in plan.plan.new_blocks if path.rpartition(".")[0] == container)[
         :LAYERS
     ]
     total = count + sum(path.rpartition(".")[0] == container for path in plan.plan.new_blocks)
-    return Cut(container, count, tuple(kept)), Cut(container, total, tuple(sorted([*moved, *inserted])))
+    return Cut(container, count, kept), Cut(container, total, tuple(sorted([*moved, *inserted])))
 
 
 @torch.no_grad()
@@ -159,7 +221,10 @@ def _outputs(
     """
     paths = tuple(dict.fromkeys(part.file for stored in side.stored.values() for part in stored.parts))
     with open_files(paths) as files, random_state():
-        model = cut_model(kind, side.config, side.cuts, vocabulary, side.stored, Reader(files, side.rounded, moved))
+        reader = Reader(files, side.rounded, moved)
+        if side.stream is not None:
+            reader = UnroundedReader(files, side.rounded, moved, side.stream, side.new)
+        model = cut_model(kind, side.config, side.cuts, vocabulary, side.stored, reader)
         inputs = example_for(model) if example is None else example
         assert isinstance(inputs, Mapping)
         result = model(**inputs)
@@ -169,15 +234,15 @@ def _outputs(
     return inputs, found
 
 
-def _check_memory(plan: CheckpointPlan) -> None:
-    """Raise unless the largest tensor fits into the free memory, in float32."""
-    needed = 4 * max(math.prod(tensor.shape) for tensor in plan.tensors)
+def _check_memory(plan: CheckpointPlan, times: int = 1) -> None:
+    """Raise unless the largest tensor fits into the free memory some times, in float32."""
+    needed = 4 * times * max(math.prod(tensor.shape) for tensor in plan.tensors)
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # not every system reports it
         return
     if needed > free:
         raise CheckpointError(
-            f"to compare the whole models takes {needed / 1e9:.1f} GB of memory for the largest tensor, and {free / 1e9:.1f} "
-            "GB are free: use --verify brief (verify='brief')"
+            f"to compare the models takes {needed / 1e9:.1f} GB of memory for the largest tensor, and {free / 1e9:.1f} GB are "
+            "free: use a machine with more, or --verify none (verify='none')"
         )

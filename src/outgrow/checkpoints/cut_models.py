@@ -6,10 +6,8 @@ numbers of layers before those of another kind. Weights come from the files, by 
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,15 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from outgrow.checkpoints.read_checkpoint import MergedTensor, StoredTensor
-from outgrow.checkpoints.tensor_bytes import Files, read_tensor
-from outgrow.checkpoints.values_on_demand import OnDemand
+from outgrow.checkpoints.read_values import Reader
+from outgrow.checkpoints.tensor_names import is_optional
 from outgrow.configuration.per_layer import COUNTS, FIRST, LAYER_NUMBERS, PER_LAYER
 from outgrow.configuration.rebuild_from_config import EmptyOnMeta
 from outgrow.errors import CheckpointError
 from outgrow.model.sandbox import tensors_of
 
 VOCABULARY = 64
-LARGE = 2**22  # values from which on a tensor is read on demand, and those of it that are converted at once
+PARTS = ("image", "video", "audio", "vision_start", "vision_end")
+PLACEHOLDERS = tuple(f"{part}_token_{form}" for form in ("id", "index") for part in PARTS)
 TOKENS = r".*token_id|.*_token_index"
 
 
@@ -66,7 +65,7 @@ def _cut(data: Mapping[str, Any], cuts: Sequence[Cut], vocabulary: int) -> dict[
         elif name == "vocab_size" and type(value) is int:
             found[name] = min(value, vocabulary)
         elif re.fullmatch(TOKENS, name) and type(value) is int and value >= vocabulary:
-            found[name] = None
+            found[name] = vocabulary - 1 - PLACEHOLDERS.index(name) if name in PLACEHOLDERS else None
         for cut in cuts:
             found[name] = _cut_field(name, found[name], cut)
     return found
@@ -81,7 +80,7 @@ def _cut_field(name: str, value: Any, cut: Cut) -> Any:
         return value
     if name.endswith(LAYER_NUMBERS):
         return [cut.kept.index(layer) for layer in value if layer in cut.kept]
-    if len(value) == cut.count and any(part in name for part in PER_LAYER):
+    if len(value) == cut.count and any(part in name for part in (*PER_LAYER, "window")):
         return [value[layer] for layer in cut.kept]
     return value
 
@@ -129,12 +128,28 @@ def fill_model(model: nn.Module, read: Callable[[str, tuple[int, ...]], Tensor |
         found = (read(alias, tuple(tensors[key].shape)) for alias in stored)
         value = next((one for one in found if one is not None), None)
         if value is None and tensors[key].is_meta:
-            raise CheckpointError(f"{aliases[0]} has no values in the files")
+            value = _made_by_the_library(model, aliases[0], tensors[key])
         if value is not None:
             values[key] = value
     for module in model.modules():
         for held in (module._parameters, module._buffers):
             _put(held, values)
+
+
+def _made_by_the_library(model: nn.Module, name: str, tensor: Tensor) -> Tensor:
+    """The values of a tensor that is not stored, since the library makes it when it loads a model (Marian's positions)."""
+    path, _, own = name.rpartition(".")
+    make: Any = getattr(model, "_init_weights", None)
+    if not is_optional(model, name) or not callable(make):
+        raise CheckpointError(f"{name} has no values in the files")
+    module = model.get_submodule(path)
+    kept = module._parameters[own]
+    module._parameters[own] = nn.Parameter(torch.zeros(tensor.shape, dtype=tensor.dtype), False)
+    try:
+        make(module)
+        return module._parameters[own].detach()  # type: ignore[union-attr]
+    finally:
+        module._parameters[own] = kept
 
 
 def _put(held: dict[str, Any], values: Mapping[int, Tensor]) -> None:
@@ -143,45 +158,3 @@ def _put(held: dict[str, Any], values: Mapping[int, Tensor]) -> None:
         if tensor is not None and id(tensor) in values:
             value = values[id(tensor)]
             held[name] = nn.Parameter(value, False) if isinstance(tensor, nn.Parameter) else value
-
-
-@dataclass(frozen=True, eq=False)
-class Reader:
-    """Reads stored tensors for a comparison, in float32 if they are stored with fewer bits.
-
-    rounded: a dtype to which values are rounded first. moved: a dtype by one unit in whose last place values are changed, up
-    or down at random.
-    """
-
-    files: Files
-    rounded: torch.dtype | None = None
-    moved: torch.dtype | None = None
-
-    def tensor(self, stored: StoredTensor | MergedTensor | None, shape: tuple[int, ...], name: str) -> Tensor | None:
-        """The values of a stored tensor, or its first rows if the vocabulary was cut; large ones are read on demand."""
-        if stored is None:
-            return None
-        if stored.shape[1:] != shape[1:] or len(stored.shape) != len(shape) or (shape and shape[0] > stored.shape[0]):
-            raise CheckpointError(f"{name} would have the shape {shape}, and {stored.shape} is stored")
-        if math.prod(shape) < LARGE:
-            return self._values(stored, shape, name)
-        return OnDemand(shape, _precise(stored.dtype), lambda: self._values(stored, shape, name))
-
-    def _values(self, stored: StoredTensor | MergedTensor, shape: tuple[int, ...], name: str) -> Tensor:
-        result = torch.empty(shape, dtype=_precise(stored.dtype))
-        if not shape:
-            return result.copy_(read_tensor(self.files, stored))
-        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-        step = max(1, LARGE // max(1, math.prod(shape[1:])))
-        for first in range(0, shape[0], step):
-            part = result.narrow(0, first, min(step, shape[0] - first))
-            values = read_tensor(self.files, stored, part.shape[0], first)
-            part.copy_(values.to(self.rounded) if self.rounded is not None and values.is_floating_point() else values)
-            if self.moved is not None and part.is_floating_point():
-                signs = torch.empty(part.shape).uniform_(-1, 1, generator=generator).sign_()
-                part.mul_(signs.mul_(torch.finfo(self.moved).eps).add_(1))
-        return result
-
-
-def _precise(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

@@ -9,6 +9,7 @@ where their edits allow it.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -86,17 +87,34 @@ class Stream:
     def _in_slabs(self, tensor: NewTensor) -> Edited | None:
         return in_slabs(tensor.value) if math.prod(tensor.shape) >= self.large and len(tensor.shape) > 1 else None
 
+    def unrounded(self, tensor: NewTensor, rows: int | None = None) -> Tensor:
+        """The values of a new tensor before they are rounded to the dtype of the file; only the first rows, if requested."""
+        sliced = self._in_slabs(tensor)
+        if sliced is None:
+            return compute(tensor.value, self._read)[:rows] if tensor.shape else compute(tensor.value, self._read)
+        rows = tensor.shape[0] if rows is None else rows
+        result = torch.empty((rows, *tensor.shape[1:]))
+        for first, part in self._slabs_of(tensor, sliced):
+            if first >= rows:
+                break
+            result[first : first + len(part)] = part[: rows - first]
+        return result
+
     def _write_slabs(self, tensor: NewTensor, value: Edited, handle: int, start: int) -> None:
+        row = tensor.size // tensor.shape[0]
+        for first, rows in self._slabs_of(tensor, value):
+            write_tensor(handle, rows.to(tensor.dtype), start + first * row)
+
+    def _slabs_of(self, tensor: NewTensor, value: Edited) -> Iterator[tuple[int, Tensor]]:
+        """Rows of a large tensor, slab by slab, with the number of the first."""
         stored = self._stored[origin(value)]
         others = {name: compute(other, self._read) for name, other in value.others.items()}
-        row = tensor.size // tensor.shape[0]
         step = max(1, self.slab * tensor.shape[0] // math.prod(tensor.shape))
 
         def read(first: int, count: int) -> Tensor:
             return _precise(read_tensor(self.files, stored, count, first))
 
-        for first, rows in slabs(value, read, tensor.shape[0], step, others):
-            write_tensor(handle, rows.to(tensor.dtype), start + first * row)
+        yield from slabs(value, read, tensor.shape[0], step, others)
 
     def _allocate(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return self._buffers.take(f"plan {number}", shape, dtype)
