@@ -86,6 +86,27 @@ def test_a_new_matrix_that_joins_another_kind_of_parameter_is_refused_if_its_sta
     assert len(list(model.parameters())) == 2
 
 
+@pytest.mark.filterwarnings("ignore:SGD does not train the new parameters")
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_new_matrix_that_joins_another_kind_of_parameter_has_a_momentum_of_its_own_shape(fused: bool) -> None:
+    """The nearest parameter is a bias. The truth is an optimizer that makes the momentum of the new layer itself."""
+    results = []
+    for follows in (True, False):
+        torch.manual_seed(0)
+        model, x = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.ReLU()), torch.randn(4, 1, 5, 5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=fused)
+        for step in range(5):
+            if step == 3:
+                outgrow.deepen(model, x, "2", optimizer=optimizer if follows else [])
+                new = [] if follows else [torch.optim.SGD(model[3].parameters(), lr=0.01, momentum=0.9, fused=fused)]
+            model.zero_grad()
+            model(x).square().mean().backward()
+            for one in (optimizer, *(new if step > 2 else ())):
+                one.step()
+        results.append([parameter.detach() for parameter in model.parameters()])
+    torch.testing.assert_close(*results)
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_new_block_under_fused_sgd_trains_on_as_under_the_plain_one(momentum: float) -> None:
     results = []

@@ -182,7 +182,8 @@ def _new_state(rule: StateRule, key: Any, value: Any, like: Tensor, new: Tensor,
         if rule.kind == "weights":
             own = new.detach().to(tensor.dtype, copy=True)
             return own if tensor.shape == like.shape else own.flatten()
-        shape = shape_of(rule, tensor, tuple(new.shape), axes)
+        entries = rule.kind == "entries" and tensor.shape == like.shape  # not flattened, whatever the number of axes
+        shape = tuple(new.shape) if entries else shape_of(rule, tensor, tuple(new.shape), axes)
         level = tensor.float().mean().item() if rule.start == "mean" else 0.0
         if shape == tuple(new.shape):
             return torch.full_like(new, level, dtype=tensor.dtype, requires_grad=False)  # of the same memory format
