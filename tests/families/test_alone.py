@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 import outgrow
 from outgrow.errors import GrowthError, OptimizerError
-from tests.families.test_shared_entries import Recurrent, Tied
-from tests.helpers.nested_sizes import SIZES, cnn, images, same, state_of
+from tests.helpers.nested_sizes import SIZES, Recurrent, Tied, cnn, images, same, state_of
 
 Make = Callable[[Any], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Make] = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import outgrow
 from outgrow.families.shared_entries import EvenRanges, Listed, Part, Range, selection_of
-from tests.helpers.nested_sizes import grown_apart
+from tests.helpers.nested_sizes import Recurrent, Tied, grown_apart
 
 CASES = [
     ([0, 1, 2], 5, Range),
@@ -53,33 +53,6 @@ def test_values_are_written_to_the_entries_of_a_part(number: int) -> None:
         part.write(whole, values)
         assert torch.equal(whole, expected)
         assert torch.equal(part.of(whole), values)
-
-
-class Recurrent(nn.Module):
-    """Gates that are fused into one weight, of which each grows at its end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cells, self.last = nn.LSTM(3, 4, num_layers=2, batch_first=True), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.last(self.cells(x)[0])
-        return result
-
-
-class Tied(nn.Module):
-    """An embedding that is also the last layer, around attention with fused weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(7, 8)
-        self.block = nn.TransformerEncoderLayer(8, 2, 12, 0.0, batch_first=True, norm_first=True)
-        self.head = nn.Linear(8, 7, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, text: Tensor) -> Tensor:
-        result: Tensor = self.head(self.block(self.embedding(text)))
-        return result
 
 
 @pytest.mark.parametrize("kind", ["recurrent", "tied"])

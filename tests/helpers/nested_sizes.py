@@ -30,6 +30,33 @@ def cnn(seed: int = 0) -> nn.Sequential:
     return model
 
 
+class Recurrent(nn.Module):
+    """Gates that are fused into one weight, of which each grows at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.last = nn.LSTM(3, 4, num_layers=2, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(self.cells(x)[0])
+        return result
+
+
+class Tied(nn.Module):
+    """An embedding that is also the last layer, around attention with fused weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 8)
+        self.block = nn.TransformerEncoderLayer(8, 2, 12, 0.0, batch_first=True, norm_first=True)
+        self.head = nn.Linear(8, 7, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, text: Tensor) -> Tensor:
+        result: Tensor = self.head(self.block(self.embedding(text)))
+        return result
+
+
 def images(count: int = 5, seed: int = 1) -> Tensor:
     return torch.randn(count, 2, 8, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 

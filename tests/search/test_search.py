@@ -333,6 +333,25 @@ def test_a_storage_that_is_not_reachable(storage: str, monkeypatch: pytest.Monke
         start(storage=storage, artifacts=tmp_path)
 
 
+def test_storages_that_hold_no_search(tmp_path: Path) -> None:
+    for name in (os.fspath(tmp_path / "a.log"), f"sqlite:///{tmp_path}/a.db"):
+        with pytest.raises(SearchError, match="there is no file"):
+            read_search(name)
+    assert not list(tmp_path.iterdir())
+    storages.open_storage(f"sqlite:///{tmp_path}/a.db")
+    with pytest.raises(SearchError, match="holds no study"):
+        read_search(f"sqlite:///{tmp_path}/a.db")
+    (tmp_path / "a.log").write_text("something else\n")
+    with pytest.raises(SearchError, match="the file exists, and is no journal of Optuna"):
+        start(storage=tmp_path / "a.log")
+    assert (tmp_path / "a.log").read_text() == "something else\n"
+    start(storage=tmp_path / "b.log", trials=1)
+    lines = (tmp_path / "b.log").read_text().splitlines(keepends=True)
+    (tmp_path / "b.log").write_text("".join([*lines[:3], "something else\n", *lines[3:]]))
+    with pytest.raises(SearchError, match="no journal file of Optuna, or it is damaged"):
+        read_search(tmp_path / "b.log")
+
+
 def test_a_storage_that_goes_away(tmp_path: Path) -> None:
     parent, (folder, away) = small(), (tmp_path / "here", tmp_path / "away")
     folder.mkdir()
@@ -368,6 +387,7 @@ def test_nothing_is_created_for_a_space_in_which_nothing_can_grow(tmp_path: Path
         ({"space": {}}, "space is of type dict"),
         ({"optimizer": sgd(small())}, "pass a function that makes one"),
         ({"study": 3}, "study=3: write a name"),
+        ({"study": ""}, "study='': write a name"),
         ({"storage": optuna.storages.InMemoryStorage()}, "pass artifacts="),
         ({"lease": 0}, "lease=0"),
     ],

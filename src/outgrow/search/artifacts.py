@@ -67,8 +67,9 @@ class Models:
             try:
                 read_trained(path, model, as_list(optimizer))
             except CheckpointError as error:
+                reason = str(error).rstrip(".")
                 raise MisfitError(
-                    f"the model of trial {record.number} does not fit this search: {error}. The study is as it was: continue "
+                    f"the model of trial {record.number} does not fit this search: {reason}. The study is as it was: continue "
                     "it with the parent and the optimizer that it was begun with, or name another study"
                 ) from error
         return model, optimizer

@@ -19,6 +19,7 @@ from outgrow.search.space import Space
 from outgrow.search.storages import (
     FACTS,
     adopt_study,
+    check_exists,
     create_study,
     default_artifacts,
     load_study,
@@ -195,7 +196,7 @@ def run_search(
     """Take part in a search until it is done, or until this process has carried out `most` trials or worked so long."""
     search.check()
     named = isinstance(study, str)
-    if not named and not hasattr(study, "get_trials"):
+    if study == "" or (not named and not hasattr(study, "get_trials")):
         raise SearchError(f"study={study!r}: write a name, or pass a study of Optuna")
     artifacts = search.artifacts if search.artifacts is not None else default_artifacts(storage if named else None)
     objectives: Objectives = search.objectives
@@ -215,6 +216,7 @@ def run_search(
 
 def read_search(storage: Any, study: str | None = None) -> SearchResult:
     """The trials of a stored search, without its models."""
+    check_exists(storage)
     found = load_study(open_storage(storage), study)
     facts = found.user_attrs.get(FACTS)
     if facts is None:

@@ -7,6 +7,7 @@ A storage is named by a path (a journal file, which several processes and machin
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import tempfile
 import warnings
@@ -20,6 +21,7 @@ PROXY = "grpc://"
 WAIT = 10.0  # seconds for a proxy to answer
 FACTS = "outgrow"  # the study's attribute that describes the search
 VERSION = 1
+DAMAGED = "the storage is no journal file of Optuna, or it is damaged ({})"
 
 
 def optuna() -> Any:
@@ -81,6 +83,8 @@ def open_storage(storage: Any) -> Any:
         if "://" in name:
             return library.storages.RDBStorage(name)
         return _journal(name)
+    except json.JSONDecodeError as error:
+        raise SearchError(DAMAGED.format(error)) from error
     except Exception as error:
         raise SearchError(
             f"the storage {name} can't be reached ({type(error).__name__}: {_first_line(error)}): check that it exists and "
@@ -94,11 +98,21 @@ def _journal(path: str) -> Any:
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"there is no folder {folder}")
+    _check_journal(path)
     try:
         import fcntl  # noqa: F401
     except ImportError:  # not on Windows
         return journal.JournalStorage(journal.JournalFileBackend(path, journal.JournalFileOpenLock(path)))
     return journal.JournalStorage(journal.JournalFileBackend(path, FileLock(path)))
+
+
+def _check_journal(path: str) -> None:
+    """Raise if an existing file is no journal, before a line is added to it."""
+    if os.path.isfile(path):
+        with open(path, "rb") as file:
+            first = file.readline()
+        if first.endswith(b"\n") and not first.startswith(b'{"op_code"'):
+            raise ValueError("the file exists, and is no journal of Optuna")
 
 
 def _proxy(name: str) -> Any:
@@ -109,6 +123,14 @@ def _proxy(name: str) -> Any:
     return storage
 
 
+def check_exists(storage: Any) -> None:
+    """Raise if a storage is a file that does not exist, before it would be created."""
+    name = os.fspath(storage) if isinstance(storage, (str, os.PathLike)) else ""
+    path = name.removeprefix("sqlite:///")
+    if path and "://" not in path and not os.path.exists(path):
+        raise SearchError(f"there is no file {path}: name the storage of a search that was begun")
+
+
 def default_artifacts(storage: Any) -> str:
     """The folder of artifacts beside a journal or an SQLite file; a temporary one for a storage in memory."""
     if storage is None:
@@ -117,8 +139,8 @@ def default_artifacts(storage: Any) -> str:
     path = name.removeprefix("sqlite:///") if name.startswith("sqlite:///") else name
     if not path or "://" in path:
         raise SearchError(
-            "this storage has no folder for the models of trials: pass artifacts=, a folder that all workers share, or an "
-            "artifact store of Optuna"
+            "this storage has no folder for the models of trials: pass artifacts= to outgrow.search or outgrow.Search, a "
+            "folder that all workers share, or an artifact store of Optuna"
         )
     return f"{os.path.abspath(path)}-artifacts"
 
@@ -146,8 +168,10 @@ def load_study(storage: Any, name: str | None) -> Any:
         if name is None and len(names) == 1:
             (name,) = names
         if name not in names:
-            said = f"there is no study {name!r}" if name else f"it holds {len(names)} studies: name one"
-            raise SearchError(f"{said}; {'there are ' + ', '.join(names) if names else 'the storage is empty'}")
+            if not names:
+                raise SearchError("the storage holds no study")
+            said = f"there is no study {name!r}" if name else f"the storage holds {len(names)} studies: name one"
+            raise SearchError(f"{said}; there are {', '.join(names)}")
         return library.load_study(storage=storage, study_name=name)
 
 
@@ -200,6 +224,8 @@ def reachable() -> Iterator[None]:
     except SearchError:
         raise
     except Exception as error:
+        if isinstance(error, json.JSONDecodeError):
+            raise SearchError(DAMAGED.format(error)) from error
         library = type(error).__module__.partition(".")[0]
         unreachable = isinstance(error, (OSError, optuna().exceptions.StorageInternalError))
         if not unreachable and library not in ("sqlalchemy", "grpc", "sqlite3"):

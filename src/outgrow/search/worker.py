@@ -13,6 +13,7 @@ from typing import Any
 
 from outgrow.errors import GrowthError, SearchError
 from outgrow.search.artifacts import GoneError, MisfitError, Models
+from outgrow.search.dashboard_note import note, write_note
 from outgrow.search.description import Search
 from outgrow.search.leases import Lease, Observer
 from outgrow.search.objectives import DivergedError, ReturnedError
@@ -25,6 +26,7 @@ POLL = 0.1  # seconds between two looks at the study, while other workers run th
 SLOWEST = 2.0
 FILLED = "filled"  # the study's attribute which says that its trials were added
 LIBRARIES = ("site-packages", "dist-packages", "outgrow")  # folders of code that is not the user's
+NOTE = 10.0  # seconds between two versions of the study's note
 SETTLE = 2.0  # seconds for the worker that has created the study to add its trials
 
 
@@ -43,6 +45,7 @@ class Worker:
         self.search, self.study, self.models, self.quiet, self.own_sampler = search, study, models, quiet, own_sampler
         self.storage = study._storage
         self.observer = Observer(search.lease)
+        self.noted = time.monotonic()
         self.forgiven: set[int] = set()  # attempts at the first trial that failed before this run
 
     def run(self, creator: bool, most: int | None = None, minutes: float | None = None) -> int:
@@ -75,7 +78,16 @@ class Worker:
             pause = POLL
             with reachable():
                 done += self._carry_out(taken)
+                if time.monotonic() - self.noted > NOTE:
+                    self._note()
+        with reachable():
+            self._note()
         return done
+
+    def _note(self) -> None:
+        """Write the family tree to the study's note, for `optuna-dashboard`."""
+        write_note(self.study, note(self.book().settled(), self.search.objectives))
+        self.noted = time.monotonic()
 
     def book(self) -> Book:
         """The present state of the study. A failed training of the parent itself counts only in the run in which it fails."""
@@ -218,7 +230,8 @@ def progress(record: Record, records: Sequence[Record], search: Search, settled:
     """One line about a trial that has ended."""
     from_ = f"from {record.parent}" if record.parent is not None else "" if record.slot else "the parent itself"
     what = "; ".join(record.growth) or ("" if record.parent is None else "trained on")
-    head = f"{settled}/{search.trials} trial {record.number} {' · '.join(filter(None, (from_, what)))}"
+    done = " · ".join(filter(None, (from_, what)))
+    head = " ".join(filter(None, (f"{settled}/{search.trials} trial {record.number}", done)))
     if record.state == FAIL:
         outcome = record.outcome or "failed"
         return f"{head}: {record.error if outcome in record.error else f'{outcome}: {record.error}'}"
