@@ -89,7 +89,10 @@ def check_step(family: outgrow.Family, optimizer: Any, number: int, make: Make, 
     assert not any(parameter.grad is not None for parameter in family.parameters())
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+QUICK = ("AdamW", "fused AdamW", "momentum", "ASGD")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.exhaustive) for n in OPTIMIZERS])
 def test_steps_are_those_of_the_stand_alone_network(name: str) -> None:
     make, family, x = OPTIMIZERS[name], outgrow.Family(cnn(), images(), *SIZES), images(seed=9)
     optimizer = make(family.parameters())

@@ -9,7 +9,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import optuna  # noqa: F401  (imported once by the server from which workers are forked)
+import alembic.command  # noqa: F401  (imported once by the server from which workers are forked, as are those below)
+import optuna
+import optuna.storages._rdb.models  # noqa: F401
 import torch
 from torch import Tensor, nn
 

@@ -93,7 +93,8 @@ KINDS = ["journal", "database", "proxy"]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_workers_that_are_killed(kind: str, tmp_path: Path) -> None:
-    check(killed(kind, tmp_path, TRIALS, kills=3 if kind == "journal" else 2, seed=0), TRIALS, tmp_path)
+    trials, kills = (TRIALS, 3) if kind == "journal" else (4, 1)
+    check(killed(kind, tmp_path, trials, kills, seed=0), trials, tmp_path)
 
 
 @pytest.mark.exhaustive
