@@ -278,3 +278,21 @@ def test_averages_get_the_same_values_and_scale_and_fade_are_kept() -> None:
     direct = of_explicit_connection(network())
     change = faded[2].weight[:, 4:] @ faded[0].weight[4:]
     assert (direct * change).sum() < 0  # the faded-in connection lowers the loss
+
+
+def test_learned_values_that_are_passed_in_the_wrong_way_are_refused_with_the_right_one() -> None:
+    batches = [(torch.randn(8, 4), torch.randn(8, 2))]
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.mse_loss(model(batch[0]), batch[1])
+
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    other = copy.deepcopy(model)
+    with pytest.raises(outgrow.GrowthError, match=r"init=GradMax is a class: write init=outgrow\.GradMax\(batches, loss\)"):
+        outgrow.R2R(init=outgrow.GradMax)
+    for method in (outgrow.North(), outgrow.GradMax(batches, loss), outgrow.North):
+        with pytest.raises(outgrow.GrowthError, match=r"no method: write method=outgrow\.R2R\(init="):
+            outgrow.widen(model, batches[0][0], "0", by=2, method=method)  # type: ignore[arg-type]
+    wrong = outgrow.GradMax(batches, lambda model, batch: loss(other, batch))
+    with pytest.raises(outgrow.GrowthError, match=r"0 did not run with gradients in loss\(model, batch\): use the model"):
+        outgrow.widen(model, batches[0][0], "0", by=2, method=outgrow.R2R(init=wrong))

@@ -117,3 +117,39 @@ def test_a_run_with_the_recipe_is_the_growth_by_hand_with_copied_moments() -> No
     assert len(one.blocks) == 4
     for (name, parameter), twin in zip(one.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(parameter, twin), name
+
+
+def test_what_is_no_model_is_refused() -> None:
+    for wrong, found in (("gpt2", "of type str"), (Net, "the class Net, not an instance")):
+        with pytest.raises(GrowthError, match=found):
+            outgrow.recipes.stack(wrong, stages=[2, 4], steps=100)
+
+
+def test_a_stack_inside_of_another_one_is_taken_if_it_is_named() -> None:
+    stages = nn.Sequential(*(nn.Sequential(*(Block() for _ in range(count))) for count in (2, 4, 4)))
+    with pytest.raises(GrowthError, match="only inside of another one: write stack='1' or stack='2'"):
+        outgrow.recipes.stack(stages, stages=[4, 8], steps=100)
+    schedule = outgrow.recipes.stack(stages, stages=[4, 8], steps=100, stack="1")
+    optimizer = torch.optim.SGD(stages.parameters(), lr=1e-3)
+    run = outgrow.Run(stages, torch.randn(2, 6), optimizer, schedule, quiet=True)
+    for _ in range(100):
+        optimizer.zero_grad()
+        stages(torch.randn(2, 6)).square().mean().backward()
+        optimizer.step()
+        run.step()
+    assert [len(stage) for stage in stages] == [2, 8, 4]
+
+
+def test_a_fade_must_be_over_at_the_end() -> None:
+    outgrow.recipes.stack(Net(2), stages=[2, 4], steps=100, fade=30)
+    with pytest.raises(GrowthError, match="still fade in at the end; write fade=30 or less, or earlier shares="):
+        outgrow.recipes.stack(Net(2), stages=[2, 4], steps=100, fade=31)
+
+
+def test_a_run_that_is_too_short_for_the_fade_of_its_schedule_warns() -> None:
+    model = Net(2)
+    schedule = outgrow.recipes.stack(model, stages=[2, 4], steps=1000)  # fades over 100 steps
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    outgrow.Run(model, torch.randn(2, 4), optimizer, schedule, steps=400, quiet=True)
+    with pytest.warns(UserWarning, match="grows at step 14 of 20, and fade=100"):
+        outgrow.Run(model, torch.randn(2, 4), optimizer, schedule, steps=20, quiet=True)

@@ -129,3 +129,15 @@ def test_wrong_arguments_are_refused() -> None:
     stream = outgrow.scores(nn.Linear(6, 3).double(), BATCHES, squares)
     with pytest.raises(outgrow.GrowthError, match="no volume has a score"):
         print(stream.best)
+
+
+def test_a_loss_that_fails_is_reported_as_such() -> None:
+    model = network(nn.ReLU)
+    with pytest.raises(outgrow.GrowthError, match=r"loss\(model, batch\) failed with AttributeError"):
+        outgrow.scores(model, BATCHES, nn.MSELoss())  # type: ignore[arg-type]
+    with pytest.raises(outgrow.GrowthError, match="there are no batches"):
+        outgrow.scores(model, [], squares)
+    with pytest.raises(outgrow.GrowthError, match="has no gradient: use the model that it gets"):
+        outgrow.scores(model, BATCHES, lambda model, batch: squares(model, batch).detach())
+    with pytest.raises(outgrow.GrowthError, match="loss is of type list: pass a function"):
+        outgrow.scores(model, BATCHES, BATCHES)  # type: ignore[arg-type]

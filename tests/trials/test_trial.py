@@ -204,3 +204,26 @@ def test_an_optimizer_with_attributes_of_its_own_is_copied_with_them(given: Any)
     optimizer = Scaled(given[0].parameters(), lr=0.1)
     result = outgrow.trial(given[0], X, [WIDEN], scaled, 2, optimizer=optimizer, quiet=True)
     assert len(result.control.losses) == 2
+
+
+def test_wrong_optimizers_are_refused_with_what_to_pass() -> None:
+    model, _ = in_training()
+    wrong: list[tuple[Any, str]] = [
+        ("adam", "'adam' is no optimizer"),
+        (torch.optim.SGD(mlp().parameters(), lr=0.1), "holds no parameter of the model"),
+        (torch.optim.SGD, "optimizer= has failed: TypeError"),
+        (lambda model: None, "optimizer= has returned nothing"),
+    ]
+    for optimizer, message in wrong:
+        with pytest.raises(GrowthError, match=message) as error:
+            outgrow.trial(model, X, CANDIDATES, step, steps=2, optimizer=optimizer, quiet=True)
+        assert "optimizer=lambda model: torch.optim.AdamW(model.parameters())" in str(error.value)
+    with pytest.raises(GrowthError, match="step gets no optimizer: pass optimizer= to the trial"):
+        outgrow.trial(model, X, CANDIDATES, step, steps=2, quiet=True)
+
+
+def test_schedules_are_no_candidates() -> None:
+    model, optimizer = in_training()
+    schedule = outgrow.Schedule([outgrow.At(step=2, grow=[WIDEN])])
+    with pytest.raises(GrowthError, match=r"candidates: a schedule is no transform: pass it to outgrow\.Run"):
+        outgrow.trial(model, X, {"later": schedule}, step, optimizer=optimizer, quiet=True)

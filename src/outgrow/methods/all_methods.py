@@ -11,6 +11,7 @@ from outgrow.methods.check_method import check_method
 from outgrow.methods.faded import Faded
 from outgrow.methods.fill_new_entries import NAME as NEW_ENTRIES
 from outgrow.methods.fill_new_entries import NewEntries, for_new_entries
+from outgrow.methods.learned import LearnedInit
 from outgrow.methods.mean_fill import MeanFill
 from outgrow.methods.net2net import Net2Net
 from outgrow.methods.netmorph import NetMorph, RandomPad
@@ -52,6 +53,8 @@ def candidates(method: str | Method, fade: int | None = None, kind: str | None =
     known = by_name()
     if isinstance(method, str) and method in known:
         return known[method]
+    if isinstance(method, LearnedInit) or (isinstance(method, type) and issubclass(method, LearnedInit)):
+        raise MethodError("learned values are no method: write method=outgrow.R2R(init=outgrow.GradMax(batches, loss))")
     names = ", ".join(repr(name) for name in known)
     raise MethodError(
         f"there is no method {method!r}: write one of {names}, or an instance such as outgrow.R2R(init='he'); "

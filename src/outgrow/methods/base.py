@@ -99,6 +99,11 @@ class Method(abc.ABC):
     noise: float = 0.0
 
     def __post_init__(self) -> None:
+        if isinstance(self.init, type) and issubclass(self.init, LearnedInit):
+            name = self.init.__name__
+            raise MethodError(
+                f"init={name} is a class: write init=outgrow.{name}({'batches, loss' if name == 'GradMax' else ''})"
+            )
         if not callable(self.init) and not isinstance(self.init, LearnedInit) and self.init not in INITS:
             known = ", ".join(repr(name) for name in INITS)
             raise MethodError(

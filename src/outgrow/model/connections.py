@@ -29,6 +29,7 @@ from outgrow.model.walk_modules import module_at
 Loss = Callable[[nn.Module, Any], Tensor]
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 LAYERS = (nn.Linear, *CONVOLUTIONS)
+NO_GRADIENT = "loss(model, batch) has no gradient: use the model that it gets, with gradients on, and do not detach the loss"
 LARGEST = 2**24  # values of patches at a time
 
 
@@ -71,12 +72,16 @@ class Observed:
 def check_batches(batches: Any, loss: Any, usual: str) -> None:
     """Raise unless batches can be read more than once, there is at least one, and the loss can be called."""
     if not callable(loss):
-        raise MethodError(f"loss={loss!r}: pass a function of (model, batch) that returns the loss; write e.g. {usual}")
+        raise MethodError(f"loss is {_kind(loss)}: pass a function of (model, batch) that returns the loss; write e.g. {usual}")
     if isinstance(batches, (str, bytes, Tensor, Mapping)) or not isinstance(batches, Iterable) or iter(batches) is batches:
         found = (
             "an iterator, which can be read only once" if hasattr(batches, "__next__") else f"of type {type(batches).__name__}"
         )
         raise MethodError(f"batches is {found}: pass a list of batches or a DataLoader; write e.g. {usual}")
+
+
+def _kind(given: Any) -> str:
+    return "None" if given is None else f"of type {type(given).__name__}"
 
 
 def observe(
@@ -99,6 +104,8 @@ def observe(
         for batch in batches:
             with _Recorded(model, {path for connection in connections.values() for path in connection.paths}) as recorded:
                 value = loss_of(loss, model, batch)
+                if "matrix" in want and connections and not value.requires_grad:
+                    raise MethodError(NO_GRADIENT)
                 gradients = recorded.gradients(value) if "matrix" in want else {}
             count += 1
             with torch.no_grad():
@@ -183,7 +190,11 @@ def _add(
     for path in connection.paths:
         calls = len(recorded.outputs[path])
         if calls != 1:
-            one.problem = f"{path} ran {calls} times in one call of the loss, and once is needed"
+            one.problem = (
+                f"{path} ran {calls} times in one call of the loss, and once is needed"
+                if calls
+                else (f"{path} did not run with gradients in loss(model, batch): use the model that it gets, with gradients on")
+            )
             return
     if "matrix" in want and (missing := [reader.path for reader in connection.readers if reader.path not in gradients]):
         one.problem = f"the loss does not depend on the output of {missing[0]}"

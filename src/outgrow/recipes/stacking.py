@@ -82,11 +82,20 @@ def stack(
         raise ScheduleError(f"shares={shares!r}: {counted(len(growths), 'growth')} needs as many shares")
     Schedule().over(steps=steps)  # raises if that is no length
     fade = max(min(FADE, round(FADE_SHARE * steps)), 1) if fade is None else fade
+    _check_fade(fade, moments, steps)
     events = [
         At(share=share, grow=[Deepen(layers=layers, fade=fade, order=ORDER, stack=path)], state=STATE)
         for share, layers in zip(moments, growths, strict=True)
     ]
     return Schedule(events).over(steps=steps)
+
+
+def _check_fade(fade: int, moments: Sequence[float], steps: int) -> None:
+    """Raise if copies would still fade in at the end of the run."""
+    last = round(max(moments, default=0.0) * steps) if all(isinstance(share, (int, float)) for share in moments) else 0
+    if isinstance(fade, int) and last < steps < last + fade:
+        what = f"the last growth is at step {last} of {steps}, and its copies would still fade in at the end"
+        raise ScheduleError(f"fade={fade}: {what}; write fade={max(steps - last, 1)} or less, or earlier shares=")
 
 
 def default_shares(growths: int) -> tuple[float, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -309,6 +310,21 @@ def schedule_of(given: Any) -> Schedule:
     return given if isinstance(given, Schedule) else Schedule(given)
 
 
+def _warn_of_late_fades(schedule: Schedule) -> None:
+    """Warn of growths that would still fade in at the end of the run: their schedule was probably made for a longer one."""
+    for event in schedule:
+        if not isinstance(event, At) or event.length is None or event.length.unit != "step" or event.at_step is None:
+            continue
+        fade = max((getattr(transform, "fade", None) or 0 for transform in event.grow), default=0)
+        end = event.length.amount
+        if event.at_step + fade > end:
+            warnings.warn(
+                f"{event!r} would still fade in at the end of the run: it grows at step {event.at_step} of {end}, "
+                f"and fade={fade}. Write a shorter fade=, or make the schedule for {end} steps",
+                stacklevel=4,
+            )
+
+
 def placed_schedule(given: Any, steps: int | None, epochs: int | None, write: str = "") -> Schedule:
     """A schedule for a run of this length; raises if an event is at a share of a run of unknown length.
 
@@ -316,7 +332,9 @@ def placed_schedule(given: Any, steps: int | None, epochs: int | None, write: st
     """
     schedule = schedule_of(given)
     if steps is not None or epochs is not None:
-        return schedule.over(steps=steps, epochs=epochs)
+        placed = schedule.over(steps=steps, epochs=epochs)
+        _warn_of_late_fades(placed)
+        return placed
     unplaced = [event for event in schedule if isinstance(event, At) and event.share is not None and event.length is None]
     if unplaced:
         write = write or "write outgrow.Run(…, steps=N), the number of optimizer steps of the whole run, or epochs=N"

@@ -22,11 +22,11 @@ from outgrow.analysis.analyse import dissect
 from outgrow.analysis.find_connections import NoConnection, columns_of, connection_of
 from outgrow.analysis.unit_states import State, Verdict
 from outgrow.analysis.volumes import Anatomy, Volume
-from outgrow.errors import SizeError, TraceError
+from outgrow.errors import MethodError, SizeError, TraceError
 from outgrow.methods.r2r import R2R
 from outgrow.model.check_arguments import check_model
 from outgrow.model.compiled import uncompiled
-from outgrow.model.connections import Connection, Loss, Observed, check_batches, observe
+from outgrow.model.connections import Connection, Loss, Observed, check_batches, loss_of, observe
 from outgrow.model.example import Example
 from outgrow.model.sandbox import untouched
 from outgrow.model.unwrap import bare
@@ -177,8 +177,10 @@ def _first_inputs(model: nn.Module, batches: Iterable[Any], loss: Loss) -> Examp
         handle = model.register_forward_pre_hook(note, with_kwargs=True)
         try:
             for batch in batches:
-                loss(model, batch)
+                loss_of(loss, model, batch)
                 break
+            else:
+                raise MethodError("there are no batches: pass a list of at least one batch")
         finally:
             handle.remove()
     if not found:

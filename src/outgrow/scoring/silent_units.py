@@ -43,7 +43,7 @@ from outgrow.errors import GrowthError, MethodError
 from outgrow.growth_plan.plan import Plan
 from outgrow.methods.mean_fill import MeanFill
 from outgrow.methods.netmorph import NetMorph
-from outgrow.model.connections import Loss, loss_of
+from outgrow.model.connections import NO_GRADIENT, Loss, loss_of
 from outgrow.model.example import Example
 from outgrow.model.sandbox import random_state, tensors_of
 from outgrow.model.walk_modules import module_at, set_mode
@@ -124,7 +124,7 @@ class GrownCopy:
             for batch in self.batches:
                 value = loss_of(self.loss, self.model, batch)
                 if not value.requires_grad:
-                    raise MethodError("loss(model, batch) has no gradient: use the model that it gets, with gradients on")
+                    raise MethodError(NO_GRADIENT)
                 found = torch.autograd.grad(value.reshape(()), list(tensors.values()), allow_unused=True)
                 for name, gradient in zip(tensors, found, strict=True):
                     if gradient is not None:

@@ -73,7 +73,17 @@ def check_transforms(transforms: Sequence[Any]) -> None:
         raise GrowthError("nothing to do: pass at least one transform, e.g. outgrow.Widen('*', factor=1.5)")
     unknown = [transform for transform in transforms if kind_of(transform) is None]
     if unknown:
-        raise GrowthError(f"{unknown[0]!r} is no transform: write e.g. outgrow.Widen('*', factor=1.5)")
+        raise GrowthError(no_transform(unknown[0]))
+
+
+def no_transform(given: Any) -> str:
+    """Why an object is no transform, and what to write instead."""
+    if isinstance(given, (list, tuple)) and given and all(kind_of(one) is not None for one in given):
+        kind = type(given).__name__
+        return f"a {kind} of transforms is no transform: write a star before it, outgrow.grow(model, example, *transforms)"
+    if hasattr(given, "events"):
+        return "a schedule is no transform: pass it to outgrow.Run(model, example, optimizer, schedule)"
+    return f"{given!r} is no transform: write e.g. outgrow.Widen('*', factor=1.5)"
 
 
 def kept_outputs(transforms: Sequence[Any]) -> tuple[str | int, ...]:

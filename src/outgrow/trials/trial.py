@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from outgrow.engine.grow import grow
-from outgrow.errors import GrowthError
+from outgrow.errors import GrowthError, OptimizerError
 from outgrow.model.check_arguments import check_model, check_seed
 from outgrow.model.example import Example
 from outgrow.model.sandbox import random_state
@@ -28,8 +28,8 @@ from outgrow.runs.schedule import Schedule
 from outgrow.runs.timeline import timeline
 from outgrow.text.plurals import counted
 from outgrow.text.terminal import track
-from outgrow.transforms.all_transforms import check_transforms, described, kind_of
-from outgrow.trials.copies import Untouched, copies_of
+from outgrow.transforms.all_transforms import check_transforms, described, kind_of, no_transform
+from outgrow.trials.copies import FACTORY, Untouched, copies_of
 from outgrow.trials.result import CONTROL, Candidate, Trial, unique_names
 from outgrow.wrong_arguments import usage
 
@@ -122,6 +122,7 @@ class Making:
         self.factory = optimizer if callable(optimizer) and not hasattr(optimizer, "param_groups") else None
         self.several = isinstance(optimizer, Sequence)
         self.optimizers = as_list(optimizer) if self.factory is None else []
+        _check_optimizers(model, self.optimizers)
         self.untouched = Untouched(model, self.optimizers)
         self.now = CONTROL
 
@@ -171,17 +172,40 @@ class Making:
     def _optimizer(self, twin: nn.Module, optimizers: Sequence[Any]) -> Any:
         """The second argument of the step."""
         if self.factory is not None:
-            return self.factory(twin)
+            return _made(self.factory, twin)
         return list(optimizers) if self.several else (optimizers[0] if optimizers else None)
 
     def _loss(self, name: str, twin: nn.Module, optimizer: Any, index: int) -> Any:
         try:
             loss = self.step(twin, optimizer, index)
         except Exception as error:
-            raise GrowthError(f"step {index} of {name!r} has failed: {type(error).__name__}: {error}") from error
+            more = "; step gets no optimizer: pass optimizer= to the trial" if optimizer is None else ""
+            raise GrowthError(f"step {index} of {name!r} has failed: {type(error).__name__}: {error}{more}") from error
         if loss is None:
             raise GrowthError(f"step= has returned nothing: return the loss, {STEP}")
         return as_loss(loss)
+
+
+def _made(factory: Any, twin: nn.Module) -> Any:
+    """What a function makes for optimizer=."""
+    try:
+        made = factory(twin)
+    except Exception as error:
+        raise OptimizerError(f"optimizer= has failed: {type(error).__name__}: {error}; {FACTORY}") from error
+    if made is None:
+        raise OptimizerError(f"optimizer= has returned nothing; {FACTORY}")
+    return made
+
+
+def _check_optimizers(model: nn.Module, optimizers: Sequence[Any]) -> None:
+    """Raise unless these are optimizers of the model."""
+    own = {id(parameter) for parameter in model.parameters()}
+    for optimizer in optimizers:
+        if not hasattr(optimizer, "param_groups"):
+            raise OptimizerError(f"optimizer={optimizer!r} is no optimizer: pass the one in training, or {FACTORY}")
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if held and not any(id(parameter) in own for parameter in held):
+            raise OptimizerError(f"the optimizer holds no parameter of the model: pass the one that trains it, or {FACTORY}")
 
 
 class Refused(Exception):
@@ -199,7 +223,7 @@ def named_candidates(given: Any) -> dict[str, tuple[Any, ...]]:
     lists = [(one,) if kind_of(one) is not None else one for one in values]
     for one in lists:
         if not isinstance(one, Sequence) or isinstance(one, str):
-            raise GrowthError(f"candidates: {one!r} is no transform: write e.g. outgrow.Widen('*', factor=1.5)")
+            raise GrowthError(f"candidates: {no_transform(one)}")
         check_transforms(one)
     names = list(map(str, given)) if isinstance(given, Mapping) else [", ".join(map(described, one)) for one in lists]
     if CONTROL in names:
