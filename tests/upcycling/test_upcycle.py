@@ -249,3 +249,18 @@ def test_a_difference_is_found_by_the_comparison() -> None:
 def test_widening_experts_names_the_way_out() -> None:
     with pytest.raises(MethodError, match=r"kind='experts'(.|\n)*outgrow\.upcycle\(model, example, experts=…\)"):
         outgrow.grow(build("Mixtral"), ids(), outgrow.Widen(kind="experts", factor=2))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("Olmo", "none of queries and keys"), ("Olmo2", r"norms what attention and MLP return(.|\n)*FlexOlmo")]
+)
+def test_classes_that_look_alike_are_refused_with_the_reason(name: str, reason: str) -> None:
+    config = getattr(transformers, f"{name}Config")(**SMALL)
+    dense, into = getattr(transformers, f"{name}ForCausalLM")(config), build("Olmoe", num_experts=4)
+    state = {key: value.clone() for key, value in into.state_dict().items()}
+    with pytest.raises(MethodError, match=f"can't be upcycled to OlmoeForCausalLM(.|\n)*{reason}"):
+        outgrow.upcycle(dense, ids(), into=into)
+    assert all(torch.equal(value, into.state_dict()[key]) for key, value in state.items())
+    if name == "Olmo":
+        with pytest.raises(MethodError, match=f"OlmoForCausalLM can't be upcycled(.|\n)*{reason}"):
+            outgrow.upcycle(dense, ids())

@@ -1,7 +1,8 @@
 """Which class of Transformers is the mixture of experts of which dense class, and the names of its configuration fields.
 
 A pair matches if both classes have the same attention, norms and order of operations, so that they differ only in the MLP.
-OLMo2 norms the output of a branch, and so does FlexOlmo; OLMoE norms its input, so no OLMoE computes what an OLMo2 does.
+OLMo2 norms the output of a branch, and so does FlexOlmo; OLMoE norms its input, so no OLMoE computes what an OLMo2 does. Nor
+what an OLMo does, which has no norms of queries and keys (`MISMATCHES`).
 """
 
 from __future__ import annotations
@@ -49,14 +50,34 @@ BY_SPARSE: Mapping[str, Experts] = {
     "olmoe": OLMOE,
     "flex_olmo": FLEX_OLMO,
 }
+OUTPUT_NORMS = "norms what attention and MLP return, x + norm(f(x)), where OLMoE norms what they read, x + f(norm(x))"
+MISMATCHES = {  # dense class and class with experts that look alike: why no weights make them compute the same
+    ("olmo2", "olmoe"): f"OLMo2 {OUTPUT_NORMS}; FlexOlmo is its class with experts",
+    ("olmo3", "olmoe"): f"OLMo3 {OUTPUT_NORMS}",
+    (
+        "olmo",
+        "olmoe",
+    ): "OLMo subtracts the mean in its norms and has none of queries and keys; OLMoE has RMS norms, of these too",
+}
 UNUSED = ("pretraining_tp",)  # fields of dense configurations that no code reads
 BY_TENSORS = ("attention_bias", "mlp_bias")  # fields that hold if all tensors have a place
 UNDECLARED = ("head_dim",)  # a field that attention reads in all of these classes, declared or not
 
 
+def kind_of(model: Any) -> str:
+    """The name of a model's class in its library; "None" for other models."""
+    return str(getattr(getattr(model, "config", None), "model_type", None))
+
+
+def mismatches(model: Any, into: Any = None) -> list[Problem]:
+    """Why a model can't become one of a class with experts that looks alike; of any class, if `into` is None."""
+    found = {there: why for (here, there), why in MISMATCHES.items() if here == kind_of(model)}
+    return [Problem(f"as {there}", why) for there, why in found.items() if into is None or there == kind_of(into)]
+
+
 def family_of(model: Any) -> tuple[Experts, bool]:
     """The class with experts for a model, and whether the model is dense; MethodError for other models."""
-    kind = str(getattr(getattr(model, "config", None), "model_type", None))
+    kind = kind_of(model)
     if kind in BY_SPARSE:
         return BY_SPARSE[kind], False
     if kind in BY_DENSE:
@@ -67,6 +88,7 @@ def family_of(model: Any) -> tuple[Experts, bool]:
     raise MethodError(
         f"{type(model).__name__} can't be upcycled: no class with experts is known to compute the same",
         [
+            *mismatches(model),
             Problem("dense models of Transformers", text),
             Problem("mixtures of experts that may get more experts", ", ".join(BY_SPARSE)),
             Problem("other models", "build the model with experts yourself, and pass it as into="),

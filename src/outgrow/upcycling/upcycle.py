@@ -23,7 +23,7 @@ from outgrow.model.example import Example
 from outgrow.model.sandbox import random_state, tensors_of
 from outgrow.model.unwrap import bare
 from outgrow.upcycling.expert_values import Form
-from outgrow.upcycling.families import TOP_K, Experts, class_for, family_of
+from outgrow.upcycling.families import TOP_K, Experts, class_for, family_of, mismatches
 from outgrow.upcycling.given_model import from_names
 from outgrow.upcycling.new_config import dense_to_experts, fields_for, more_experts
 from outgrow.upcycling.new_tensors import Start, from_dense, from_experts
@@ -136,6 +136,8 @@ def _filled_by_names(model: nn.Module, into: nn.Module, example: Example) -> nn.
     }
     if into is model or shared - {0}:
         raise MethodError("into= has tensors of the model itself: build a new model for it")
+    if known := mismatches(model, into):
+        raise MethodError(f"{type(model).__name__} can't be upcycled to {type(into).__name__}", known)
     before_filling = {name: tensor.clone() for name, tensor in into.state_dict().items()}
     values, _ = from_names(model.state_dict(), into.state_dict(), type(into).__name__)
     try:
