@@ -40,6 +40,14 @@ def test_an_error_names_the_other_volume_of_a_module() -> None:
         outgrow.widen(Tokens(False), IDS, "embed_tokens#2", by=2)
 
 
+def test_volumes_that_were_refused_are_not_advised() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+    with pytest.raises(outgrow.GrowthError) as raised:
+        outgrow.widen(model, torch.randn(3, 4), "*", by=2, method="r2r")
+    assert "0#2: its size is set by the model's input" in str(raised.value)
+    assert "other volumes" not in str(raised.value)
+
+
 @pytest.mark.parametrize("pattern", ["up_proj", "*up_proj"])
 def test_a_module_that_no_volume_is_called_after_is_led_to_its_volume(pattern: str) -> None:
     with pytest.raises(outgrow.GrowthError) as raised:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -189,8 +189,10 @@ def choose(
     if problems:
         raise MethodError(f"{len(problems)} of the named volumes can't grow", problems)
     if not choices:
-        named = {volume.name: volume for volume in anatomy.volumes}
-        reasons = [Problem(skip.volume, skip.reason, _way_out(anatomy, named[skip.volume], request.kind)) for skip in skipped]
+        named, refused = {volume.name: volume for volume in anatomy.volumes}, {skip.volume for skip in skipped}
+        reasons = [
+            Problem(skip.volume, skip.reason, _way_out(anatomy, named[skip.volume], request.kind, refused)) for skip in skipped
+        ]
         what = f"kind={request.kind!r}" if request.kind else repr(request.where)
         if request.kind in NEW_MODELS:
             reasons = [Problem(what, *NEW_MODELS[request.kind]), *(Problem(skip.volume, skip.reason) for skip in skipped[:3])]
@@ -216,22 +218,22 @@ def _instead(anatomy: Anatomy, volume: Volume, request: Widen) -> str:
     return _way_out(anatomy, volume, request.kind) or "select others by a glob, which skips volumes that can't grow"
 
 
-def _way_out(anatomy: Anatomy, volume: Volume, kind: str | None = None) -> str:
+def _way_out(anatomy: Anatomy, volume: Volume, kind: str | None = None, refused: Collection[str] = ()) -> str:
     """How a volume can grow nevertheless, or other volumes at the same place; empty if there are none.
 
-    kind: that of the request.
+    kind: that of the request. refused: further volumes that it can't have.
     """
     if volume.rotary:
         return "" if kind == HEAD_DIM else WHOLE_FACTORS
     if volume.pinned == RETURNED and volume.readers and len(anatomy.reading.trace.outputs) > 1:
         return "if other outputs are the ones that matter, name them, e.g. outputs='logits': the rest may change its size"
-    others = _other_volumes(volume, anatomy.volumes)
+    others = _other_volumes(volume, anatomy.volumes, refused)
     if volume.extendable and volume.kind in EXTENDING:
         return f"write kind={volume.kind!r} to append entries to the model's outputs" + (f"; {others}" if others else "")
     return others
 
 
-def _other_volumes(volume: Volume, volumes: Sequence[Volume]) -> str:
+def _other_volumes(volume: Volume, volumes: Sequence[Volume], refused: Collection[str] = ()) -> str:
     """The other volumes that are named after a volume's module, or that it writes; empty if there are none."""
     module = volume.name.partition("#")[0]
     weights = {slot.tensor for one in volumes for slot in one.slots if slot.tensor.rpartition(".")[0] == module}
@@ -240,6 +242,7 @@ def _other_volumes(volume: Volume, volumes: Sequence[Volume]) -> str:
         for one in volumes
         if one is not volume
         and not one.pinned
+        and one.name not in refused
         and (one.name.partition("#")[0] == module or any(s.role == WRITES and s.tensor in weights for s in one.slots))
     ]
     return f"{module} has other volumes: {', '.join(others)}" if others else ""
