@@ -17,7 +17,7 @@ from outgrow.analysis.attention_products import HEAD_DIM, HEADS
 from outgrow.analysis.clusters import Cluster, find_clusters
 from outgrow.analysis.effects import Contract, Move
 from outgrow.analysis.interpret_trace import Reading
-from outgrow.analysis.labels import FREQUENCIES, INTERFACE, LOOKED_UP, Labels, numbered
+from outgrow.analysis.labels import FREQUENCIES, INTERFACE, LOOKED_UP, Labels, narrowest, numbered
 from outgrow.analysis.residual_sums import SPLITTING
 from outgrow.analysis.roles import SCALES, SHIFTS, WRITES, find_roles
 from outgrow.analysis.volume_kinds import set_kinds
@@ -130,7 +130,7 @@ class _Finder:
         vectors = {v.name for v in reading.trace.values if v.name and sum(size > 1 for size in v.shape) == 1}
         self.births = AxisLabels(origins, owner, find_roles(reading), vectors)
         self.classes = root[: len(owner)]
-        self.unit_of = np.full(len(root), -1, dtype=np.int64)  # by class, for the current cluster
+        self.unit_of = np.full(len(root), -1, dtype=narrowest(len(root)))  # by class, for the current cluster
         self.births_of = _Index(self.classes)
         self.pinned, reasons, texts, interface = _pinned(reading, root)
         self.hard = ~interface[reasons]  # by pin: whether it forbids new entries too
@@ -182,7 +182,7 @@ class _Finder:
             if (self.rank[owner[here]] == 2).all():
                 reason = reason or "it reads a constant, such as padding, whose size the code sets"
             own = cluster.classes[mine], number[numbers[mine]]
-            volume_here = Volume("", len(members), positions[here], self.births, *own, family, reason)
+            volume_here = Volume("", len(members), positions[here].astype(np.int64), self.births, *own, family, reason)
             if reason.startswith(INTERFACE):
                 volume_here.obstacle = self._obstacle(cluster, own[0])
                 volume_here.extendable = not volume_here.obstacle
@@ -203,7 +203,9 @@ class _Finder:
     def _alike(self, classes: Labels, count: int, units: Labels, owner: NDArray[Any]) -> list[tuple[Labels, str]]:
         """Groups of two or more units with the same slots that are split and pinned alike, each with the reason if pinned."""
         bearers, owners, times = _counted(units, owner)
-        owners *= len(units) + 1
+        span = int(times.max(initial=0)) + 1
+        owners = owners.astype(narrowest(span * (int(owners.max(initial=0)) + 1)), copy=False)
+        owners *= span
         owners += times
         there, slots = _kinds(bearers, owners)
         del bearers, owners, times
@@ -247,7 +249,7 @@ class _Index:
     """Where classes occur in an array of classes."""
 
     def __init__(self, classes: Labels) -> None:
-        narrow = np.int32 if max(len(classes), int(classes.max(initial=0))) < 2**31 else np.int64  # half of the memory
+        narrow = narrowest(max(len(classes), int(classes.max(initial=0))))
         self.order = np.argsort(classes, kind="stable").astype(narrow)
         self.sorted = classes[self.order].astype(narrow)
 
@@ -255,31 +257,39 @@ class _Index:
         """The ascending positions of some distinct classes in the array."""
         first, end = (np.searchsorted(self.sorted, classes, side=side) for side in ("left", "right"))
         counts = end - first
+        del first
         index = np.repeat(end - np.cumsum(counts), counts)
-        index += np.arange(len(index))
-        found = self.order[index]
+        index += np.arange(len(index), dtype=self.order.dtype)
+        found: Labels = self.order[index]
         found.sort()
-        return found.astype(np.int64)
+        return found
 
 
 def _sorted_into(boxes: Labels, count: int) -> list[Labels]:
     """For each of `count` boxes, the indices of the items in it; −1 is none."""
-    order = np.argsort(boxes, kind="stable")
+    order = np.argsort(boxes, kind="stable").astype(narrowest(len(boxes)))
     return np.split(order, np.searchsorted(boxes[order], np.arange(count + 1)))[1:-1] if count else []
 
 
 def _counted(units: Labels, places: NDArray[Any]) -> tuple[Labels, Labels, Labels]:
     """Units (−1 is none), the places where each occurs, and how often; in order of units, then places."""
-    span = int(places.max(initial=0)) + 1
-    keys = units[units >= 0] * span
-    keys += places[units >= 0]
+    span, held = int(places.max(initial=0)) + 1, units >= 0
+    if not held.all():
+        units, places = units[held], places[held]
+    del held
+    keys = units.astype(np.int64)
+    keys *= span
+    keys += places
     keys.sort(kind="stable")  # fast on long runs
     first = np.ones(len(keys), dtype=np.bool_)
     np.not_equal(keys[1:], keys[:-1], out=first[1:])
     bounds, found = np.flatnonzero(first), keys[first]
     del keys, first  # large for models with many layers
-    times = np.diff(bounds, append=len(places[units >= 0]))
-    return found // span, found % span, times
+    times = np.diff(bounds, append=len(places)).astype(narrowest(len(places)))
+    del bounds
+    bearers = (found // span).astype(narrowest(int(units.max(initial=0))))
+    found %= span
+    return bearers, found.astype(narrowest(span)), times
 
 
 def _kinds(units: Labels, values: Labels) -> tuple[Labels, Labels]:
@@ -288,7 +298,8 @@ def _kinds(units: Labels, values: Labels) -> tuple[Labels, Labels]:
         return units, units
     starts = np.flatnonzero(np.diff(units, prepend=-1))
     lengths = np.diff(starts, append=len(units))
-    back = np.arange(len(units)) - np.repeat(lengths, lengths)  # the row of the previous unit, if it is as long
+    back = np.arange(len(units), dtype=narrowest(len(units)))
+    back -= np.repeat(lengths.astype(back.dtype), lengths)  # the row of the previous unit, if it is as long
     same = np.logical_and.reduceat(values == values[back], starts)
     same &= lengths == np.roll(lengths, 1)
     same[0] = False

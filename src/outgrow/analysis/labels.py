@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,11 +100,16 @@ class Ties:
         return found
 
 
+def narrowest(bound: int) -> type[np.signedinteger[Any]]:
+    """The type for indices up to a bound: half of the memory where it matters, in models with many layers."""
+    return np.int32 if bound < 2**31 - 1 else np.int64
+
+
 def connected(count: int, pairs: Sequence[tuple[Labels, Labels]]) -> Labels:
     """For each index below `count`, the smallest index that a chain of pairs connects it with."""
     if not pairs:
         return np.arange(count, dtype=np.int64)
-    narrow = np.int32 if count < 2**31 else np.int64  # half of the memory, which is large for models with many layers
+    narrow = narrowest(count)
     root = np.arange(count, dtype=narrow)
     left, right = (np.concatenate([pair[side] for pair in pairs], dtype=narrow, casting="same_kind") for side in (0, 1))
     a, b = left, right

@@ -45,6 +45,9 @@ class AxisLabels:
     owner: NDArray[np.int32]  # for each label, the number of its origin
     roles: dict[tuple[str, int], set[str]]
     vectors: set[str]  # tensors with one value per unit
+    _shared: dict[bytes, tuple[int, ...]] = field(
+        default_factory=dict, kw_only=True
+    )  # positions: those of equal layers are one object
 
     def slots(self, labels: Labels) -> tuple[Slot, ...]:
         """The slots of ascending labels, one or more per parameter axis."""
@@ -53,11 +56,18 @@ class AxisLabels:
         result: list[Slot] = []
         for number, (start, end) in zip(owners[bounds[:-1]].tolist(), pairwise(bounds.tolist()), strict=True):
             origin = self.origins[number]
-            positions = tuple((labels[start:end] - origin.start).tolist())
+            positions = self._positions(labels[start:end] - origin.start)
             for role in sorted(self.roles.get((origin.tensor, origin.axis), {WRITES})):
                 plain = SCALES if role == SHIFTS else role
                 result.append(Slot(origin.tensor, origin.axis, plain, positions, role == SHIFTS, origin.tensor in self.vectors))
         return tuple(result)
+
+    def _positions(self, positions: Labels) -> tuple[int, ...]:
+        """Positions as a tuple, one per content: many layers have the same, and integers take much memory."""
+        key = positions.tobytes()
+        if key not in self._shared:
+            self._shared[key] = tuple(positions.tolist())
+        return self._shared[key]
 
 
 @dataclass(eq=False)
