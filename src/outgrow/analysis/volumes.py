@@ -45,9 +45,7 @@ class AxisLabels:
     owner: NDArray[np.int32]  # for each label, the number of its origin
     roles: dict[tuple[str, int], set[str]]
     vectors: set[str]  # tensors with one value per unit
-    _shared: dict[bytes, tuple[int, ...]] = field(
-        default_factory=dict, kw_only=True
-    )  # positions: those of equal layers are one object
+    _shared: dict[bytes, tuple[int, ...]] = field(default_factory=dict, kw_only=True)  # positions that equal layers have
 
     def slots(self, labels: Labels) -> tuple[Slot, ...]:
         """The slots of ascending labels, one or more per parameter axis."""
@@ -64,7 +62,7 @@ class AxisLabels:
 
     def _positions(self, positions: Labels) -> tuple[int, ...]:
         """Positions as a tuple, one per content: many layers have the same, and integers take much memory."""
-        key = positions.tobytes()
+        key = positions.astype(np.int64, copy=False).tobytes()  # of one type, so that equal bytes mean equal positions
         if key not in self._shared:
             self._shared[key] = tuple(positions.tolist())
         return self._shared[key]
