@@ -283,3 +283,16 @@ def test_places_lists_exactly_what_deepen_accepts() -> None:
     names = {name for name, _ in accepted}
     assert {"n", "drop", "stem", "blocks.0", "blocks.1", "inner", "inner.act"} <= names
     assert not {"", "early", "mix", "blocks", "shared", "again", "unused"} & names
+
+
+@pytest.mark.parametrize("method", ["r2r", "r2r-paper"])
+def test_what_is_offered_for_one_block_holds_for_two(method: str) -> None:
+    """A dropout and a stack that keep the same shape are not kinds of blocks that take turns."""
+    stack = nn.Sequential(*(Sum(6, mlp()) for _ in range(3)))
+    model = shake(nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5), stack, nn.Flatten(), nn.Linear(24, 2)).double())
+    places = [place.name for place in outgrow.places(model, X) if method in place.methods]
+    assert {"2", "2.0", "2.1", "2.2"} <= set(places)
+    for name in places:
+        grown = copy.deepcopy(model)
+        outgrow.deepen(grown, X, name, count=2, method=method)
+        assert_same_function(model, grown, [X], modes=[False])

@@ -328,15 +328,15 @@ def _period(kinds: Sequence[Any]) -> int | None:
     """The number of blocks after which their kinds repeat (Swin shifts every other window); None if they do not.
 
     kinds: None stands for a block that is ignored. If blocks differ in settings only, all of them count as one period; not if
-    one has other tensors (T5's first block).
+    one has other tensors (T5's first block): then a kind must occur again.
     """
+    tensors = {tuple((path, held) for path, _, held, _ in kind if held) for kind in kinds if kind is not None}
     for period in range(1, len(kinds)):
-        pairs = zip(kinds, kinds[period:], strict=False)
-        if all(a == b for a, b in pairs if a is not None and b is not None):
+        pairs = [(a, b) for a, b in zip(kinds, kinds[period:], strict=False) if a is not None and b is not None]
+        if all(a == b for a, b in pairs) and (pairs or len(tensors) <= 1):
             return period
     if _first_is_odd(kinds):
         return _period([None, *kinds[1:]])
-    tensors = {tuple((path, held) for path, _, held, _ in kind if held) for kind in kinds if kind is not None}
     return len(kinds) if len(tensors) <= 1 else None
 
 
