@@ -189,31 +189,51 @@ def _write_shard(
     advance: Advance,
 ) -> None:
     handle = os.open(path, os.O_WRONLY)
-    fresh: list[NewTensor] = []
-
-    def finished(tensor: NewTensor) -> None:
-        advance(tensor.size)
-        fresh.append(tensor)
-        if sum(one.size for one in fresh) >= SYNC:
-            sync()
-
-    def sync() -> None:
-        os.fsync(handle)
-        draft.note([one.name for one in fresh])
-        fresh.clear()
-
     try:
         for tensor, _ in shard.places.values():
             if tensor.name in draft.done:
                 advance(tensor.size)
         left = [(tensor, at) for tensor, at in shard.places.values() if tensor.name not in draft.done]
-        for tensor in _in_parallel(left, lambda one, at: write(one, handle, at), memory, jobs):
-            finished(tensor)
+        with _Syncing(draft, handle) as syncing:
+            for tensor in _in_parallel(left, lambda one, at: write(one, handle, at), memory, jobs):
+                advance(tensor.size)
+                syncing.add(tensor)
     finally:
+        os.close(handle)
+
+
+class _Syncing:
+    """Syncs and notes finished tensors in a thread of its own, while others are computed; all of them at the end."""
+
+    def __init__(self, draft: Draft, handle: int) -> None:
+        self.draft, self.handle, self.fresh = draft, handle, list[NewTensor]()
+        self.pool, self.running = ThreadPoolExecutor(1), list[Future[None]]()
+
+    def __enter__(self) -> _Syncing:
+        return self
+
+    def add(self, tensor: NewTensor) -> None:
+        self.fresh.append(tensor)
+        if sum(one.size for one in self.fresh) >= SYNC:
+            self._start()
+
+    def _start(self) -> None:
+        while self.running:  # what waits for the disk is bounded
+            self.running.pop().result()
+        names = [one.name for one in self.fresh]
+        self.fresh.clear()
+        self.running.append(self.pool.submit(self._sync, names))
+
+    def _sync(self, names: Sequence[str]) -> None:
+        os.fsync(self.handle)
+        self.draft.note(names)
+
+    def __exit__(self, *raised: object) -> None:
         try:
-            sync()
+            self._start()
+            self.running.pop().result()
         finally:
-            os.close(handle)
+            self.pool.shutdown()
 
 
 def _in_parallel(
