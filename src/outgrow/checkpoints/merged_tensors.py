@@ -49,8 +49,9 @@ class Loading:
         """Names and shapes in the file of a new tensor. like: the tensor of the old model that it is derived from."""
         if like not in self.parts:
             return ((name, shape),)
-        names = tuple(_moved(part, like, name) for part in self.parts[like])
-        if any(self.renamed(one)[0] != name for one in names) or (len(names) > 1 and len(names) % shape[0]):
+        found = [(one for one in _moved(part, like, name) if self.renamed(one)[0] == name) for part in self.parts[like]]
+        names = tuple(next(candidates, "") for candidates in found)
+        if "" in names or (len(names) > 1 and len(names) % shape[0]):
             raise CheckpointError(f"{name}: there is no name for its parts like {self.parts[like][0]}: {SAVE_AGAIN}")
         if len(names) == 1:
             return ((names[0], shape),)
@@ -121,14 +122,14 @@ def _merged(stored: Sequence[StoredTensor | MergedTensor], columns: int, convert
     return MergedTensor(tuple(parts), (len(parts) // columns, rows * columns, *rest))
 
 
-def _moved(stored: str, like: str, new: str) -> str:
-    """The name in the file of a part of another block. stored: that of a part of `like`, a tensor of the model."""
-    here, there, found = like.split("."), new.split("."), stored.split(".")
-    offset = len(here) - len(there) or next((n for n in range(len(here)) if here[n] == found[0]), 0)
-    for place, (one, other) in enumerate(zip(here, there, strict=False)):
+def _moved(stored: str, like: str, new: str) -> list[str]:
+    """Possible names in the file of a part of another block. stored: that of a part of `like`, a tensor of the model.
+
+    The number of the block may stand at another place in the file (`encoder.layer.1` for `layers.1`).
+    """
+    pairs = zip(reversed(like.split(".")), reversed(new.split(".")), strict=False)
+    found = [stored.split(".")]
+    for one, other in pairs:
         if one != other:
-            index = place - offset
-            if not 0 <= index < len(found) or found[index] != one:
-                return ""
-            found[index] = other
-    return ".".join(found)
+            found = [[*name[:n], other, *name[n + 1 :]] for name in found for n, part in enumerate(name) if part == one]
+    return [".".join(name) for name in found]
