@@ -28,7 +28,7 @@ def test_a_selected_unit_pins_its_axis_only_if_its_value_is_read(values: bool) -
     model, x = Selecting(values), torch.randn(4, 5, 3)
     before = model(x)
     if values:
-        with pytest.raises(outgrow.GrowthError, match="can.t grow"):
+        with pytest.raises(outgrow.GrowthError, match="can't grow"):
             outgrow.widen(model, x, "up", to=9)
     else:
         outgrow.widen(model, x, "up", to=9)
