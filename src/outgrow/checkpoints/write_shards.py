@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from outgrow.checkpoints.plan_checkpoint import NewTensor
 from outgrow.checkpoints.read_checkpoint import NAMES, WEIGHTS
 from outgrow.errors import CheckpointError
+from outgrow.process.torch_threads import one_thread
 
 DONE, PART = "done.jsonl", ".part"
 SYNC = 2**29  # bytes after which finished tensors are synced to the disk and noted
@@ -173,7 +174,8 @@ def write_shards(
     for shard in shards:
         path = draft.path(shard)
         if path.endswith(PART):
-            _write_shard(draft, shard, path, write, memory, jobs, advance)
+            with one_thread():
+                _write_shard(draft, shard, path, write, memory, jobs, advance)
             os.replace(path, path.removesuffix(PART))
         else:
             advance(sum(tensor.size for tensor, _ in shard.places.values()))
