@@ -6,11 +6,13 @@
     reuse-depth@400         from a finished small model, whose own training is not counted: grown at once, trained for 400 steps
     reuse-on@400            the same small model, trained on as it is
 
-Every arm has one peak rate, a warm-up, and a linear decay to zero over the last fifth of its steps.
+Every arm has one peak rate, a warm-up, and a linear decay to zero over the last fifth of its steps. Models from scratch, those
+that never grow and those that grow are tuned apart (`tuning.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,16 +69,42 @@ class Setting:
     context: int
     warm_up: int
     fade: int
-    rate: float
-    budgets: tuple[int, ...]  # steps of scratch
+    rate: float  # where nothing was tuned
+    budgets: tuple[int, ...]  # steps of scratch; most arms have the third
+    grown: tuple[int, ...]  # budgets of the main growth
+    stay: tuple[int, ...]  # budgets whose FLOPs models get that never grow
     text: str  # "source code" or "shakespeare"
 
 
+@dataclass(frozen=True)
+class Tuned:
+    """Peak rate and weight decay of one kind of runs."""
+
+    rate: float
+    decay: float = 0.1
+
+
 SETTINGS = {
-    "small": Setting(Size(12, 384, 6, 1536), 64, 512, 100, 200, 2e-3, (1200, 1600, 2000, 2400, 3200), "source code"),
-    "large": Setting(Size(16, 768, 12, 3072), 64, 512, 100, 200, 1e-3, (1200, 1600, 2000, 2400), "source code"),
+    # 31 bytes per parameter at the longest budget of scratch
+    "small": Setting(
+        Size(12, 256, 4, 1024),
+        64,
+        512,
+        100,
+        200,
+        4e-3,
+        (1500, 2200, 3000, 6000),
+        (1500, 3000, 6000),
+        (3000, 6000),
+        "source code",
+    ),
+    "large": Setting(
+        Size(16, 768, 12, 3072), 64, 512, 100, 200, 1e-3, (1200, 1600, 2000, 2400), (1600, 2000, 2400), (2000,), "source code"
+    ),
     # rate: the best of 3e-3, 6e-3, 1e-2, 1.5e-2 and 2.5e-2, for scratch and for depth-two, 400 steps, seed 7
-    "cpu": Setting(Size(8, 48, 6, 192, 8), 16, 64, 40, 40, 1.5e-2, (240, 320, 400, 560), "shakespeare"),
+    "cpu": Setting(
+        Size(8, 48, 6, 192, 8), 16, 64, 40, 40, 1.5e-2, (240, 320, 400, 560), (320, 400, 560), (400,), "shakespeare"
+    ),
 }
 MAIN = (  # names before the @: enough for a comparison in a quarter of an hour of one core with the setting "cpu"
     "scratch",
@@ -101,7 +129,7 @@ def depth(setting: Setting, name: str, steps: int, stages: tuple[tuple[float, in
     options = {"fade": setting.fade, **options}
     (_, first), *rest = stages
     growths = tuple((share, Growth(layers=count, **options)) for share, count in rest)
-    return Arm(f"{name}@{steps}", layers(setting.large, first), steps, growths, setting.rate)
+    return Arm(f"{name}@{steps}", layers(setting.large, first), steps, growths)
 
 
 def narrow(size: Size, factor: float) -> Size:
@@ -113,20 +141,50 @@ def whole_width(factor: float) -> tuple[tuple[str, float], ...]:
     return (("width", factor), ("heads", factor), ("mlp", factor))
 
 
-def arms(setting: Setting) -> list[Arm]:
-    """All arms of a setting."""
-    large, rate, middle = setting.large, setting.rate, setting.budgets[2]
-    deep = large.layers
+KINDS = ("scratch", "stay", "grown")  # of runs; each is tuned for itself
+
+
+def kind_of(arm: Arm) -> str:
+    """A model that is trained on after a finished run, with or without a growth, is one that grows."""
+    if arm.growths or arm.trained:
+        return "grown"
+    return "stay" if arm.name.removeprefix("muon-").startswith("stay-") else "scratch"
+
+
+def arms(setting: Setting, tuned: Mapping[str, Tuned] | None = None) -> list[Arm]:
+    """All arms of a setting, each with the rate and the weight decay of its kind."""
+    own = {kind: Tuned(setting.rate) for kind in KINDS} | dict(tuned or {})
+    found = [replace(arm, rate=own[kind_of(arm)].rate, decay=own[kind_of(arm)].decay) for arm in untuned(setting)]
+    middle = setting.budgets[2]
+    for name in ("scratch", "depth-two"):
+        (arm,) = (arm for arm in found if arm.name == f"{name}@{middle}")
+        found += [replace(arm, name=f"{name}-rate{factor:g}@{middle}", rate=arm.rate * factor) for factor in (0.5, 1.5)]
+    return found
+
+
+def untuned(setting: Setting) -> list[Arm]:
+    large, middle = setting.large, setting.budgets[2]
+    found = [Arm(f"scratch@{steps}", large, steps) for steps in setting.budgets]
+    found += deepened(setting) + widened(setting)
+    for budget in setting.stay:  # about as many FLOPs as depth-two
+        for name, count, times in (("half", large.layers // 2, 1.1), ("quarter", max(large.layers // 4, 1), 2.2)):
+            steps = round(times * budget)
+            found.append(Arm(f"stay-{name}@{steps}", layers(large, count), steps))
+    both = Growth(layers=large.layers, widen=whole_width(2.0), fade=setting.fade)
+    found.append(Arm(f"depth-and-width@{middle}", layers(narrow(large, 2.0), large.layers // 2), middle, ((0.5, both),)))
+    for kind, start in (("mlp", replace(large, hidden=large.hidden // 2)), ("heads", replace(large, heads=large.heads // 2))):
+        found.append(Arm(f"{kind}@{middle}", start, middle, ((0.5, Growth(widen=((kind, 2.0),))),)))
+    found += [replace(arm, name=f"muon-{arm.name}", optimizer="muon") for arm in found if arm.name in _of_muon(setting)]
+    return found + reuse(setting)
+
+
+def deepened(setting: Setting) -> list[Arm]:
+    """Arms that are deepened in one, two or three stages, at several moments, in several ways."""
+    deep, middle = setting.large.layers, setting.budgets[2]
     quarter, half = max(deep // 4, 1), deep // 2
     two = ((0.0, quarter), (0.4, half), (0.7, deep))
-    found = [Arm(f"scratch@{steps}", large, steps, (), rate) for steps in setting.budgets]
-    for factor in (0.5, 1.5):
-        found.append(Arm(f"scratch-rate{factor:g}@{middle}", large, middle, (), rate * factor))
-    for steps in setting.budgets[-3:]:
-        found.append(depth(setting, "depth-two", steps, two))
-    for name, count, times in (("half", half, 1.1), ("quarter", quarter, 2.2)):  # about as many FLOPs as depth-two
-        steps = round(times * middle)
-        found.append(Arm(f"stay-{name}@{steps}", layers(large, count), steps, (), rate))
+    found = [depth(setting, "depth-two", steps, two) for steps in setting.grown]
+    found += [depth(setting, "depth-two-copied", steps, two, state="copied") for steps in setting.grown]
     found += [
         depth(setting, "depth-one", middle, ((0.0, half), (0.7, deep))),
         depth(setting, "depth-one-far", middle, ((0.0, quarter), (0.5, deep))),
@@ -140,24 +198,24 @@ def arms(setting: Setting) -> list[Arm]:
         depth(setting, "depth-two-copy", middle, two, fade=None),
         depth(setting, "depth-two-random", middle, two, how="random", fade=None),
         depth(setting, "depth-two-fresh", middle, two, state="fresh"),
-        depth(setting, "depth-two-copied", middle, two, state="copied"),
         depth(setting, "depth-two-fade4", middle, two, fade=max(setting.fade // 4, 1)),
     ]
-    found += [replace(depth(setting, f"depth-two-rate{f:g}", middle, two), rate=rate * f) for f in (0.5, 1.5)]
+    return found
+
+
+def widened(setting: Setting) -> list[Arm]:
+    """Arms that are widened once, in the middle of the run: in everything, by two or by one and a half, in several ways."""
+    large, middle = setting.large, setting.budgets[2]
+    found = []
     for factor in (2.0, 1.5):
+        small = narrow(large, factor)
+        if (small.width * factor, small.heads * factor) != (large.width, large.heads):
+            continue
         for method in ("auto", "netmorph", "mean", *(("net2net",) if factor == 2 else ())):  # copies of a stream are whole
             growth = Growth(widen=whole_width(factor), method=method)
-            small = narrow(large, factor)
-            found.append(Arm(f"width{factor:g}-{method}@{middle}", small, middle, ((0.5, growth),), rate))
-    for factor in (2.0, 1.5):
+            found.append(Arm(f"width{factor:g}-{method}@{middle}", small, middle, ((0.5, growth),)))
         growth = Growth(widen=whole_width(factor), fade=setting.fade)
-        found.append(Arm(f"width{factor:g}-fade@{middle}", narrow(large, factor), middle, ((0.5, growth),), rate))
-    both = Growth(layers=deep, widen=whole_width(2.0), fade=setting.fade)
-    found.append(Arm(f"depth-and-width@{middle}", layers(narrow(large, 2.0), half), middle, ((0.5, both),), rate))
-    found += [replace(arm, name=f"muon-{arm.name}", optimizer="muon") for arm in found if arm.name in _of_muon(setting)]
-    found += reuse(setting)
-    for kind, start in (("mlp", replace(large, hidden=large.hidden // 2)), ("heads", replace(large, heads=large.heads // 2))):
-        found.append(Arm(f"{kind}@{middle}", start, middle, ((0.5, Growth(widen=((kind, 2.0),))),), rate))
+        found.append(Arm(f"width{factor:g}-fade@{middle}", small, middle, ((0.5, growth),)))
     return found
 
 
@@ -169,20 +227,19 @@ def _of_muon(setting: Setting) -> list[str]:
 
 
 def reuse(setting: Setting) -> list[Arm]:
-    """Arms that start from a finished small model: half the layers, or half the width."""
-    large, rate, trained = setting.large, setting.rate, setting.budgets[-1]
+    """Arms that start from a finished small model, with half of the layers or half of the width, and this model trained on for
+    about as many FLOPs."""
+    large, trained = setting.large, setting.budgets[2]
     shallow, thin = layers(large, large.layers // 2), narrow(large, 2.0)
     ways = {
-        "depth": (shallow, Growth(layers=large.layers, fade=setting.fade)),
+        "depth": (shallow, Growth(layers=large.layers, fade=setting.fade, state="copied")),
         "depth-random": (shallow, Growth(layers=large.layers, how="random")),
         "width2": (thin, Growth(widen=whole_width(2.0))),
     }
     found: list[Arm] = []
     for steps in (setting.budgets[0] // 4, setting.budgets[0] // 2, setting.budgets[0]):
-        found += [
-            Arm(f"reuse-on-{name}@{steps}", size, steps, (), rate, trained=trained)
-            for name, size in (("shallow", shallow), ("thin", thin))
-        ]
+        for name, size, times in (("shallow", shallow, 2), ("thin", thin, 4)):
+            found.append(Arm(f"reuse-on-{name}@{times * steps}", size, times * steps, trained=trained))
         for name, (size, growth) in ways.items():
-            found.append(Arm(f"reuse-{name}@{steps}", size, steps, ((0.0, growth),), rate, trained=trained))
+            found.append(Arm(f"reuse-{name}@{steps}", size, steps, ((0.0, growth),), trained=trained))
     return found

@@ -1,4 +1,8 @@
-"""The training of legs: one after the other, with their states on disk, so that an interrupted study goes on."""
+"""The training of legs: one after the other, with their states on disk, so that an interrupted study goes on.
+
+On a GPU blocks are compiled, except while copies of them fade in: then some blocks have gates and others do not. The time that
+compilation takes is not counted, since it depends on what was compiled before.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +55,7 @@ class Training:
     device: str
     folder: Path
     until: float | None = None
+    backend: str | None = None  # of torch.compile
     log: Log = print
 
     def curve(self, leg: Leg) -> dict[str, Any] | None:
@@ -102,8 +107,13 @@ class Training:
     def train(self, model: GPT, optimizers: list[torch.optim.Optimizer], leg: Leg, curve: Curve) -> None:
         looks = {leg.first + look for look in LOOKS if leg.growth is not None and leg.first + look < leg.last}
         losses: list[Tensor] = []
+        plain = leg.first + (leg.growth.fade or 0) if leg.growth is not None else leg.first  # steps before it are not compiled
         started = self.clock()
         for step in range(leg.first, leg.last):
+            if self.backend is not None and step == plain:
+                curve.seconds += self.clock() - started
+                self.compile(model, leg)
+                started = self.clock()
             if step in looks:
                 curve.seconds += self.clock() - started
                 curve.held_out[step] = self.loss(model)
@@ -125,12 +135,24 @@ class Training:
             return leg.trunk.rate * (leg.last - step) / (leg.last - leg.falls)
         return leg.trunk.rate * min(1.0, (step + 1) / self.setting.warm_up)
 
-    def step(self, model: GPT, optimizers: list[torch.optim.Optimizer], leg: Leg, step: int, rate: float) -> Tensor:
+    def compile(self, model: GPT, leg: Leg) -> None:
+        """Compile the blocks, which share their code, for passes of a training step."""
+        for block in model.blocks:
+            block.compile(backend=self.backend, dynamic=False)
+        self.gradients(model, leg, leg.first)
+        model.zero_grad(set_to_none=True)
+
+    def gradients(self, model: GPT, leg: Leg, step: int) -> Tensor:
+        """The loss of a step's batch, and its gradients."""
         model.train()
         seen, wanted = batch(self.text.train, self.setting.batch, self.setting.context, leg.trunk.seed * 1_000_003 + step)
         with self.precision():
             loss = F.cross_entropy(model(seen).flatten(0, 1).float(), wanted.flatten())
         loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    def step(self, model: GPT, optimizers: list[torch.optim.Optimizer], leg: Leg, step: int, rate: float) -> Tensor:
+        loss = self.gradients(model, leg, step)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
@@ -141,12 +163,12 @@ class Training:
 
     @torch.no_grad()
     def loss(self, model: GPT, batches: int = 32) -> float:
-        """The mean loss on the same held-out bytes each time."""
+        """The mean loss on the same held-out bytes each time, by uncompiled blocks."""
         model.eval()
         found = []
-        for number in range(batches):
-            seen, wanted = batch(self.text.held_out, self.setting.batch, self.setting.context, number)
-            with self.precision():
+        with torch.compiler.set_stance("force_eager" if self.backend else "default"), self.precision():
+            for number in range(batches):
+                seen, wanted = batch(self.text.held_out, self.setting.batch, self.setting.context, number)
                 found.append(F.cross_entropy(model(seen).flatten(0, 1).float(), wanted.flatten()))
         return float(torch.stack(found).mean())
 

@@ -10,17 +10,18 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from experiments.lm import __main__ as command
-from experiments.lm import page
-from experiments.lm.arms import MAIN, SETTINGS, Arm, Growth, Setting, arms
+from experiments.lm import page, tuning
+from experiments.lm.arms import MAIN, SETTINGS, Arm, Growth, Setting, arms, kind_of
 from experiments.lm.gpt import Size, build, size_of, training_flops
 from experiments.lm.growing import grow_model, preserves
 from experiments.lm.legs import all_legs, stretches
 from experiments.lm.results import plain, read
 from experiments.lm.savings import saving_of
+from experiments.lm.study import RESULTS
 from experiments.lm.text import batch, shakespeare
 from experiments.lm.training import Training
 
-TINY = Setting(Size(4, 16, 2, 32, 8), 4, 16, 3, 4, 1e-2, (20, 30, 40, 50), "shakespeare")
+TINY = Setting(Size(4, 16, 2, 32, 8), 4, 16, 3, 4, 1e-2, (20, 30, 40, 50), (30, 40), (40,), "shakespeare")
 
 
 def test_flops_of_a_step_are_those_that_torch_counts() -> None:
@@ -75,7 +76,7 @@ def test_growths_that_should_preserve_the_function_do(arm: Arm) -> None:
 def test_a_study_that_is_given_again_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(command.SETTINGS, "cpu", TINY)
     results = tmp_path / "results" / "cpu"
-    given = ["--work", str(tmp_path / "work"), "--results", str(results), "scratch@[23]0", "depth-two@[34]0"]
+    given = ["--work", str(tmp_path / "work"), "--results", str(results.parent), "scratch@[23]0", "depth-two@[34]0"]
     assert command.main([*given, "--minutes", "0"]) == command.GOES_ON
     assert command.main([*given, "--seeds", "1"]) == 0
     found = read(results)
@@ -95,11 +96,46 @@ def test_a_study_that_is_given_again_goes_on(tmp_path: Path, monkeypatch: pytest
     assert "deepened twice" in (tmp_path / "page.svg").read_text()
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # by torch's compiler itself
+def test_compiled_blocks_learn_the_same_and_are_compiled_again_after_a_growth(tmp_path: Path) -> None:
+    growth = Growth(layers=4, fade=4, state="copied")
+    arm = Arm("deep@20", replace(TINY.large, layers=2), 20, ((0.4, growth),), 1e-2)
+    ends = []
+    for backend in (None, "aot_eager"):
+        training = Training(TINY, shakespeare(), "cpu", tmp_path / str(backend), backend=backend, log=lambda text: None)
+        torch._dynamo.utils.counters.clear()
+        curves = [training.run(leg) for leg in all_legs([arm], [0])["deep@20", 0]]
+        ends.append([curve["held_out"] for curve in curves])
+    for one, other in zip(*ends, strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # blocks share one; another after the growth
+
+
+def test_each_kind_of_runs_gets_the_rate_and_the_decay_that_were_best_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(command.SETTINGS, "cpu", replace(TINY, fade=2))
+    given = ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
+    assert tuning.main([*given, "--minutes", "0"]) == tuning.GOES_ON
+    assert tuning.main(given) == 0
+    losses = {}
+    for content in read(tmp_path / "results" / "cpu" / "tuning").values():
+        arm, legs = content["arm"], content["seeds"]["7"]["legs"]
+        losses[arm["name"].partition("-")[0], arm["rate"], arm["decay"]] = legs[-1]["held_out"][str(arm["steps"])]
+    assert len(losses) == 15  # three kinds, three rates and two more decays each
+    found = tuning.tuned_in(tmp_path / "results" / "cpu")
+    for arm in arms(TINY, found):
+        if "-rate" not in arm.name:
+            own = {key[1:]: loss for key, loss in losses.items() if key[0] == kind_of(arm)}
+            assert own[arm.rate, arm.decay] == min(own.values())
+    assert f"scratch: rate {found['scratch'].rate:g}" in capsys.readouterr().out
+
+
 def test_the_main_arms_are_some_of_all_and_their_kept_results_are_complete() -> None:
     found = arms(SETTINGS["cpu"])
-    wanted = command.chosen(found, ["main"])
+    (wanted,) = command.chosen(found, ["main"])
     assert {arm.name.partition("@")[0] for arm in wanted} == set(MAIN)
-    kept = read(command.RESULTS / "cpu")
+    kept = read(RESULTS / "cpu")
     assert sorted(kept) == sorted(arm.name for arm in wanted)
     for arm in wanted:
         assert kept[arm.name]["arm"] == plain(arm)
