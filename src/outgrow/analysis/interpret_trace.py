@@ -15,6 +15,7 @@ from outgrow.analysis.dot_products import fuse_dots
 from outgrow.analysis.effects import Effect, Ignore, Move, Operand, Scale
 from outgrow.analysis.expanded_axes import repeated_axes
 from outgrow.analysis.labels import RETURNED, Block, Layout, Ties, meet, pin, renumber
+from outgrow.analysis.looked_up_weights import fuse_lookups
 from outgrow.trace.operators import Op, Ref, Trace
 from outgrow.trace.operators import refs_in as refs_in
 
@@ -207,6 +208,7 @@ def read(trace: Trace, rules: Mapping[str, Rule]) -> Reading:
             reading.uniform[output] = outcome.uniform or (uniform and not labelled)
         reading.effects.append(outcome.effect)
     fuse_dots(reading)
+    fuse_lookups(reading)
     for output in trace.outputs:
         for block in reading.layouts[output]:
             for axis in block.axes:

@@ -47,10 +47,10 @@ class Logits(nn.Module):
         return self.model(input_ids=ids).logits
 
 
-def build(name: str) -> nn.Module:
+def build(name: str, **more: Any) -> nn.Module:
     options, _ = EXPERTS[name]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**SMALL, **options)
+    config = getattr(transformers, f"{name}Config")(**SMALL, **options, **more)
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     with torch.no_grad():  # buffers hold frequencies, which the configuration gives
         for parameter in model.parameters():
@@ -82,6 +82,19 @@ def test_experts_grow_exactly_in_their_default_form(name: str, method: str) -> N
 def test_the_number_of_experts_stays() -> None:
     found = reasons(build("Mixtral"), {"input_ids": torch.arange(14).view(2, 7)})
     assert "experts are chosen by data (model.layers.0.mlp.experts)" in found.values()
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_that_copy_their_weights_for_each_row_grow_as_eager_ones(name: str) -> None:
+    """Of "batched_mm", which looks up weights by index: the same plan, and the same outputs. Norms compute in float32."""
+    ids = torch.arange(14).view(2, 7) % 30
+    models = {form: build(name, experts_implementation=form).double() for form in ("eager", "batched_mm")}
+    before = Logits(models["eager"])(ids)
+    plans = [str(outgrow.widen(model, {"input_ids": ids}, "*", factor=2).plan) for model in models.values()]
+    assert plans[0] == plans[1]
+    assert models["batched_mm"].model.layers[1].mlp.experts.down_proj.shape == (4, 32, 24)
+    torch.testing.assert_close(Logits(models["batched_mm"])(ids), before, rtol=1e-5, atol=1e-5)
+    assert_same_function(*(Logits(model) for model in models.values()), [ids, (ids * 7 + 3) % 30])
 
 
 @pytest.mark.parametrize("name", EXPERTS)
