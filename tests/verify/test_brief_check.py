@@ -93,7 +93,7 @@ def test_a_fade_in_progress_needs_the_thorough_check() -> None:
 
 
 def test_errors_above_the_floor_are_compared_with_the_networks_sensitivity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "FLOOR", 0.0)
+    monkeypatch.setattr(verify, "FLOOR", -1.0)  # below the smallest error: on some CPUs this growth changes nothing at all
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     assert grown(network(dtype=torch.float32), outgrow.Widen("*", factor=2), example=x) == [(False, ONCE)] * 3
 
@@ -109,16 +109,18 @@ def test_a_part_on_which_the_model_does_not_run_is_not_used() -> None:
 
 
 def test_the_reported_error_is_that_of_the_sample() -> None:
-    model = network(dtype=torch.float32)
-    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
-    run = outgrow.Run(model, x, SGD(model.parameters(), lr=0.1), [at(1, outgrow.Widen("*", factor=2))], quiet=True)
-    with torch.no_grad():
-        before = model(x[:1])
-        run.step()
-        after = model(x[:1])
-    moved = float((before.double() - after.double()).abs().max() / before.double().abs().max())
-    assert moved > 0
-    assert run.records[0].error == pytest.approx(moved)
+    errors = []
+    for seed in range(6):  # how often rounding changes nothing depends on the CPU
+        model = network(dtype=torch.float32)
+        x = torch.randn(6, 4, generator=torch.Generator().manual_seed(seed))
+        run = outgrow.Run(model, x, SGD(model.parameters(), lr=0.1), [at(1, outgrow.Widen("*", factor=2))], quiet=True)
+        with torch.no_grad():
+            before = model(x[:1])
+            run.step()
+            after = model(x[:1])
+        errors.append(float((before.double() - after.double()).abs().max() / before.double().abs().max()))
+        assert run.records[0].error == pytest.approx(errors[-1])
+    assert max(errors) > 0
 
 
 class Counted(nn.Module):

@@ -18,6 +18,8 @@ from tests.helpers.judging import assert_same_function
 
 transformers = pytest.importorskip("transformers")
 
+grouped = pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no grouped product")
+
 SMALL: dict[str, Any] = {
     "vocab_size": 30,
     "hidden_size": 16,
@@ -65,7 +67,7 @@ def judged(model: nn.Module) -> nn.Module:
     return Logits(twin.double())
 
 
-@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no grouped product")
+@grouped
 @pytest.mark.parametrize("method", ["r2r", "net2net", "netmorph", "mean"])
 @pytest.mark.parametrize("name", EXPERTS)
 def test_experts_grow_exactly_in_their_default_form(name: str, method: str) -> None:
@@ -106,6 +108,7 @@ def test_experts_are_analysed_without_values(name: str) -> None:
     assert found[0] == found[1]
 
 
+@grouped
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_the_grouped_product_has_the_geometry_of_its_kernel(dtype: torch.dtype, transposed: bool) -> None:
