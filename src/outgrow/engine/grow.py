@@ -48,6 +48,7 @@ from outgrow.trace.contributing_parameters import check_reached
 from outgrow.trace.flops import count_flops
 from outgrow.transforms.all_transforms import TABLE, Transform, check_transforms, kept_outputs, kind_of
 from outgrow.transforms.site_and_step import Step
+from outgrow.transforms.widen import expert_sizes
 from outgrow.transforms.widen.notes import OUTPUTS, RESCALED
 from outgrow.verify import outputs as verify
 from outgrow.verify.brief_check import BriefCheck, part_of
@@ -290,11 +291,9 @@ def _planned(request: Request, look: Look, example: Example, work: Work, dry: bo
     """All steps of the growth; the model itself does not change."""
     model = request.model
     if look.ready is not None:
-        notes = [
-            note
-            for note in look.ready.notes
-            if not look.ready.adds_modules or note.startswith((unrun.NOTE, value_reads.NOTE, UNIT, RESCALED, OUTPUTS))
-        ]
+        kept: tuple[str, ...] = () if look.ready.adds_modules else ("",)  # beginnings of notes
+        kept += unrun.NOTE, value_reads.NOTE, UNIT, RESCALED, OUTPUTS, expert_sizes.NOTE
+        notes = [note for note in look.ready.notes if note.startswith(kept)]
         return Planned(look.ready.steps, notes)
     draws = look.base.draws if look.base is not None else dry and verify.draws(model, example)
     anatomy = dissect(model, example, both_modes=draws)

@@ -117,10 +117,12 @@ def _grouped_mm(x: Tensor, weight: Tensor, *rest: Any) -> Tensor | None:
     if x.dtype not in (torch.float16, torch.float32) or weight.dtype != x.dtype or (x.ndim, weight.ndim) != (2, 3):
         return None
     outer, step = weight.shape[2], 16 // x.element_size()
-    if x.shape[1] != weight.shape[1] or any(_distance(tensor) % step for tensor in (x, weight)):
+    found = [distance for tensor in (x, weight) if (distance := _distance(tensor)) % step]
+    if x.shape[1] != weight.shape[1] or found:
+        instead = f" ({-(-found[0] // step) * step} instead of {found[0]})" if found else ""
         raise RuntimeError(
             f"_grouped_mm takes no {tuple(x.shape)} by {tuple(weight.shape)}: rows must begin at multiples of 16 bytes, so the "
-            f"sizes of experts in {x.dtype} must be multiples of {step}"
+            f"sizes of experts in {x.dtype} must be multiples of {step}{instead}"
         )
     return torch.empty_strided((len(x), outer), (-(-outer // step) * step, 1), dtype=x.dtype, device="meta")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import outgrow
 from outgrow.analysis.analyse import dissect
 from outgrow.model.meta_copy import CachedShapes
+from outgrow.transforms.widen.expert_sizes import NOTE
 from tests.helpers.grow_everywhere import reasons
 from tests.helpers.judging import assert_same_function
 
@@ -52,7 +54,7 @@ class Logits(nn.Module):
 def build(name: str, **more: Any) -> nn.Module:
     options, _ = EXPERTS[name]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**SMALL, **options, **more)
+    config = getattr(transformers, f"{name}Config")(**{**SMALL, **options, **more})
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     with torch.no_grad():  # buffers hold frequencies, which the configuration gives
         for parameter in model.parameters():
@@ -106,6 +108,38 @@ def test_experts_are_analysed_without_values(name: str) -> None:
     twin = copy.deepcopy(model).to("meta")
     found = [[(one.name, one.kind, one.size) for one in outgrow.volumes(each, {"input_ids": ids})] for each in (model, twin)]
     assert found[0] == found[1]
+
+
+@grouped
+@pytest.mark.parametrize(("dtype", "by", "fits"), [(torch.float32, 3, 16), (torch.bfloat16, 4, 24), (torch.float32, 4, None)])
+def test_sizes_that_the_default_form_does_not_take_are_reported(
+    dtype: torch.dtype, by: int, fits: int | None, tmp_path: Path
+) -> None:
+    """Experts that run one by one can have any size; loaded in their default form, the saved model fails."""
+    options, setting = EXPERTS["Qwen3Moe"]
+    model = build("Qwen3Moe", experts_implementation="eager", **{setting: options[setting] + (4 if fits == 24 else 0)}).to(
+        dtype
+    )
+    ids = torch.arange(14).view(2, 7) % 30
+    growth = outgrow.widen(model, {"input_ids": ids}, kind="mlp", by=by)
+    model.save_pretrained(tmp_path)
+    for form in ("eager", None, "batched_mm"):
+        again = Logits(type(model).from_pretrained(tmp_path, dtype=dtype, experts_implementation=form))
+        if form is None and fits is not None:
+            with pytest.raises(RuntimeError, match="16 bytes"):
+                again(ids)
+        else:
+            torch.testing.assert_close(again(ids), Logits(model)(ids), rtol=0.1, atol=0.1)
+    told = [note for note in growth.notes if note.startswith(NOTE)]
+    assert len(told) == (fits is not None)
+    assert all(f"or grow with to={fits}" in note for note in told)
+
+
+@grouped
+def test_a_refused_size_of_experts_names_one_that_runs() -> None:
+    ids = torch.arange(14).view(2, 7) % 30
+    with pytest.raises(outgrow.GrowthError, match=r"multiples of 4 \(16 instead of 15\)"):
+        outgrow.widen(build("Qwen3Moe"), {"input_ids": ids}, kind="mlp", by=3)
 
 
 @grouped

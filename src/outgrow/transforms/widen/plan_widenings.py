@@ -8,6 +8,7 @@ from dataclasses import replace
 from outgrow.requests import Widen
 from outgrow.trace.flops import count_flops
 from outgrow.transforms.site_and_step import Site, Step
+from outgrow.transforms.widen.expert_sizes import grouped_product_notes
 from outgrow.transforms.widen.fold_residual import fold_residuals
 from outgrow.transforms.widen.learned_choices import learnings_of
 from outgrow.transforms.widen.make_plan import inits_of
@@ -29,6 +30,7 @@ def widen_plan(site: Site, requests: Sequence[Widen]) -> Step:
         *rescaled_note(site.model, choices, plan),
         *outputs_note(anatomy.reading.trace, requests, prediction),
         *output_notes(choices),
+        *grouped_product_notes(site.model, choices),
     )
     gains = new_output_entries(anatomy, choices)
     return Step((replace(plan, grafts=grafts),), inits_of(choices), tuple(skipped), flops, notes, gains, learned)
