@@ -103,7 +103,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--tuned",
         type=Path,
         default=None,
-        help="results of --set tuning, for the sets after it (default: yours, or the kept ones)",
+        help="results of --set tuning, for the sets after it and for its own long budgets (default: yours, or the kept ones)",
     )
     parser.add_argument(
         "--out", type=Path, default=None, help="where the report goes (default: PRESET-table-report beside the results)"
@@ -146,9 +146,11 @@ def quick(arm: Arm) -> Arm:
 def arms_of(options: argparse.Namespace) -> list[Arm]:
     if options.set in OF_THE_PAPER:
         return OF_THE_PAPER[options.set]()
+    own_folder = compared_in(options.preset) / "tuning"
     if options.set == "tuning":
-        return [*tuning_arms(), *own_tuning.tuning_arms()]
-    folder = options.tuned or tuned_in(compared_in(options.preset) / "tuning")
+        folder = options.tuned or tuned_in(options.results or own_folder)
+        return [*tuning_arms(), *own_tuning.tuning_arms(read_all(folder))]
+    folder = options.tuned or tuned_in(own_folder)
     tuned = chosen_by(folder)
     print(f"rates and weight decays are those that {folder} chose")
     if options.set == "sweep":
@@ -203,7 +205,7 @@ def names_of(which: str) -> list[str]:
     tuned = {kind: dict.fromkeys(tuned_at(kind), OWNED) for kind in KINDS}
     arms: Callable[[], list[Arm]] = {
         **OF_THE_PAPER,
-        "tuning": lambda: [*tuning_arms(), *own_tuning.tuning_arms()],
+        "tuning": lambda: [*tuning_arms(), *own_tuning.tuning_arms({})],
         "sweep": lambda: sweep_arms(tuned),
         "protocol": lambda: [*protocol_arms(tuned), *own_tuning.own_arms(own_tuning.any_choice(), tuned)],
     }[which]

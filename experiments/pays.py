@@ -18,7 +18,7 @@ from experiments.reading.own_tuned import OWN, at_the_ends, own_of, own_tables
 from experiments.reading.result_files import ResultsError, unusable
 from experiments.reading.ways import VERBS, Table, tables
 from experiments.reading.words import signed
-from experiments.setting.own_tuning import BRIEF, REUSED_BRIEFLY, RIDGE, SEEDS
+from experiments.setting.own_tuning import BRIEF, LEFT, NARROWED_AT, REUSED_BRIEFLY, RIDGE, SEEDS
 from experiments.setting.protocol import (
     BIG,
     DECAYS,
@@ -82,8 +82,10 @@ def tuned_apart(compared: Comparison) -> list[str]:
     pairs = ["; ".join(f"{rate:g}, {decay:g}" for rate, decay in found) for found in (RIDGE, REUSED_BRIEFLY)]
     return [
         f"In the tables with “{OWN}”, each line was tuned at each of its budgets with the same {len(RIDGE)} pairs of rate and "
-        f"weight decay ({pairs[0]}; under reuse up to budget {BRIEF}: {pairs[1]}), {SEEDS['brief']} seeds up to budget {BRIEF} "
-        f"and {SEEDS['long']} beyond. The best rate is the lowest or highest of these for {at_the_ends(own)}."
+        f"weight decay ({pairs[0]}; under reuse up to budget {BRIEF}: {pairs[1]}); beyond {NARROWED_AT} with the {LEFT} "
+        f"of them that were best at {NARROWED_AT}, if the same ones were tried there. Seeds by budget: "
+        f"{', '.join(f'{seeds} at {budget}' for budget, seeds in SEEDS.items())}. "
+        f"The best rate is the lowest or highest of these for {at_the_ends(own)}."
     ]
 
 

@@ -2,7 +2,8 @@
 
 In the comparison of `protocol.py`, grown runs are tuned with r2r and budgets above 8 take over what was best at 8. Here each
 kind of run, which is one line of the comparison, is tuned at each of its budgets: six pairs of peak rate and weight decay, the
-same for all kinds, each with four seeds up to budget 4 and two beyond, on held-out images.
+same for all kinds, each with two seeds up to budget 8 and one beyond, on held-out images. At 16 and 32, a kind
+that has been tuned at 8 tries the three pairs that were best for it there.
 
 The pairs lie where the full grid of `protocol.py` has its ridge: there accuracy depends on rate × decay first, which is best
 near 0.002, and on their ratio little. Under reuse at budgets up to 4 low rates are best for ways that preserve the function,
@@ -15,7 +16,7 @@ is not trained again: readers find it by its description.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean
 from typing import Any
@@ -42,10 +43,12 @@ from experiments.setting.protocol import (
 from experiments.setting.schedules import SCHEDULES
 
 PREFIX = "OWN-"
+Pair = tuple[float, float]  # peak rate and weight decay
 RIDGE = ((4e-3, 0.2), (8e-3, 0.05), (8e-3, 0.2), (1.6e-2, 0.05), (1.6e-2, 0.2), (3.2e-2, 0.05))
 REUSED_BRIEFLY = ((5e-4, 0.5), (1e-3, 0.5), (2e-3, 0.5), (4e-3, 0.2), (8e-3, 0.2), (1.6e-2, 0.05))
-BRIEF = 4  # the longest budget with more seeds, and with the lower rates under reuse
-SEEDS = {"brief": 4, "long": 2}
+BRIEF = 4  # the longest budget with the lower rates under reuse
+SEEDS = {1: 2, 2: 2, 4: 2, 8: 2, 16: 1, 32: 1}  # by budget
+NARROWED_AT, LEFT = 8, 3  # at longer budgets so many of the pairs are tried: those that were best at this one
 WAYS_AT = {"EQ": (2, 8, 32), "RE": (1, 4, 16)}  # budgets of the ways other than r2r
 
 
@@ -58,7 +61,7 @@ class Kind:
     budgets: tuple[int, ...]
     make: Callable[[str, float, Chosen], Arm]
 
-    def pairs(self, budget: float) -> tuple[tuple[float, float], ...]:
+    def pairs(self, budget: float) -> tuple[Pair, ...]:
         return REUSED_BRIEFLY if self.line.startswith("RE") and budget <= BRIEF else RIDGE
 
 
@@ -105,40 +108,53 @@ KINDS = tuple(kinds())
 Own = Mapping[str, Mapping[float, Chosen]]  # for each kind, by budget; those alone whose tuning is complete
 
 
-def tuning_arms() -> list[Arm]:
-    """Every kind at every budget with every pair, less what the tuning of `protocol.py` has."""
+def tuning_arms(results: Mapping[str, Any]) -> list[Arm]:
+    """Every kind at every budget with every pair that is tried there, less what the tuning of `protocol.py` has.
+
+    Args:
+        results: of the tuning so far, by which longer budgets are narrowed down.
+    """
     there = {tuning_name(*one) for one in GRID}
     arms = [
         kind.make(tuning_name(kind.name, budget, *pair), budget, Chosen(*pair))
         for kind in KINDS
         for budget in kind.budgets
-        for pair in kind.pairs(budget)
+        for pair in tried(results, kind, budget)
     ]
     return [arm for arm in arms if arm.name not in there]
 
 
-def wanted_seeds(results: Mapping[str, Any], budget: float) -> list[int]:
-    """As many as the longest tuned run of a budget has, at most those of the plan: the same for all kinds."""
-    names = [tuning_name(kind.name, budget, *pair) for kind in KINDS if budget in kind.budgets for pair in kind.pairs(budget)]
-    most = max((len(results[name]["seeds"]) for name in names if name in results), default=0)
-    return list(range(min(most, SEEDS["brief" if budget <= BRIEF else "long"])))
+def tried(results: Mapping[str, Any], kind: Kind, budget: int) -> list[Pair]:
+    """The pairs of a kind at a budget: beyond 8 the best ones at 8, where the same pairs have been tried there."""
+    pairs = list(kind.pairs(budget))
+    if budget <= NARROWED_AT or NARROWED_AT not in kind.budgets or kind.pairs(NARROWED_AT) != kind.pairs(budget):
+        return pairs
+    scores = scores_of(results, kind, NARROWED_AT, pairs)
+    best = sorted(scores, key=lambda pair: -scores[pair])[:LEFT]
+    return [pair for pair in pairs if pair in best] if scores else pairs
+
+
+def scores_of(results: Mapping[str, Any], kind: Kind, budget: int, pairs: Sequence[Pair]) -> dict[Pair, float]:
+    """Held-out accuracy of each pair; nothing unless all of them have all seeds of that budget."""
+    seeds = [str(seed) for seed in range(SEEDS[budget])]
+    found = {}
+    for pair in pairs:
+        curves = results.get(tuning_name(kind.name, budget, *pair), {"curves": {}})["curves"]
+        if not all(seed in curves for seed in seeds):
+            return {}
+        found[pair] = mean(curves[seed][-1]["accuracy"][-1] for seed in seeds)
+    return found
 
 
 def chosen(results: Mapping[str, Any]) -> dict[str, dict[float, Chosen]]:
     """The best pair of each kind at each budget by held-out accuracy, where all its pairs have all seeds of that budget."""
     found: dict[str, dict[float, Chosen]] = {}
-    budgets = {budget for kind in KINDS for budget in kind.budgets}
-    seeds = {budget: wanted_seeds(results, budget) for budget in budgets}
     for kind in KINDS:
         for budget in kind.budgets:
-            curves = [
-                results.get(tuning_name(kind.name, budget, *pair), {"curves": {}})["curves"] for pair in kind.pairs(budget)
-            ]
-            if not seeds[budget] or not all(str(seed) in own for own in curves for seed in seeds[budget]):
-                continue
-            scores = [mean(own[str(seed)][-1]["accuracy"][-1] for seed in seeds[budget]) for own in curves]
-            best = kind.pairs(budget)[scores.index(max(scores))]
-            found.setdefault(kind.name, {})[budget] = Chosen(*best)
+            scores = scores_of(results, kind, budget, tried(results, kind, budget))
+            if scores:
+                best = max(scores, key=lambda pair: scores[pair])
+                found.setdefault(kind.name, {})[budget] = Chosen(*best)
     return found
 
 

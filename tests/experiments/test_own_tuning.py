@@ -40,7 +40,7 @@ def test_the_effort_is_the_same_for_all() -> None:
     """Six pairs for every kind at every budget, of the same list for all kinds of an account."""
     grid = {tuning_name(*one) for one in protocol.GRID}
     there = Counter(name.rsplit("@")[0] + "@" + name.split("@")[1].split("-")[0] for name in grid)
-    made = [arm.name for arm in own_tuning.tuning_arms()]
+    made = [arm.name for arm in own_tuning.tuning_arms({})]
     assert not grid & set(made)
     assert len(set(map(file_name, made))) == len(made)
     for kind in KINDS:
@@ -59,19 +59,34 @@ def made_up(scores: dict[str, dict[int, float]]) -> dict[str, Any]:
     return {name: {"seeds": list(by_seed), "curves": curves(by_seed)} for name, by_seed in scores.items()}
 
 
-def test_the_best_pair_by_the_seeds_that_all_have() -> None:
+def test_the_best_pair_by_the_seeds_of_its_budget() -> None:
     kind = next(kind for kind in KINDS if kind.name == "widen-flops")
-    names = [tuning_name(kind.name, 16, *pair) for pair in kind.pairs(16)]
+    names = [tuning_name(kind.name, 4, *pair) for pair in kind.pairs(4)]
     scores = {name: {0: 0.5, 1: 0.5} for name in names}
     scores[names[2]] = {0: 0.9, 1: 0.3}  # the mean counts
     scores[names[4]] = {0: 0.6, 1: 0.7, 2: 0.0}  # a third seed counts nowhere
-    assert chosen(made_up(scores)) == {kind.name: {16: Chosen(*kind.pairs(16)[4])}}
-    other = tuning_name("scratch", 16, 8e-3, 0.2)
+    assert chosen(made_up(scores)) == {kind.name: {4: Chosen(*kind.pairs(4)[4])}}
     assert chosen(made_up({**scores, names[0]: {0: 1.0}})) == {}  # the second seed of one pair is not there yet
+    other = tuning_name("scratch", 4, 8e-3, 0.2)
     assert set(chosen(made_up({**scores, other: {0: 0.5, 1: 0.5}}))) == {kind.name}  # scratch lacks five pairs
     del scores[names[5]]
     assert chosen(made_up(scores)) == {}
-    assert chosen(made_up({name: {0: 0.5} for name in names}))[kind.name][16] == Chosen(*kind.pairs(16)[0])
+
+
+def test_long_budgets_try_what_was_best_at_eight() -> None:
+    kind, reused = (next(kind for kind in KINDS if kind.name == name) for name in ("widen-flops", "widen-reuse-random"))
+    pairs = kind.pairs(8)
+    at_eight = {
+        tuning_name(kind.name, 8, *pair): {0: mean, 1: mean} for pair, mean in zip(pairs, (1, 6, 2, 5, 4, 3), strict=True)
+    }
+    made = {arm.name for arm in own_tuning.tuning_arms(made_up(at_eight))}
+    for budget in (16, 32):
+        left = {tuning_name(kind.name, budget, *pairs[number]) for number in (1, 3, 4)}
+        assert {name for name in made if name.startswith(f"TUNE-{kind.name}@{budget}-")} == left
+    of_reused = [name for name in made if name.startswith(f"TUNE-{reused.name}@16-")]
+    assert len(of_reused) == 6  # at 4, its longest budget before, other pairs are tried
+    at_sixteen = {tuning_name(kind.name, 16, *pairs[number]): {0: number} for number in (1, 3, 4)}
+    assert chosen(made_up(at_eight | at_sixteen))[kind.name] == {8: Chosen(*pairs[1]), 16: Chosen(*pairs[4])}
 
 
 def test_the_kept_tuning_chooses_for_the_budgets_that_it_has() -> None:
@@ -114,8 +129,8 @@ def test_the_command_trains_them_once(
     monkeypatch.setattr(type(data), "held_out", lambda self: self)
     folders = ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
     names = ["TUNE-deepen-nothing@16-0.008-0.2", "TUNE-deepen-rewarm@16-0.008-0.2"]
-    short = [replace(arm, stages=tuple(replace(one, epochs=1) for one in arm.stages)) for arm in own_tuning.tuning_arms()]
-    monkeypatch.setattr("experiments.setting.own_tuning.tuning_arms", lambda: short)
+    short = [replace(arm, stages=tuple(replace(one, epochs=1) for one in arm.stages)) for arm in own_tuning.tuning_arms({})]
+    monkeypatch.setattr("experiments.setting.own_tuning.tuning_arms", lambda results: short)
     assert main(["--set", "tuning", *names, *folders]) == 0
     assert capsys.readouterr().out.startswith("2 arms, 1 seed: 3 pieces of training, 3 left")  # one small network for both
     assert main(["--set", "tuning", *names, *folders]) == 0
