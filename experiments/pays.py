@@ -83,7 +83,7 @@ def tuned_apart(compared: Comparison) -> list[str]:
     return [
         f"In the tables with “{OWN}”, each line was tuned at each of its budgets with the same {len(RIDGE)} pairs of rate and "
         f"weight decay ({pairs[0]}; under reuse up to budget {BRIEF}: {pairs[1]}); beyond {NARROWED_AT} with the {LEFT} "
-        f"of them that were best at {NARROWED_AT}, if the same ones were tried there. Seeds by budget: "
+        f"of them that were best at {NARROWED_AT}, or the last {LEFT} where that budget is not compared. Seeds by budget: "
         f"{', '.join(f'{seeds} at {budget}' for budget, seeds in SEEDS.items())}. "
         f"The best rate is the lowest or highest of these for {at_the_ends(own)}."
     ]

@@ -2,12 +2,13 @@
 
 In the comparison of `protocol.py`, grown runs are tuned with r2r and budgets above 8 take over what was best at 8. Here each
 kind of run, which is one line of the comparison, is tuned at each of its budgets: six pairs of peak rate and weight decay, the
-same for all kinds, each with two seeds up to budget 8 and one beyond, on held-out images. At 16 and 32, a kind
-that has been tuned at 8 tries the three pairs that were best for it there.
+same for all kinds, each with two seeds up to budget 8 and one beyond, on held-out images. At 16 and 32 three pairs are tried: of a
+kind that has been tuned at 8, those that were best for it there. Runs that grow twice are left out, and ways other than r2r and
+other schedules of the rate are compared at some budgets only.
 
 The pairs lie where the full grid of `protocol.py` has its ridge: there accuracy depends on rate × decay first, which is best
 near 0.002, and on their ratio little. Under reuse at budgets up to 4 low rates are best for ways that preserve the function,
-and high ones may be for the others: there the pairs are one per rate.
+and high ones may be for the others: there the pairs are one per rate; at 16 the ways other than r2r try the upper half of them.
 
 Lines have the names of `protocol.py`, files the prefix OWN. A run that the comparison of `protocol.py` has under another name
 is not trained again: readers find it by its description.
@@ -25,7 +26,6 @@ from experiments.setting.arms import Arm
 from experiments.setting.protocol import (
     BIG,
     BUDGETS,
-    FIRST,
     GRID,
     METHODS,
     OWNED,
@@ -38,7 +38,6 @@ from experiments.setting.protocol import (
     reuse,
     scratch,
     tuning_name,
-    twice,
 )
 from experiments.setting.schedules import SCHEDULES
 
@@ -49,7 +48,8 @@ REUSED_BRIEFLY = ((5e-4, 0.5), (1e-3, 0.5), (2e-3, 0.5), (4e-3, 0.2), (8e-3, 0.2
 BRIEF = 4  # the longest budget with the lower rates under reuse
 SEEDS = {1: 2, 2: 2, 4: 2, 8: 2, 16: 1, 32: 1}  # by budget
 NARROWED_AT, LEFT = 8, 3  # at longer budgets so many of the pairs are tried: those that were best at this one
-WAYS_AT = {"EQ": (2, 8, 32), "RE": (1, 4, 16)}  # budgets of the ways other than r2r
+WAYS_AT = {"EQ": (8,), "RE": (1, 4, 16)}  # budgets of the ways other than r2r
+SCHEDULED_AT = (8, 16)  # budgets of other schedules of the rate
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,11 @@ class Kind:
     make: Callable[[str, float, Chosen], Arm]
 
     def pairs(self, budget: float) -> tuple[Pair, ...]:
-        return REUSED_BRIEFLY if self.line.startswith("RE") and budget <= BRIEF else RIDGE
+        if not self.line.startswith("RE"):
+            return RIDGE
+        if budget <= BRIEF:
+            return REUSED_BRIEFLY
+        return RIDGE if NARROWED_AT in self.budgets else REUSED_BRIEFLY[-LEFT:]
 
 
 def kinds() -> list[Kind]:
@@ -72,7 +76,7 @@ def kinds() -> list[Kind]:
         found += [reused(what, None), reused(what, "r2r")]
         others = [method for method in METHODS[what] if method != "r2r"]
         found += [kind(what, method) for method in others for kind in (nothing, reused)]
-    return [*found, *(both(order) for order in FIRST)]
+    return found
 
 
 def small(what: str) -> Kind:
@@ -88,7 +92,7 @@ def scheduled(what: str, schedule: str) -> Kind:
     def make(name: str, budget: float, chosen: Chosen) -> Arm:
         return SCHEDULES[schedule](from_nothing(name, what, "r2r", budget, chosen))
 
-    return Kind(f"{what}-{schedule}", f"EQ-{what}-r2r-{schedule}", BUDGETS, make)
+    return Kind(f"{what}-{schedule}", f"EQ-{what}-r2r-{schedule}", SCHEDULED_AT, make)
 
 
 def reused(what: str, method: str | None) -> Kind:
@@ -97,11 +101,6 @@ def reused(what: str, method: str | None) -> Kind:
     line = f"RE-small-{what}" if method is None else f"RE-{what}-{method}"
     budgets = REUSED if method in (None, "r2r") else WAYS_AT["RE"]
     return Kind(name, line, budgets, lambda name, *how: reuse(name, what, method, *how))
-
-
-def both(order: str) -> Kind:
-    name = "both-nothing" if order == "deepen-first" else f"both-nothing-{order}"
-    return Kind(name, f"EQ-both-{order}", BUDGETS, lambda name, *how: twice(name, order, *how))
 
 
 KINDS = tuple(kinds())

@@ -217,7 +217,7 @@ def test_the_pages_say_what_the_results_say(compared: Comparison) -> None:
 
 def test_the_pages_say_how_long_it_took() -> None:
     def minutes(*folders: str, only: Container[str] | None = None) -> float:
-        apart = {arm.name for arm in own_tuning.tuning_arms()}  # runs tuned for themselves come on top
+        apart = {arm.name for arm in own_tuning.tuning_arms({})}  # runs tuned for themselves come on top
         found = [item for folder in folders for item in read_all(KEPT / folder).items() if only is None or item[0] in only]
         contents = [content for name, content in found if name not in apart and not name.startswith(own_tuning.PREFIX)]
         curves = [stages for one in contents if "H200" in one["device"] for stages in one["curves"].values()]

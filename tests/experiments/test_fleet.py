@@ -101,7 +101,7 @@ SETS: dict[str, Callable[[], list[Arm]]] = {
     "tuning": lambda: [arm for arm in protocol.tuning_arms() if arm.name.endswith("@2-0.001-0.01")],
     "sweep": lambda: protocol.sweep_arms(TUNED)[::5],
     "protocol": lambda: [arm for arm in protocol.protocol_arms(TUNED) if arm.name.endswith("@4")],
-    "own tuning": lambda: [arm for arm in own_tuning.tuning_arms() if arm.name.endswith("@2-0.016-0.2")],
+    "own tuning": lambda: [arm for arm in own_tuning.tuning_arms({}) if arm.name.endswith(("@8-0.016-0.2", "@1-0.004-0.2"))],
 }
 
 
