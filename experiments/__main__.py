@@ -231,6 +231,7 @@ def engine_of(options: argparse.Namespace) -> tuple[str, Callable[..., Any], Cal
     if plain and options.engine == "fused":
         raise SystemExit("the fused engine has no kernels for appendix B's network: use --engine graphs")
     if device.type == "cuda":
+        torch.set_num_threads(1)  # the host's operators are small; threads of several processes hold each other up
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = options.precision == "tf32"
     kind = options.engine if options.engine != "auto" else "eager" if device.type != "cuda" else "graphs" if plain else "fused"
     if kind in ("eager", "graphs"):

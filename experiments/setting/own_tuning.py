@@ -2,9 +2,9 @@
 
 In the comparison of `protocol.py`, grown runs are tuned with r2r and budgets above 8 take over what was best at 8. Here each
 kind of run, which is one line of the comparison, is tuned at each of its budgets: six pairs of peak rate and weight decay, the
-same for all kinds, each with two seeds up to budget 8 and one beyond, on held-out images. At 16 and 32 three pairs are tried: of a
-kind that has been tuned at 8, those that were best for it there. Runs that grow twice are left out, and ways other than r2r and
-other schedules of the rate are compared at some budgets only.
+same for all kinds, each with two seeds up to budget 8 and one beyond, on held-out images. At 16 and 32 three pairs are tried:
+of a kind that has been tuned at 8, those that were best for it there. Runs that grow twice are left out, and ways other than
+r2r and other schedules of the rate are compared at some budgets only.
 
 The pairs lie where the full grid of `protocol.py` has its ridge: there accuracy depends on rate × decay first, which is best
 near 0.002, and on their ratio little. Under reuse at budgets up to 4 low rates are best for ways that preserve the function,
