@@ -87,6 +87,19 @@ def best(action: Callable[[], Any], repetitions: int = REPETITIONS) -> float:
     return min(times)
 
 
+def widened(make: Callable[[], tuple[Any, Any]]) -> tuple[float, Any, Any]:
+    """CPU seconds of the quickest of some growths, each of a new model; the last growth, and its model."""
+    import outgrow
+
+    times = []
+    for _ in range(REPETITIONS):
+        model, example = make()
+        start = time.process_time()
+        growth = outgrow.widen(model, example, "*", factor=1.5)
+        times.append(time.process_time() - start)
+    return min(times), growth, model
+
+
 def measure_layers(layers: str) -> dict[str, float]:
     import outgrow
     from outgrow.trace.record import record
@@ -94,14 +107,8 @@ def measure_layers(layers: str) -> dict[str, float]:
     model, example = llama(int(layers))
     outgrow.volumes(*llama(1))  # what is imported and worked out once per process
     watched, found = best(lambda: record(model, example)), best(lambda: outgrow.volumes(model, example))
-    start = time.process_time()
-    growth = outgrow.widen(model, example, "*", factor=1.5)
-    return {
-        "watched_s": watched,
-        "volumes_s": found,
-        "widen_s": time.process_time() - start,
-        "parameters": growth.parameters[0],
-    }
+    seconds, growth, _ = widened(lambda: llama(int(layers)))
+    return {"watched_s": watched, "volumes_s": found, "widen_s": seconds, "parameters": growth.parameters[0]}
 
 
 def measure_grown(size: str) -> dict[str, float]:
@@ -110,11 +117,9 @@ def measure_grown(size: str) -> dict[str, float]:
 
     import outgrow
 
-    model, example = llama(24, sizes=GROWN[size])
     outgrow.volumes(*llama(1))
-    start = time.process_time()
-    growth = outgrow.widen(model, example, "*", factor=1.5)
-    widened = time.process_time() - start
+    seconds, growth, model = widened(lambda: llama(24, sizes=GROWN[size]))
+    example = llama(1)[1]
 
     def copy() -> None:
         _ = [torch.empty_like(parameter).copy_(parameter) for parameter in model.parameters()]
@@ -122,7 +127,7 @@ def measure_grown(size: str) -> dict[str, float]:
     with torch.no_grad():
         copied, passed = best(copy), best(lambda: model(**example))
     return {
-        "widen_s": widened,
+        "widen_s": seconds,
         "copy_s": copied,
         "pass_s": passed,
         "before": growth.parameters[0],
