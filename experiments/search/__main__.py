@@ -110,7 +110,7 @@ class Experiment:
         for epoch in range(done, epochs):
             if time.monotonic() > self.end:
                 raise OutOfTime
-            train_epoch(model, optimizer, self.images, epoch, epochs)
+            train_epoch(model, optimizer, self.images, epoch, epochs, final=True)
             outgrow.save(model, self.weights(arm, epoch + 1))
             torch.save({"epochs": epoch + 1, "optimizer": optimizer.state_dict()}, path.with_suffix(".part"))
             path.with_suffix(".part").replace(path)
