@@ -7,10 +7,10 @@ with grouped products if nothing else is requested.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from outgrow.analysis.roles import READS
 from outgrow.model.sandbox import tensors_of
@@ -23,15 +23,15 @@ ALIGNED, KINDS = 16, (torch.float32, torch.float16, torch.bfloat16)  # bytes, an
 def grouped_product_notes(model: nn.Module, choices: Sequence[Choice]) -> list[str]:
     """Lines of the report on sizes that grouped products do not take, one per size."""
     alike: dict[tuple[int, torch.dtype], list[str]] = {}
+    tensors = tensors_of(model)
     for choice in choices if hasattr(torch, "_grouped_mm") else ():
-        for size in dict.fromkeys(_unaligned(model, choice)):
+        for size in dict.fromkeys(_unaligned(model, tensors, choice)):
             alike.setdefault(size, []).append(choice.volume.name)
     return [_line(names, size, kind) for (size, kind), names in alike.items()]
 
 
-def _unaligned(model: nn.Module, choice: Choice) -> Iterator[tuple[int, torch.dtype]]:
+def _unaligned(model: nn.Module, tensors: Mapping[str, Tensor], choice: Choice) -> Iterator[tuple[int, torch.dtype]]:
     """New sizes of stacked weights along the axis that reads units, and their types, where only the old sizes are multiples."""
-    tensors = tensors_of(model)
     for slot in choice.volume.slots:
         weight = tensors[slot.tensor]
         if slot.role != READS or weight.ndim != 3 or weight.dtype not in KINDS or not _chooses_form(model, slot.tensor):
