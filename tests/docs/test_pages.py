@@ -187,6 +187,14 @@ def test_the_readme_says_how_many_families_count() -> None:
     assert f"of {len(others)} models of other libraries {sum(result['counts'] for result in others.values())} count" in text
 
 
+def test_the_limits_say_how_long_growths_take() -> None:
+    measured = json.loads((ROOT / "benchmarks" / "results" / "large.json").read_text())
+    slowest = max(family["widen_s"] for family in measured["families"].values())
+    text = " ".join((ROOT / "docs" / "limits.md").read_text(encoding="utf-8").split())
+    assert f"took {measured['layers']['24']['widen_s']:.1f} s of CPU time for a Llama of 24 layers" in text
+    assert f"at most {slowest:.1f} s for the smallest models of timm's {len(measured['families'])} families" in text
+
+
 @pytest.mark.exhaustive
 def test_pages_are_refreshed_without_effect_on_each_other(tmp_path: Path) -> None:
     """Both pages register another method under one name; the third fails, and stays as it is."""
