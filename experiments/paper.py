@@ -33,9 +33,13 @@ def named(place: str) -> str:
     return place if place == "–" else f"`{test or path}`"
 
 
+def files(names: str) -> str:
+    return "<br>".join(f"`{name}`" for name in names.split(", "))
+
+
 def items(found: Sequence[Item]) -> str:
-    rows = [(one.place, one.text, named(one.code), named(one.check), one.verdict) for one in found]
-    return table(("place", "the paper", "code", "checked by", "verdict"), rows)
+    rows = [(one.place, one.text, one.verdict, f"{named(one.code)}<br>{named(one.check)}") for one in found]
+    return table(("place", "the paper", "verdict", "code, and what checks it"), rows)
 
 
 def scores(found: Numbers) -> str:
@@ -62,7 +66,7 @@ def scores(found: Numbers) -> str:
 
 
 def page(found: Numbers) -> str:
-    made = [(one.place, one.paper, one.ours, f"`{one.results}`", one.verdict) for one in claims(found)]
+    made = [(one.place, one.paper, one.ours, one.verdict, files(one.results)) for one in claims(found)]
     return f"""# The paper, item by item
 
 Every definition, table, figure and claim of Michael Painter's *Towards a More Complete Theory of Function Preserving
@@ -93,7 +97,7 @@ excludes zero.
 
 ## Claims
 
-{table(("place", "the paper", "here", "results", "verdict"), made)}
+{table(("place", "the paper", "here", "verdict", "results"), made)}
 
 Why they differ, with intervals, is in the report (`make report`).
 

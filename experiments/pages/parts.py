@@ -208,7 +208,8 @@ def filter_part(numbers: Numbers) -> str:
             weights = numbers.filters.get(f"{arm}/{seed}/{when}")
             if weights is not None:
                 alt = f"{len(weights)} filters of {look(arm).label} {MOMENTS[when]}"
-                note = f"<figcaption><b>{escape(look(arm).label)}</b> {MOMENTS[when]}</figcaption>"
+                moment = MOMENTS[when] + (f", {after_growth(numbers, arm)} epochs later" if when == "end" else "")
+                note = f"<figcaption><b>{escape(look(arm).label)}</b> {moment}</figcaption>"
                 figures.append(f'<figure><img src="{inline(weights)}" alt="{escape(alt)}">{note}</figure>')
     return f'<div class="filters">{"".join(figures)}</div>'
 
@@ -222,6 +223,7 @@ def filter_table(numbers: Numbers) -> str:
     rows = [
         (
             swatch(arm),
+            after_growth(numbers, arm),
             *(prose(plain(one)) for one in (row.kept, row.pattern, row.colour, row.size, row.twins, row.rough_new)),
             f"{ends[arm].diversity:.2f}" if arm in ends else "–",
         )
@@ -229,6 +231,7 @@ def filter_table(numbers: Numbers) -> str:
     ]
     head = (
         "arm",
+        "epochs after",
         "first filters kept",
         "pattern kept",
         "colour kept",
@@ -238,6 +241,11 @@ def filter_table(numbers: Numbers) -> str:
         "1 − |cos|",
     )
     return table(head, rows, "Filters at the end of training: means over seeds with 95 % intervals")
+
+
+def after_growth(numbers: Numbers, arm: str) -> str:
+    """The epochs that an arm was trained for after its growth."""
+    return f"{numbers.results[arm]['arm']['stages'][-1]['epochs']:g}" if arm in numbers.results else "–"
 
 
 def choices() -> str:

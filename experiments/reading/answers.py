@@ -17,7 +17,7 @@ from experiments.reading.findings import Finding, Strip
 from experiments.reading.own_tuned import own_of
 from experiments.reading.tables import saved
 from experiments.reading.ways import SETTINGS, VERBS, name_of, start_of
-from experiments.reading.words import share, signed
+from experiments.reading.words import fewer, share, signed
 
 REUSE, NOTHING = "RE", "EQ"
 
@@ -53,8 +53,8 @@ def reused(what: str) -> Callable[[Comparison], Finding | None]:
         best = {f"{budget:g}": one for budget in ours.ends if (one := best_elsewhere(compared, REUSE, what, "alone", budget))}
         top = max(alone.values(), key=lambda one: one.value)
         tone = "good" if ahead(scratch) and ahead(alone) else "plain"
-        title = f"{VERBS[what]} what is there beats scratch at {', '.join(ahead(scratch)) or 'no'} epochs, "
-        title += f"training on at {', '.join(ahead(alone)) or 'none'}"
+        title = f"{VERBS[what]} a trained network beats scratch at budgets {', '.join(ahead(scratch)) or '–'}, "
+        title += f"and training it on at {', '.join(ahead(alone)) or 'none'}"
         figure = f"{signed(top.value)}|points above training on, at best"
         more = (Strip(f"{verb}: best way, chosen on other seeds, − trained on", best),) if best else ()
         return Finding(figure, title, "", tone, tuple(strips), more)
@@ -108,8 +108,8 @@ def preserving(compared: Comparison) -> Finding | None:
     first = strips[0].cells
     top = max(first.items(), key=lambda item: item[1].value)
     where = ahead(first)
-    place = f"{strips[0].short}, by {signed(top[1].value)} points at {top[0]} epoch{'s' * (top[0] != '1')}"
-    title = f"Preserving the function: r2r leads random padding ({place})"
+    lead = f"{abs(top[1].value):.1f} points at budget {top[0]} ({strips[0].short})"
+    title = f"Preserving the function pays: r2r leads random padding by {lead}"
     title = title if where else "Preserving the function: no clear lead over random padding"
     text = "Random padding destroys the function at the growth, and what was learned is learned again. "
     own, more = own_of(compared), list[Strip]()
@@ -138,7 +138,7 @@ def at_equal_flops(compared: Comparison) -> Finding | None:
     judged = {one.name.split(",")[0]: one.cells for one in strips if "scratch" in one.name}
     last = min(one.value for cells in judged.values() for one in cells.values())
     parts = [
-        f"{verb} beats scratch at {', '.join(ahead(cells)) or 'no budget'}, loses at {', '.join(ahead(cells, -1)) or 'none'}"
+        f"{verb} beats scratch at budget {', '.join(ahead(cells)) or '–'} and loses at {', '.join(ahead(cells, -1)) or 'none'}"
         for verb, cells in judged.items()
     ]
     title = f"From nothing, {'; '.join(parts)}"
@@ -203,8 +203,8 @@ def to_seventy(compared: Comparison) -> Finding | None:
             parts.append(f"Under reuse it is there at once: the small network has {start_of(reuse):.1f} %.")
     if not parts:
         return None
-    title = f"Compute to 70 % from nothing: growth {signed(-100 * figure, 0)} % FLOPs, "
-    title += f"the small network alone {signed(-100 * rival, 0)} %"
+    title = f"To 70 % from nothing, growth takes {fewer(figure)} FLOPs than scratch"
+    title += f", the small network alone {fewer(rival)}" if math.isfinite(rival) else ""
     return Finding(f"{signed(-100 * figure, 0)} %|FLOPs to 70 %, from nothing", title, "\n".join(parts))
 
 

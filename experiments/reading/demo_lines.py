@@ -70,7 +70,7 @@ def losses(results: Results, way: str, after: int = 60) -> tuple[list[int], list
 
 
 def against(one: Estimate, rival: str) -> str:
-    """3.0 points ahead of training on"""
+    """3.0 points ahead of a large one that starts over"""
     if not one.clear:
         return f"not clearly apart from {rival} ({signed(one.value)})"
     return f"{abs(one.value):.1f} points {'ahead of' if one.value > 0 else 'behind'} {rival}"
@@ -80,16 +80,16 @@ def sentences(results: Results) -> tuple[str, str]:
     """The result at the smallest and the largest budget, and what happens at the growth."""
     found, said = budgets(results), []
     for budget in (found[0], found[-1]):
-        rivals = (("on", "training it on as it is"), ("scratch", "starting over"))
+        rivals = (("scratch", "a large one that starts over"), ("on", "the small one without growth"))
         parts = [against(lead(results, rival, budget), name) for rival, name in rivals]
-        said.append(f"with a budget of {budget} epoch{'s' * (budget > 1)} growing is {parts[0]} and {parts[1]}")
+        said.append(f"with a budget of {budget} epoch{'s' * (budget > 1)} it ends {parts[0]}, and {parts[1]}")
     before, after, error = loss_at_growth(results, "grown")
     _, padded, _ = loss_at_growth(results, "random")
     moved = abs(after - before)
     kept = "unchanged" if moved < 1e-4 else f"changed by {tiny(moved)}"
     return (
-        f"A small network is there: {'; '.join(dict.fromkeys(said))}.",
-        f"At the growth outputs move by {tiny(error)} of the largest one at most and the test loss is {kept}; random padding "
+        f"A trained small network is grown and trained on: {'; '.join(dict.fromkeys(said))}.",
+        f"At the growth outputs move by {tiny(error)} of the largest one at most, and the test loss is {kept}. Random padding "
         f"raises it from {before:.2f} to {padded:.2f}.",
     )
 

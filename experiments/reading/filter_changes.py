@@ -8,6 +8,8 @@ singular vector of that matrix, its orientation whatever its colours; the *colou
     size      mean norm of new filters over that of old ones, at the end
     twins     mean cos of the two filters of a pair at the end (R2R's pairs begin equal), and that of filters of different pairs
     rough     share of a filter's energy in high spatial frequencies, at the end
+    varied    mean 1 − |cos| of all pairs of filters at the end (`diversity.py`), without their high frequencies, and without
+              filters that have faded to a thousandth of the others
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from experiments.reading.curves import Estimate, student
-from experiments.reading.diversity import Filters
+from experiments.reading.diversity import Filters, diversity
 
 Weights = np.ndarray
 
@@ -38,6 +40,7 @@ class Changes:
     others: Estimate
     rough_new: Estimate
     rough_old: Estimate
+    varied: Estimate
 
 
 def unit(vectors: Weights) -> Weights:
@@ -56,11 +59,20 @@ def parts(filters: Weights) -> tuple[Weights, Weights]:
     return left[:, :, 0], right[:, 0, :]
 
 
-def rough(filters: Weights) -> float:
-    """Mean share of energy at spatial frequencies above half of the highest one, in either direction."""
-    energy = np.abs(np.fft.fft2(filters)) ** 2
+def high_frequencies(filters: Weights) -> Weights:
+    """Which spatial frequencies are above half of the highest one, in either direction."""
     across = np.abs(np.fft.fftfreq(filters.shape[-1])) > 0.25
-    high = across[:, None] | across[None, :]
+    return across[:, None] | across[None, :]
+
+
+def smooth(filters: Weights) -> Weights:
+    return np.fft.ifft2(np.where(high_frequencies(filters), 0, np.fft.fft2(filters))).real
+
+
+def rough(filters: Weights) -> float:
+    """Mean share of energy at high spatial frequencies."""
+    energy = np.abs(np.fft.fft2(filters)) ** 2
+    high = high_frequencies(filters)
     total = energy.sum(axis=(1, 2, 3))
     return float(np.mean(energy[:, :, high].sum(axis=(1, 2)) / np.where(total > 0, total, 1)))
 
@@ -83,6 +95,7 @@ def of_seed(before: Weights, after: Weights, end: Weights) -> dict[str, float]:
         "others": float(different.mean()),
         "rough_new": rough(new_end),
         "rough_old": rough(end[:old]),
+        "varied": diversity(smooth(end[norms > 1e-3 * np.median(norms)])),
     }
 
 

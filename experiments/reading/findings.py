@@ -217,15 +217,15 @@ def pairs_explode(numbers: Numbers) -> Finding | None:
         return None
     jump = theirs.worst_loss > ours.worst_loss * 1.2
     later = (
-        "and then lead"
+        "later they lead"
         if long.clear and long.value > 0
-        else "and then trail"
+        else "later they trail"
         if long.clear
-        else "with no clear difference later"
+        else "later there is no clear difference"
     )
     return Finding(
         f"{signed(long.value, 2)}|points, pairs over the last 200 epochs",
-        f"New blocks closed by pairs: the loss {'jumps' if jump else 'stays calm'} in the first steps, {later}",
+        f"New blocks closed by pairs: the loss {'jumps' if jump else 'stays calm'} at first; {later}",
         "A new block that ends in a batch norm can be closed by paired weights, as the paper writes, or by γ = 0, the "
         "library’s "
         f"default. Both are exact. Within ten steps the loss goes from {theirs.first_loss:.2f} to {theirs.worst_loss:.2f} "
@@ -308,13 +308,18 @@ def findings(numbers: Numbers) -> list[Finding]:
 
 
 def lede(numbers: Numbers) -> str:
-    """What was run, in one sentence."""
+    """What was run, on what, in one sentence."""
     done, any_result = numbers.work, next(iter(numbers.results.values()))
     seeds = sorted({len(content["seeds"]) for content in numbers.results.values()})
     each = f"{' or '.join(map(str, seeds))} seeds each" if seeds != [1] else "one seed each"
+    devices = " and ".join(f"{duration(seconds)} on one {machine(device)}" for device, seconds in done.seconds.items())
     return (
         f"The experiments of “Towards a More Complete Theory of Function Preserving Transforms”, run again on "
-        f"{any_result['data']}: "
-        f"{done.arms} arms, {each}, {done.growths} growths by outgrow’s public functions, {amount(done.flops, 'FLOP')} in "
-        f"{duration(done.seconds)} of training on one {any_result['device']}."
+        f"{any_result['data']}: {done.arms} arms, {each}, {done.growths} growths by outgrow’s public functions, "
+        f"{amount(done.flops, 'FLOP')} of training in {devices}."
     )
+
+
+def machine(device: str) -> str:
+    """A processor is called after its architecture in result files."""
+    return f"CPU ({device})" if device in ("x86_64", "AMD64", "aarch64", "arm64") else device

@@ -28,14 +28,28 @@ class Item:
 
 DEFINITIONS = (
     Item(
+        "Foreword",
+        "The symmetry of new weights carries over to attention and transformers",
+        "src/outgrow/transforms/widen/choose_heads.py",
+        "tests/configuration/test_library_models.py",
+        "complete: heads and hidden units grow by pairs, streams under layer norms in other ways (docs/methods.md)",
+    ),
+    Item(
         "§1",
         "Function preserving: f(x; θ_t) = g(x; θ_s) for all x",
         "src/outgrow/verify/outputs.py",
         f"{METHODS}::test_exact_methods_keep_the_function_on_fresh_inputs",
     ),
     Item(
-        "§2, eq. 1–2",
-        "Convolutions and linear layers as products of blocks",
+        "§1, §3.3",
+        "Efficient architecture search: candidates are grown from trained networks",
+        "src/outgrow/search/search.py",
+        "tests/search/test_search.py::test_a_child_computes_what_its_parent_does_before_it_is_trained",
+        "complete: docs/search.md",
+    ),
+    Item(
+        "§2, eq. 1–4",
+        "Convolutions and linear layers as products of blocks; a layer is x = σ(W ∗ x + b)",
         "src/outgrow/analysis/rules/product.py",
         "tests/analysis/rules/test_layers.py",
     ),
@@ -47,19 +61,27 @@ DEFINITIONS = (
         "complete, and decided for each operator of the traced model instead of assumed",
     ),
     Item(
-        "§3.1",
+        "§3.1, eq. 6",
         "Net2WiderNet: copies whose outgoing weights are shared out",
         "src/outgrow/methods/net2net.py",
         f"{METHODS}::test_net2net_copies_units_and_shares_their_columns_out",
     ),
     Item(
         "§3.1",
-        "Net2DeeperNet: an identity layer",
-        "src/outgrow/exactness/identity_blocks.py",
+        "Net2DeeperNet: an identity layer behind an idempotent activation",
+        "src/outgrow/transforms/deepen/new_layers.py",
         f"{COMPARE}::test_net2net_deepens_behind_idempotent_activations",
     ),
     Item(
-        "§3.2",
+        "§5.1",
+        "Net2DeeperNet with batch norm: its affine parameters undo it for one batch",
+        "src/outgrow/transforms/deepen/new_layers.py",
+        "tests/transforms/deepen/test_new_layers.py::"
+        "test_a_batch_norm_is_made_the_identity_by_what_stood_there_before_code_that_works_in_place",
+        "complete: exact in eval mode, and in train mode on batches with the statistics of the example",
+    ),
+    Item(
+        "§3.2, eq. 7",
         "Network Morphism, widening: one of the two new kernels is zero",
         "src/outgrow/methods/netmorph.py",
         f"{METHODS}::test_netmorph_with_zero_writers",
@@ -79,8 +101,8 @@ DEFINITIONS = (
         "tests/transforms/test_branch.py",
     ),
     Item(
-        "§4.1, figure 1",
-        "R2WiderR: W̄ = [W; U; U], b̄ = [b; c; c], V̄ = [V, A, −A]",
+        "§4.1, appendix C, figure 1",
+        "R2WiderR, another solution of the equation of Network Morphism: W̄ = [W; U; U], b̄ = [b; c; c], V̄ = [V, A, −A]",
         "src/outgrow/methods/r2r.py",
         f"{METHODS}::test_r2r_makes_pairs_written_alike_and_read_with_opposite_signs",
     ),
@@ -113,14 +135,14 @@ DEFINITIONS = (
     ),
     Item(
         "Appendix C",
-        "Zero initialisation where σ(b) = 0 at some b",
+        "Zero initialisation where σ(b) = 0 at some b; none where σ is never zero (sigmoid)",
         "src/outgrow/exactness/constants_through.py",
         "tests/exactness/test_constants_through.py",
         "complete where σ has a slope at b, which is found by evaluating σ",
     ),
     Item(
-        "§4.4, figure 3",
-        "R2DeeperR: x_e = z(x) + x with z = 0",
+        "§4.4, §5.2, figure 3",
+        "R2DeeperR: x_e = z(x) + x with z = 0, a whole residual block",
         "src/outgrow/transforms/deepen/own_kind.py",
         "tests/transforms/deepen/test_own_kind.py",
         'complete; method="r2r-paper" closes a branch behind a batch norm by pairs, as written',
@@ -133,11 +155,25 @@ DEFINITIONS = (
         "complete: for activations that a growth brings, and for those in copies of blocks (docs/deepen.md)",
     ),
     Item(
+        "§5.3",
+        "Teacher and student may share parameters, so that several sizes are trained at once",
+        "src/outgrow/families/family.py",
+        "tests/families/test_family.py::test_gradients_of_all_sizes_meet_in_the_shared_parameters",
+        "complete: docs/families.md",
+    ),
+    Item(
         "§6",
-        "Initial values with the standard deviation s of the kernel they join",
+        "Widening: initial values with the standard deviation s of the kernel they join",
         "src/outgrow/methods/base.py",
         f"{METHODS}::test_free_values_have_the_deviation_of_the_tensor_they_join",
         "differs: drawn from ±s√3, whose deviation is s; the printed ±s/√3 has s/3",
+    ),
+    Item(
+        "§6",
+        "Deepening: initial values with the deviation of the kernel before",
+        "src/outgrow/transforms/deepen/own_kind.py",
+        "tests/transforms/deepen/test_own_kind.py",
+        "differs: a new block starts from the values of the block that it copies; one that copies none from torch’s defaults",
     ),
     Item(
         "§6, appendix E",

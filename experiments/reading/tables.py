@@ -7,6 +7,7 @@ out of every table, so that a few arms make a report as well as all of them.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -264,20 +265,24 @@ class Work:
     growths: int
     epochs: float
     flops: float
-    seconds: float
+    seconds: dict[str, float]  # by device, that with most of the networks first
 
 
 def work(results: Results) -> Work:
-    seen: dict[str, tuple[float, float, float, bool]] = {}
+    seen: dict[str, tuple[float, float, bool]] = {}
+    spent: dict[str, tuple[str, float]] = {}
     for content in results.values():
         arm = content["arm"]
         for seed in content["seeds"]:
             for place, curve in enumerate(content["curves"][str(seed)], start=arm["own"] + 1):
                 key = repr((arm["net"], arm["stages"][:place], arm["optimizer"], arm["flips"], seed))
                 growth = curve["growth"].get("seconds", 0.0)
-                seen[key] = (curve["epoch"][-1], curve["flops"][-1], curve["seconds"][-1] + growth, bool(curve["growth"]))
+                seen[key] = (curve["epoch"][-1], curve["flops"][-1], bool(curve["growth"]))
+                spent[key] = (content["device"], curve["seconds"][-1] + growth)
     networks = sum(len(content["seeds"]) for content in results.values())
-    epochs, flops, seconds, growths = (sum(column) for column in zip(*seen.values(), strict=True))
+    epochs, flops, growths = (sum(column) for column in zip(*seen.values(), strict=True))
+    devices = Counter(device for device, _ in spent.values())
+    seconds = {one: sum(took for device, took in spent.values() if device == one) for one, _ in devices.most_common()}
     return Work(len(results), networks, int(growths), epochs, flops, seconds)
 
 

@@ -38,10 +38,15 @@ def share(one: Estimate, what: str = "FLOPs") -> str:
     return text.replace("-", "−") + ("" if one.clear else ", no clear difference")
 
 
+def fewer(saved: float) -> str:
+    """0.27 → 27 % fewer"""
+    return f"{abs(100 * saved):.0f} % {'fewer' if saved >= 0 else 'more'}"
+
+
 def plain(one: Estimate, digits: int = 2) -> str:
     """0.85 [0.84, 0.86]"""
-    ends = f"[{one.low:.{digits}f}, {one.high:.{digits}f}]" if one.n > 1 else "[one seed]"
-    return f"{one.value:.{digits}f} {ends}".replace("-", "−")
+    value, low, high = (signed(number, digits).removeprefix("+") for number in (one.value, one.low, one.high))
+    return f"{value} [{low}, {high}]" if one.n > 1 else f"{value} [one seed]"
 
 
 def tiny(value: float) -> str:

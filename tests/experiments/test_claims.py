@@ -7,6 +7,7 @@ import json
 import math
 import re
 import statistics
+from collections.abc import Container
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,18 +16,20 @@ import pytest
 
 from experiments import paper
 from experiments.figures import RESULTS
-from experiments.pages.parts import cost_tables
+from experiments.pages.parts import cost_tables, filter_table
 from experiments.reading.against_paper import claims
 from experiments.reading.answers import answers, best_elsewhere, opening, saving_elsewhere
 from experiments.reading.comparison import Comparison, needed, read
+from experiments.reading.curves import Estimate
 from experiments.reading.diversity import read_filters
 from experiments.reading.earlier_runs import earlier, notes
-from experiments.reading.filter_changes import changes
-from experiments.reading.findings import findings
+from experiments.reading.filter_changes import changes, smooth
+from experiments.reading.findings import findings, lede
 from experiments.reading.paper_items import DEFINITIONS, FIGURES, TABLE_1, Item
 from experiments.reading.result_files import file_name, read_paper
 from experiments.reading.rivals import fairest, scratches
 from experiments.reading.tables import Numbers, beside_paper, image_error, numbers
+from experiments.reading.words import plain
 from experiments.setting.arms import paper_arms
 from experiments.setting.more_arms import more_arms
 
@@ -212,6 +215,81 @@ def test_tables_of_compute_have_no_targets_of_other_groups(found: Numbers) -> No
             assert any(cell != "–" for cell in cells), title
         columns = list(zip(*(re.findall(r"<td class=n>(.*?)</td>", row) for row in made.split("<tr>")[2:]), strict=True))
         assert all(sum(cell != "–" for cell in column) > 1 for column in columns), title
+
+
+def test_compute_is_told_by_device(found: Numbers) -> None:
+    """The committed runs are of one GPU, but for two arms. Stages that arms share are trained once, so they count once."""
+
+    def minutes(device: str, arms: Container[str]) -> int:
+        seconds: dict[str, float] = {}
+        for name, content in found.results.items():
+            arm = content["arm"]
+            for seed, pieces in content["curves"].items() if name in arms and content["device"] == device else ():
+                for place, piece in enumerate(pieces, start=arm["own"] + 1):
+                    key = json.dumps([arm["net"], arm["stages"][:place], arm["optimizer"], arm["flips"], seed])
+                    seconds[key] = piece["seconds"][-1] + piece["growth"].get("seconds", 0.0)
+        return round(sum(seconds.values()) / 60)
+
+    gpu, cpu = minutes("NVIDIA H200", found.results), minutes("x86_64", found.results)
+    table = minutes("NVIDIA H200", {arm.name for arm in paper_arms()})
+    assert f"in {gpu} minutes on one NVIDIA H200 and {cpu} minutes on one CPU (x86_64)" in lede(found)
+    page = " ".join((ROOT / "docs" / "paper.md").read_text(encoding="utf-8").split())
+    assert f"took {gpu} minutes of training on one H200, {table} of them for the arms of the paper's table" in page
+
+
+def test_verdicts_on_filters_are_of_runs_to_the_end(found: Numbers) -> None:
+    """Runs for other questions end 20 epochs after the growth: the table says so, and verdicts leave them out."""
+    for arm in ("VIZ-R2R(carried)", "VIZ-NetMorph(writers)"):
+        assert found.results[arm]["arm"]["stages"][-1]["epochs"] == 20
+    rows = {row.partition("</th>")[0]: row for row in filter_table(found).split("<tr>")[2:]}
+    for name, row in rows.items():
+        epochs = "20" if "state carried" in name or "zero writers" in name else "450"
+        assert f"</th><td class=n>{epochs}</td>" in row, name
+    said = next(one for one in claims(found) if one.paper.startswith("Network Morphism’s new filters"))
+    size = changes(found.filters)["VIZ-NetMorph"].size.value
+    assert f"With zero readers their size is {size:.2f}" in said.ours
+    assert "With zero writers, as in the figure, they stay zero" in said.ours
+
+
+def test_noise_does_not_make_filters_diverse(found: Numbers) -> None:
+    """By a Fourier transform written out, and loops over pairs."""
+    waves = np.exp(-2j * np.pi * np.outer(range(7), range(7)) / 7)
+    low = np.array([0, 1, 0, 0, 0, 0, 1]) + np.array([1, 0, 0, 0, 0, 0, 0])  # frequencies 0, 1 and −1 of 7
+
+    def diversity(filters: np.ndarray) -> float:
+        kept = np.einsum("ux,oixy,vy->oiuv", waves, filters, waves) * np.outer(low, low)
+        flat = (np.einsum("xu,oiuv,yv->oixy", waves.conj(), kept, waves.conj()).real / 49).reshape(len(filters), -1)
+        size = np.linalg.norm(filters.reshape(len(filters), -1), axis=1)
+        flat = (flat - flat.mean(axis=1, keepdims=True))[size > np.median(size) / 1000]
+        pairs = itertools.combinations(flat, 2)
+        return statistics.mean(1 - abs(a @ b) / math.sqrt((a @ a) * (b @ b)) for a, b in pairs)
+
+    seeds = range(5)
+    for arm, row in changes(found.filters).items():
+        if arm in ("VIZ-R2R", "VIZ-Net2Net"):
+            by_hand = statistics.mean(diversity(found.filters[f"{arm}/{seed}/end"]) for seed in seeds)
+            assert row.varied.value == pytest.approx(by_hand)
+    before, noise = found.filters["VIZ-R2R/0/before"], np.random.default_rng(0).normal(size=(16, 3, 7, 7))
+    coarse = smooth(np.repeat(before[:1], 16, axis=0))
+    fine = noise - smooth(noise)
+    assert np.allclose(smooth(coarse + fine), coarse)
+    claim = next(one for one in claims(found) if one.place == "Abstract")
+    assert claim.verdict == "differs"
+
+
+def test_values_that_are_large_beside_the_others_do_harm_without_batch_norm(found: Numbers) -> None:
+    fell = []
+    for arm in ("VIZ-R2R", "VIZ-R2R(scale3)", "VIZ-R2R(scale10)"):
+        content = json.loads((RESULTS / file_name(arm)).read_text())
+        grown = [100 * (stages[1]["accuracy"][1] - stages[0]["accuracy"][-1]) for stages in content["curves"].values()]
+        fell.append(f"{statistics.mean(grown):+.1f}".replace("-", "−"))
+    claim = next(one for one in claims(found) if one.paper.startswith("New weights that are large"))
+    assert f"at one, three and ten times the scale: {', '.join(fell)} points" in claim.ours
+    assert claim.verdict == "agrees"
+
+
+def test_zero_has_no_sign() -> None:
+    assert plain(Estimate(-0.001, -0.08, 0.0, 5)) == "0.00 [−0.08, 0.00]"
 
 
 def test_a_claim_is_a_sentence_with_few_numbers(found: Numbers) -> None:

@@ -181,7 +181,7 @@ def test_shared_stages_are_counted_once(tmp_path: Path) -> None:
     # Two arms share their first stage: three stages of six epochs for each of two seeds, two of them growths.
     assert (found.work.arms, found.work.epochs, found.work.growths) == (2, 3 * 6 * 2, 4)
     assert found.work.flops == pytest.approx(2 * 6 * (1 + 2 + 2) * 1e12)
-    assert found.work.seconds == pytest.approx(2 * (3 * 0.6 + 2 * 0.05))
+    assert found.work.seconds == {"paper": pytest.approx(2 * (3 * 0.6 + 2 * 0.05))}
 
 
 def test_without_the_teacher_only_reuse_can_be_reported(found: Numbers) -> None:
