@@ -1,4 +1,4 @@
-"""No spike: does training go on as if nothing had happened when a network is grown half-way?
+"""Loss after a growth: does training go on as if nothing had happened when a network is grown half-way?
 
 A ResNetCifar-10(1/4) and a small pre-norm ViT are trained on CIFAR-10 to half of a cosine schedule. There they are copied, with
 optimizer and schedule. Every arm grows such a copy, the optimizer along with it, and trains on with the same batches; a twin
