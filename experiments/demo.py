@@ -124,13 +124,13 @@ def lead_table(results: Results) -> str:
     """The grown network against each rival, in points with intervals."""
     found, rows = budgets(results), []
     for way in LABELS:
-        rows.append((LABELS[way], *(spread(ends(results, way, budget)) for budget in found)))
+        rows.append((LABELS[way], *(spread(ends(results, way, budget)).replace("± ", "±\u00a0") for budget in found)))
     for rival in ("on", "scratch", "random"):
         cells = []
         for budget in found:
             one = lead(results, rival, budget)
             span = f'<br><span class="quiet">[{signed(one.low)}, {signed(one.high)}]</span>' if one.n > 1 else ""
-            cells.append(f"{mark(one)} {signed(one.value)}{span}")
+            cells.append(f"{mark(one)}\u00a0{signed(one.value)}{span}")
         rows.append((f"grown − {SHORT[rival]}, points", *cells))
     return table(("budget in epochs", *map(str, found)), rows, "Test accuracy in per cent, and the lead of the grown network")
 

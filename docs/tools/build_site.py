@@ -52,9 +52,27 @@ def build(out: Path) -> None:
         for _, path in pages():
             (site / path).parent.mkdir(exist_ok=True)
             shutil.copy(DOCS / path, site / path)
+        for page in site.rglob("*.html"):
+            page.write_text(breakable(page.read_text(encoding="utf-8")), encoding="utf-8")
         (site / "llms.txt").write_text(contents(), encoding="utf-8")
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(site, out)
+
+
+def breakable(page: str) -> str:
+    """Long names and paths in tables may break behind a slash or an underscore, so that no column is pushed out of sight.
+
+    Numbers as 9e-16 stay on one line, which a hyphen would end.
+    """
+
+    def name(found: re.Match[str]) -> str:
+        return re.sub(r"([/_])(?=\w)", r"\1<wbr>", found[0])
+
+    def cell(found: re.Match[str]) -> str:
+        text = re.sub(r"(?<=>)[^<]+", lambda words: re.sub(r"[\w/.@:-]{18,}", name, words[0]), found[0])
+        return re.sub(r"\d+e-\d+", r'<span style="white-space: nowrap">\g<0></span>', text)
+
+    return re.sub(r"<td[^>]*>.*?</td>", cell, page, flags=re.DOTALL)
 
 
 def settings() -> dict[str, Any]:

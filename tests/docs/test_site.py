@@ -36,6 +36,19 @@ def build(out: Path, docs: Path = DOCS) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(docs / "tools" / "build_site.py"), str(out)], capture_output=True, text=True)
 
 
+def test_long_names_in_tables_may_break_where_their_words_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "tools"))
+    breakable = importlib.import_module("build_site").breakable
+    code = "<td><code>src/outgrow/methods/net2net.py</code> 9e-16</td>"
+    broken = "<td><code>src/<wbr>outgrow/<wbr>methods/<wbr>net2net.py</code>"
+    assert breakable(f"<p>src/outgrow/methods/net2net.py</p>{code}") == (
+        f'<p>src/outgrow/methods/net2net.py</p>{broken} <span style="white-space: nowrap">9e-16</span></td>'
+    )
+    assert breakable('<td><a href="a/long_enough/path_to.html">a/b_c</a></td>') == (
+        '<td><a href="a/long_enough/path_to.html">a/b_c</a></td>'
+    )
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("site") / "site"
@@ -190,6 +203,8 @@ def test_every_page_opens_without_errors_on_a_phone_and_on_a_desk(browser: Brows
         assert all(browser.js("[...document.images].map(i => i.naturalWidth)")), path.name
         browser.size(1280, 900)
         assert browser.js("document.documentElement.scrollWidth") <= 1280, path.name
+        wide = "[...document.querySelectorAll('.md-typeset__scrollwrap')].filter(one => one.scrollWidth > one.clientWidth + 1)"
+        assert browser.js(f"{wide}.map(one => one.innerText.slice(0, 80))") == [], path.name
     assert browser.said == []
     assert browser.thrown == []
     assert {urlsplit(url).scheme for url in browser.requested} <= {"file", "data", "blob", "about"}

@@ -252,6 +252,11 @@ BROKEN = """(() => {
     }
     return found;
 })()"""
+CUT = """(() => {{
+    const svg = document.querySelector('[data-group={plot}] .stage svg'), box = svg.getBoundingClientRect();
+    const texts = [...svg.querySelectorAll('text')].map(text => [text.textContent, text.getBoundingClientRect()]);
+    return texts.filter(([, one]) => one.left < box.left || one.right > box.right + 4).map(([text]) => text);
+}})()"""
 
 
 @pytest.mark.browser
@@ -301,7 +306,10 @@ def test_the_demo_names_its_lines_at_their_ends(browser: Browser, tmp_path: Path
         ends = f"[...document.querySelectorAll('[data-group={plot}] text.end')].map(name => name.getBoundingClientRect().right)"
         assert len(browser.js(ends)) == lines
         assert max(browser.js(ends)) <= browser.js(stage)
+        assert browser.js(CUT.format(plot=plot)) == []
     assert browser.js(BROKEN) == []
+    cells = browser.js("[...document.querySelectorAll('td')].map(cell => cell.firstChild.data)")
+    assert not [cell for cell in cells if re.search(r"[±▲▼·] ", cell)], "a sign that may end a line without its number"
     assert browser.js("document.documentElement.scrollWidth") == width
 
 

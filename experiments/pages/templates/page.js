@@ -200,7 +200,8 @@
         svg.append(make("line", { class: "grid", x1: x(tick), x2: x(tick), y1: bottom, y2: bottom + 5 }));
         svg.append(make("text", { class: "tick", x: x(tick), y: bottom + 19, "text-anchor": "middle" }, `${tick}`.replace("-", "−")));
       }
-      svg.append(make("text", { class: "axis", x: right, y: height - 5, "text-anchor": "end" }, words.axis[state.axis]));
+      const below = words.axis[state.axis], fits = 6.6 * below.length < right - 4;
+      svg.append(make("text", { class: "axis", x: fits ? right : width / 2, y: height - 5, "text-anchor": fits ? "end" : "middle" }, below));
       svg.append(make("text", { class: "axis", x: 10, y: 13 }, words.up));
       const clip = `clip${++count}`;
       svg.append(make("clipPath", { id: clip }, make("rect", { x: left, y: top, width: right - left, height: bottom - top })));
