@@ -76,6 +76,8 @@ def test_the_last_bias_is_a_zero_of_the_last_activation(name: str) -> None:
         (lambda x: F.elu(x) + 1, "aten.elu, which is never -1"),
         (F.hardsigmoid, "slope wherever it is zero is zero"),
         (torch.acos, "slope wherever it is zero is infinite"),
+        (lambda x: x.exp() - 1e-4, "slope wherever it is 0.0001 is below 0.001"),
+        (lambda x: (1 + x * x).log() - 0.5, "a product of two activations .*, which would have to be 0.648"),
         (torch.reciprocal, "which is never zero"),
         (lambda x: F.pad(x, (1, 1)).log1p() - 1, "constant_pad_nd"),
         (lambda x: torch.cat([x.log(), x - 2], -1), "2.bias would need two different values"),

@@ -42,7 +42,9 @@ def sources_of(op: Op, target: float) -> list[float]:
     steep = [root for root, slope in slopes.items() if LEAST_SLOPE <= slope < float("inf")]
     if not steep:
         where = "at zero" if 0.0 in found and target == 0 else f"wherever it is {wanted}"
-        size = "infinite" if min(slopes.values()) >= LEAST_SLOPE else "zero"
+        size = (
+            "infinite" if min(slopes.values()) >= LEAST_SLOPE else f"below {LEAST_SLOPE:g}" if any(slopes.values()) else "zero"
+        )
         raise NoSource(f"whose slope {where} is {size}: nothing before it would learn")
     return steep[:MOST]
 

@@ -194,9 +194,14 @@ class Search:
             raise NotZero(f"it ends in a norm without weights ({place})")
 
     def _product(self, effect: Contract, place: str, target: float) -> None:
-        if target and effect.bias is None:
-            raise NotZero(f"its last layer ({place}) has no bias, which would have to be {target:g}")
         weight = weight_of(self.reading, effect)
+        if target and effect.bias is None:
+            what = (
+                f"it ends in a product of two activations ({place})"
+                if weight is None
+                else f"its last layer ({place}) has no bias"
+            )
+            raise NotZero(f"{what}, which would have to be {target:g}")
         one, other = effect.left.value, effect.right.value
         layout = () if weight is None else weight.layout
         columns = [block.labels for block in layout if set(block.axes) & effect.contracted]
