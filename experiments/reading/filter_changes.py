@@ -15,7 +15,7 @@ singular vector of that matrix, its orientation whatever its colours; the *colou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -99,6 +99,11 @@ def of_seed(before: Weights, after: Weights, end: Weights) -> dict[str, float]:
     }
 
 
+def within(key: str, one: Estimate) -> Estimate:
+    """The interval of a cosine ends where cosines do."""
+    return one if key == "size" else replace(one, low=max(one.low, -1.0), high=min(one.high, 1.0))
+
+
 def changes(filters: Filters) -> dict[str, Changes]:
     """All arms that have filters of the three moments."""
     found = {}
@@ -110,5 +115,5 @@ def changes(filters: Filters) -> dict[str, Changes]:
             if all(f"{arm}/{seed}/{when}" in filters for when in ("before", "after", "end"))
         ]
         if rows:
-            found[arm] = Changes(arm, len(rows), **{key: student([row[key] for row in rows]) for key in rows[0]})
+            found[arm] = Changes(arm, len(rows), **{key: within(key, student([row[key] for row in rows])) for key in rows[0]})
     return found

@@ -251,6 +251,27 @@ def test_verdicts_on_filters_are_of_runs_to_the_end(found: Numbers) -> None:
     assert "With zero writers, as in the figure, they stay zero" in said.ours
 
 
+def test_intervals_of_cosines_end_at_one(found: Numbers) -> None:
+    cells = [
+        cell for row in filter_table(found).split("<tr>")[2:] for number, cell in enumerate(row.split("<td")) if number != 5
+    ]
+    numbers_in = [float(value.replace("−", "-")) for cell in cells for value in re.findall(r"[−]?\d+\.\d\d", cell)]
+    assert min(numbers_in) >= -1
+    assert max(numbers_in) == 1
+
+
+def test_the_rate_drop_alone_does_what_the_growth_seems_to_do(found: Numbers) -> None:
+    """The first epoch after which each seed has the accuracy, of the grown network and of the one that is not grown."""
+    card = next(one for one in findings(found) if one.title.startswith("On the paper’s schedule"))
+    target = float(re.search(r"to (\d+\.\d) %", card.text)[1])  # type: ignore[index]
+    epochs = [
+        [next(n for n, value in enumerate(run) if value >= target) for run in curves(arm)]
+        for arm in ("NCT-R2DeeperR", "NCT-DeepenTeacher(dropped)")
+    ]
+    assert statistics.mean(epochs[1]) <= statistics.mean(epochs[0]) + 2
+    assert card.title.endswith("the same without growing: it is the rate drop")
+
+
 def test_noise_does_not_make_filters_diverse(found: Numbers) -> None:
     """By a Fourier transform written out, and loops over pairs."""
     waves = np.exp(-2j * np.pi * np.outer(range(7), range(7)) / 7)
