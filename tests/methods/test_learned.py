@@ -296,3 +296,9 @@ def test_learned_values_that_are_passed_in_the_wrong_way_are_refused_with_the_ri
     wrong = outgrow.GradMax(batches, lambda model, batch: loss(other, batch))
     with pytest.raises(outgrow.GrowthError, match=r"0 did not run with gradients in loss\(model, batch\): use the model"):
         outgrow.widen(model, batches[0][0], "0", by=2, method=outgrow.R2R(init=wrong))
+
+
+def test_north_needs_inputs_that_are_not_zero() -> None:
+    zeros = [(torch.zeros_like(X), BATCHES[0][1])]
+    found = refusal(network(), X, outgrow.R2R(init=outgrow.North(zeros, squares)), where="0", by=2)
+    assert "0: all of its inputs are zero on the batches" in found

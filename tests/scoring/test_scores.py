@@ -9,9 +9,11 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 import outgrow
+from outgrow.errors import GrowthError
 
 torch.manual_seed(0)
 BATCHES = [(torch.randn(32, 6).double(), torch.randn(32, 3).double()) for _ in range(2)]
@@ -20,6 +22,16 @@ BATCHES = [(torch.randn(32, 6).double(), torch.randn(32, 3).double()) for _ in r
 def squares(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     result: Tensor = (model(batch[0]) - batch[1]).square().mean()
     return result
+
+
+class PreNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 12), nn.Linear(12, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + self.down(torch.tanh(self.up(self.norm(x))))
+        return y
 
 
 def whole_loss(model: nn.Module) -> Tensor:
@@ -141,3 +153,27 @@ def test_a_loss_that_fails_is_reported_as_such() -> None:
         outgrow.scores(model, BATCHES, lambda model, batch: squares(model, batch).detach())
     with pytest.raises(outgrow.GrowthError, match="loss is of type list: pass a function"):
         outgrow.scores(model, BATCHES, BATCHES)  # type: ignore[arg-type]
+
+
+def test_a_loader_that_shuffles_by_its_own_generator_is_left_where_it_is() -> None:
+    generator = torch.Generator().manual_seed(3)
+    rows = [(x, y) for batch in BATCHES for x, y in zip(*batch, strict=True)]
+    loader = DataLoader(rows, batch_size=8, shuffle=True, generator=generator)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Sequential(PreNorm(), PreNorm()), nn.Linear(8, 3)).double()
+    before, everywhere = generator.get_state(), torch.get_rng_state()
+    found = outgrow.scores(model, loader, squares)
+    assert torch.equal(generator.get_state(), before)
+    assert torch.equal(torch.get_rng_state(), everywhere)
+    assert {place.place for place in found.places} == {"1", "1.0", "1.1"}  # each pass has the same first batch
+
+
+def test_a_gradient_that_is_not_finite_is_refused() -> None:
+    def infinite(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        result: Tensor = (model(batch[0]) * 0).sqrt().sum()
+        return result
+
+    with pytest.raises(GrowthError, match=r"the gradient of loss.model, batch. at .* is not finite"):
+        outgrow.scores(network(nn.Tanh), BATCHES, infinite)
+    method = outgrow.R2R(init=outgrow.GradMax(BATCHES, infinite))
+    with pytest.raises(GrowthError, match="is not finite: pass batches on which it is"):
+        outgrow.widen(network(nn.Tanh), BATCHES[0][0], "0", by=2, method=method)

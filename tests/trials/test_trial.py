@@ -227,3 +227,33 @@ def test_schedules_are_no_candidates() -> None:
     schedule = outgrow.Schedule([outgrow.At(step=2, grow=[WIDEN])])
     with pytest.raises(GrowthError, match=r"candidates: a schedule is no transform: pass it to outgrow\.Run"):
         outgrow.trial(model, X, {"later": schedule}, step, optimizer=optimizer, quiet=True)
+
+
+def test_accumulated_gradients_are_copied_too(given: Any) -> None:
+    model, optimizer = given
+    optimizer.zero_grad()
+
+    def accumulate(model: nn.Module, optimizer: Any, index: int) -> torch.Tensor:
+        x, y = batch(index)
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        if index % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+    accumulate(model, optimizer, 3)
+    trial = outgrow.trial(model, X, {"wider": WIDEN}, accumulate, steps=4, optimizer=optimizer, quiet=True)
+    assert list(trial.control.losses) == [accumulate(model, optimizer, index).item() for index in range(4)]
+
+
+def test_a_step_that_trains_nothing_is_noted(given: Any) -> None:
+    model, optimizer = given
+    fresh = torch.optim.SGD(mlp().parameters(), lr=0.1)
+
+    def elsewhere(model: nn.Module, optimizer: Any, index: int) -> torch.Tensor:
+        return step(model, fresh, index)
+
+    trial = outgrow.trial(model, X, {"wider": WIDEN}, elsewhere, steps=2, optimizer=optimizer, quiet=True)
+    assert trial.control.note == "not trained: no parameter has changed"
+    assert not outgrow.trial(model, X, {"wider": WIDEN}, step, steps=2, optimizer=optimizer, quiet=True).control.note

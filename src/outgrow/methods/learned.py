@@ -150,6 +150,8 @@ class North(LearnedInit):
         if seen.inputs is not None:  # orthogonal in the metric of the inputs' second moments
             variances, axes = torch.linalg.eigh(seen.inputs.double().cpu())
             kept = variances > SEEN * variances[-1]
+            if not bool(kept.any()):
+                raise MethodError("all of its inputs are zero on the batches, so no direction is known")
             basis = axes[:, kept] / variances[kept].sqrt()  # columns: inputs of which each has mean square one
             metric = seen.inputs.double().cpu()
             old = old @ metric @ basis

@@ -13,7 +13,7 @@ that the writer sees, and M has a row for each entry of z. Maps that are pooled 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
 from outgrow.errors import GrowthError, MethodError
+from outgrow.model.batches import drawn_again
 from outgrow.model.sandbox import untouched
 from outgrow.model.walk_modules import module_at
 
@@ -73,10 +74,9 @@ def check_batches(batches: Any, loss: Any, usual: str) -> None:
     """Raise unless batches can be read more than once, there is at least one, and the loss can be called."""
     if not callable(loss):
         raise MethodError(f"loss is {_kind(loss)}: pass a function of (model, batch) that returns the loss; write e.g. {usual}")
-    if isinstance(batches, (str, bytes, Tensor, Mapping)) or not isinstance(batches, Iterable) or iter(batches) is batches:
-        found = (
-            "an iterator, which can be read only once" if hasattr(batches, "__next__") else f"of type {type(batches).__name__}"
-        )
+    if isinstance(batches, (str, bytes, Tensor, Mapping, Iterator)) or not isinstance(batches, Iterable):
+        once = isinstance(batches, Iterator)  # iter(batches) would draw from the random state, and start a DataLoader's workers
+        found = "an iterator, which can be read only once" if once else f"of type {type(batches).__name__}"
         raise MethodError(f"batches is {found}: pass a list of batches or a DataLoader; write e.g. {usual}")
 
 
@@ -99,8 +99,7 @@ def observe(
     """
     found = {name: Observed() for name in connections}
     count = 0
-    with untouched(model), torch.enable_grad():
-        torch.manual_seed(seed)
+    with untouched(model), drawn_again(batches, seed), torch.enable_grad():
         for batch in batches:
             with _Recorded(model, {path for connection in connections.values() for path in connection.paths}) as recorded:
                 value = loss_of(loss, model, batch)
@@ -136,6 +135,11 @@ def loss_of(loss: Loss, model: nn.Module, batch: Any) -> Tensor:
     if not bool(torch.isfinite(value)):
         raise MethodError(f"loss(model, batch) is {value.item()}: pass batches on which it is finite")
     return value
+
+
+def check_finite(gradient: Tensor, where: str) -> None:
+    if not bool(torch.isfinite(gradient).all()):
+        raise MethodError(f"the gradient of loss(model, batch) at {where} is not finite: pass batches on which it is")
 
 
 class _Recorded:
@@ -175,7 +179,10 @@ class _Recorded:
             return {}
         wanted = [self.outputs[path][0] for path in paths]
         found = torch.autograd.grad(value.reshape(()), wanted, allow_unused=True)
-        return {path: gradient for path, gradient in zip(paths, found, strict=True) if gradient is not None}
+        kept = {path: gradient for path, gradient in zip(paths, found, strict=True) if gradient is not None}
+        for path, gradient in kept.items():
+            check_finite(gradient, f"the output of {path}")
+        return kept
 
 
 def _add(

@@ -122,6 +122,13 @@ def random_state() -> Iterator[None]:
             np.random.set_state(states[1])
 
 
+def seed_everything(seed: int) -> None:
+    """Set the random state of torch, numpy and Python."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
 @contextlib.contextmanager
 def precise() -> Iterator[None]:
     """Compute without gradients, and without TF32, whose rounding would hide differences."""

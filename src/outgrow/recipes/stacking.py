@@ -8,7 +8,7 @@ three seeds. Other settings had one seed. The study in experiments/lm is to repl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from torch import nn
@@ -77,9 +77,7 @@ def stack(
     _check_stages(stages)
     path = find_stack(model, stages[0], stack)
     growths = list(stages[1:])
-    moments = default_shares(len(growths)) if shares is None else tuple(shares)
-    if len(moments) != len(growths):
-        raise ScheduleError(f"shares={shares!r}: {counted(len(growths), 'growth')} needs as many shares")
+    moments = default_shares(len(growths)) if shares is None else _checked(shares, len(growths))
     Schedule().over(steps=steps)  # raises if that is no length
     fade = max(min(FADE, round(FADE_SHARE * steps)), 1) if fade is None else fade
     _check_fade(fade, moments, steps)
@@ -90,9 +88,21 @@ def stack(
     return Schedule(events).over(steps=steps)
 
 
+def _checked(shares: Sequence[float], growths: int) -> tuple[float, ...]:
+    """The shares that a user has given; `At` checks their range."""
+    listed = isinstance(shares, Iterable) and not isinstance(shares, str)
+    given = tuple(shares) if listed else ()
+    if not listed or not all(isinstance(share, (int, float)) for share in given):
+        usual = [round(share, 2) for share in default_shares(growths)]
+        raise ScheduleError(f"shares={shares!r}: write a list of numbers between 0 and 1, one per growth, e.g. shares={usual}")
+    if len(given) != growths:
+        raise ScheduleError(f"shares={shares!r}: {counted(growths, 'growth')} needs as many shares")
+    return given
+
+
 def _check_fade(fade: int, moments: Sequence[float], steps: int) -> None:
     """Raise if copies would still fade in at the end of the run."""
-    last = round(max(moments, default=0.0) * steps) if all(isinstance(share, (int, float)) for share in moments) else 0
+    last = round(max((share for share in moments if 0 < share < 1), default=0.0) * steps)
     if isinstance(fade, int) and last < steps < last + fade:
         what = f"the last growth is at step {last} of {steps}, and its copies would still fade in at the end"
         raise ScheduleError(f"fade={fade}: {what}; write fade={max(steps - last, 1)} or less, or earlier shares=")

@@ -24,6 +24,7 @@ from outgrow.analysis.unit_states import State, Verdict
 from outgrow.analysis.volumes import Anatomy, Volume
 from outgrow.errors import MethodError, SizeError, TraceError
 from outgrow.methods.r2r import R2R
+from outgrow.model.batches import drawn_again
 from outgrow.model.check_arguments import check_model
 from outgrow.model.compiled import uncompiled
 from outgrow.model.connections import Connection, Loss, Observed, check_batches, loss_of, observe
@@ -173,7 +174,7 @@ def _first_inputs(model: nn.Module, batches: Iterable[Any], loss: Loss) -> Examp
         if not found:
             found.append(args if not kwargs else dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments))
 
-    with untouched(model):
+    with untouched(model), drawn_again(batches, 0):
         handle = model.register_forward_pre_hook(note, with_kwargs=True)
         try:
             for batch in batches:

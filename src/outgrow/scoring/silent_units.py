@@ -43,9 +43,10 @@ from outgrow.errors import GrowthError, MethodError
 from outgrow.growth_plan.plan import Plan
 from outgrow.methods.mean_fill import MeanFill
 from outgrow.methods.netmorph import NetMorph
-from outgrow.model.connections import NO_GRADIENT, Loss, loss_of
+from outgrow.model.batches import drawn_again
+from outgrow.model.connections import NO_GRADIENT, Loss, check_finite, loss_of
 from outgrow.model.example import Example
-from outgrow.model.sandbox import random_state, tensors_of
+from outgrow.model.sandbox import tensors_of
 from outgrow.model.walk_modules import module_at, set_mode
 from outgrow.requests import Widen
 from outgrow.scoring.new_entries import Entries, Runs, new_units, read_all, runs_of, write_all
@@ -107,8 +108,7 @@ class GrownCopy:
         modes = [(module, module.training) for module in self.model.modules()]
         set_mode(self.model, False)
         try:
-            with random_state(), torch.no_grad():
-                torch.manual_seed(self.seed)
+            with drawn_again(self.batches, self.seed), torch.no_grad():
                 return next(float(loss_of(self.loss, self.model, batch)) for batch in self.batches)
         finally:
             for module, training in modes:
@@ -119,8 +119,7 @@ class GrownCopy:
         tensors = {name: tensor.requires_grad_() for name, tensor in self.tensors.items() if name in set(names)}
         total: dict[str, Tensor] = {}
         count = 0
-        with random_state(), torch.enable_grad():
-            torch.manual_seed(self.seed)
+        with drawn_again(self.batches, self.seed), torch.enable_grad():
             for batch in self.batches:
                 value = loss_of(self.loss, self.model, batch)
                 if not value.requires_grad:
@@ -128,6 +127,7 @@ class GrownCopy:
                 found = torch.autograd.grad(value.reshape(()), list(tensors.values()), allow_unused=True)
                 for name, gradient in zip(tensors, found, strict=True):
                     if gradient is not None:
+                        check_finite(gradient, name)
                         total[name] = gradient if name not in total else total[name] + gradient
                 count += 1
                 if count == most:
@@ -142,15 +142,26 @@ def silent_units(
 
     wanted: volumes by name, each with its number of new units.
     """
-    requests, refused = _possible(model, example, wanted)
-    if not requests:
-        return {}, refused
+    parts, refused = _possible(model, example, wanted)
+    found: dict[str, Silent] = {}
+    for part in parts:
+        silent, reasons = _in_one_copy(model, example, part, batches, loss)
+        found |= silent
+        refused |= reasons
+    return found, refused
+
+
+def _in_one_copy(
+    model: nn.Module, example: Example, requests: Mapping[str, Widen], batches: Iterable[Any], loss: Loss
+) -> tuple[dict[str, Silent], dict[str, str]]:
+    """New units of volumes that grow together, and reasons for those that can't be silent."""
     twin = copies_of(model, [])[0]
     before = GrownCopy(twin, batches, loss).value()
     growth = grow(twin, example, *requests.values(), check=False)
     anatomy, copy = dissect(twin, example), GrownCopy(twin, batches, loss)
     volumes = {volume.name: volume for volume in anatomy.volumes}
     found: dict[str, Silent] = {}
+    refused: dict[str, str] = {}
     for name in requests:
         try:
             if name not in volumes:
@@ -166,8 +177,8 @@ def silent_units(
 
 def _possible(
     model: nn.Module, example: Example, wanted: Mapping[str, tuple[Volume, int]]
-) -> tuple[dict[str, Widen], dict[str, str]]:
-    """Requests that can be carried out together, and why others can't."""
+) -> tuple[list[dict[str, Widen]], dict[str, str]]:
+    """Requests, in parts that can be carried out together, and why others can't."""
     requests: dict[str, Widen] = {}
     refused: dict[str, str] = {}
     for name, (volume, new) in wanted.items():
@@ -180,17 +191,38 @@ def _possible(
             )
         else:
             requests[name] = Widen(name, by=new * volume.grain, method=NetMorph(zero="writers"))
+    if not requests or _can_be_done(model, example, requests):
+        return [requests] if requests else [], refused
+    possible: dict[str, Widen] = {}
+    for name, request in requests.items():
+        try:
+            possible[name] = _first_possible(model, example, request)
+        except GrowthError as error:
+            refused[name] = _reason(error)
+    return _at_once(model, example, possible), refused
+
+
+def _at_once(model: nn.Module, example: Example, requests: Mapping[str, Widen]) -> list[dict[str, Widen]]:
+    """Requests in parts; the number of groups of channels and the size of a group, e.g., can't grow together."""
+    if len(requests) < 2 or _can_be_done(model, example, requests):
+        return [dict(requests)] if requests else []
+    parts: list[dict[str, Widen]] = []
+    for name, request in requests.items():
+        for part in parts:
+            if _can_be_done(model, example, {**part, name: request}):
+                part[name] = request
+                break
+        else:
+            parts.append({name: request})
+    return parts
+
+
+def _can_be_done(model: nn.Module, example: Example, requests: Mapping[str, Widen]) -> bool:
     try:
-        if requests:
-            plan(model, example, *requests.values())
+        plan(model, example, *requests.values())
     except GrowthError:
-        for name, request in list(requests.items()):
-            try:
-                requests[name] = _first_possible(model, example, request)
-            except GrowthError as error:
-                refused[name] = _reason(error)
-                del requests[name]
-    return requests, refused
+        return False
+    return True
 
 
 def _reason(error: GrowthError) -> str:
@@ -238,8 +270,7 @@ def _silence(copy: GrownCopy, anatomy: Anatomy, volume: Volume, made: Plan, befo
                 _copy_rows(copy, anatomy, volume, by_role[WRITES], sources, new)
                 _zero_rows(copy, volume, zeroed, new)
             here = _described(copy, volume.name, zeroed, readers, old, new)
-            write_all(here.columns, copy.tensors, here.directions)
-            if not math.isclose(copy.value(), before, rel_tol=SAME, abs_tol=SAME * 1e-2):
+            if not _keeps_loss(copy, here, before):
                 continue
             gradient = read_all(here.rows, copy.gradients({one.tensor for one in here.rows}, most=1))
             size = float(gradient.double().square().sum())
@@ -252,6 +283,15 @@ def _silence(copy: GrownCopy, anatomy: Anatomy, volume: Volume, made: Plan, befo
     if best is None:
         raise NotSilent("rows of zero get no gradient there, whatever the columns are" if dead else LOUD)
     return best[1]
+
+
+def _keeps_loss(copy: GrownCopy, silent: Silent, before: float) -> bool:
+    """Whether the loss stays as it was, with two sets of columns: with one it may be the same by chance."""
+    for factor in (-3.0, 1.0):
+        write_all(silent.columns, copy.tensors, factor * silent.directions)
+        if not math.isclose(copy.value(), before, rel_tol=SAME, abs_tol=SAME * 1e-2):
+            return False
+    return True
 
 
 def _levels(volume: Volume, matrices: Sequence[Runs]) -> list[list[Sequence[Runs]]]:

@@ -14,8 +14,11 @@ from outgrow.model.sandbox import tensors_of
 FACTORY = "pass a function that makes one: trial(…, optimizer=lambda model: torch.optim.AdamW(model.parameters()))"
 
 
-def copies_of(model: nn.Module, optimizers: Sequence[Any]) -> tuple[nn.Module, list[Any]]:
-    """A copy of a model, and of optimizers with their state, which hold the copied parameters."""
+def copies_of(model: nn.Module, optimizers: Sequence[Any], gradients: bool = False) -> tuple[nn.Module, list[Any]]:
+    """A copy of a model, and of optimizers with their state, which hold the copied parameters.
+
+    gradients: with accumulated gradients, which deepcopy leaves out.
+    """
     same: dict[int, Any] = {}  # copies by the identity of the original: parameters of the optimizers are those of the model
     for module in model.modules():  # deepcopy refuses tensors that are part of an autograd graph
         for value in vars(module).values():
@@ -25,6 +28,8 @@ def copies_of(model: nn.Module, optimizers: Sequence[Any]) -> tuple[nn.Module, l
         twin = copy.deepcopy(model, same)
     except Exception as error:
         raise GrowthError(f"the model can't be copied: {type(error).__name__}: {error}") from error
+    for given, copied in zip(model.parameters(), twin.parameters(), strict=True) if gradients else ():
+        copied.grad = None if given.grad is None else given.grad.detach().clone()
     return twin, [_optimizer_copy(optimizer, same) for optimizer in optimizers]
 
 

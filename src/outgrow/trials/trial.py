@@ -8,11 +8,9 @@ alone. What such a comparison predicts was measured: `experiments/early_choice.p
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -20,7 +18,7 @@ from outgrow.engine.grow import grow
 from outgrow.errors import GrowthError, OptimizerError
 from outgrow.model.check_arguments import check_model, check_seed
 from outgrow.model.example import Example
-from outgrow.model.sandbox import random_state
+from outgrow.model.sandbox import random_state, seed_everything
 from outgrow.model.unwrap import as_list, bare
 from outgrow.modules.gates import gates_of
 from outgrow.runs.input_checks import as_loss, as_number
@@ -144,7 +142,7 @@ class Making:
 
     def trained(self, candidate: Candidate, transforms: Sequence[Any], work: Iterator[int]) -> Candidate:
         """Train a copy of the model, grown by these transforms; without any, as it is."""
-        twin, optimizers = copies_of(self.model, self.optimizers)
+        twin, optimizers = copies_of(self.model, self.optimizers, gradients=True)
         values = {name: getattr(candidate, name) for name in ("name", "what", "parameters", "flops")}
         if transforms:
             growth = self._grown(twin, transforms, optimizers)
@@ -161,6 +159,8 @@ class Making:
         self.untouched.check()
         left = max((gate.steps - gate.done for gate in gates_of(twin).values()), default=0)
         note = f"still fading in for {counted(left, 'step')}" if left > 0 else ""
+        if not transforms and _alike(twin, self.model):
+            note = "not trained: no parameter has changed"
         return Candidate(**values, losses=tuple(as_number("the loss", loss) for loss in losses), note=note)
 
     def _grown(self, twin: nn.Module, transforms: Sequence[Any], optimizers: Sequence[Any]) -> Any:
@@ -184,6 +184,11 @@ class Making:
         if loss is None:
             raise GrowthError(f"step= has returned nothing: return the loss, {STEP}")
         return as_loss(loss)
+
+
+def _alike(one: nn.Module, other: nn.Module) -> bool:
+    """Whether two copies of a model have the same parameters, so that neither was trained."""
+    return all(map(torch.equal, one.parameters(), other.parameters()))
 
 
 def _made(factory: Any, twin: nn.Module) -> Any:
@@ -229,10 +234,3 @@ def named_candidates(given: Any) -> dict[str, tuple[Any, ...]]:
     if CONTROL in names:
         raise GrowthError(f"candidates: {CONTROL!r} is the name of the control, which every trial has: choose another one")
     return dict(zip(unique_names(names), map(tuple, lists), strict=True))
-
-
-def seed_everything(seed: int) -> None:
-    """Set the random state of torch, numpy and Python."""
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
