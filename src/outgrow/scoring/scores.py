@@ -166,13 +166,25 @@ def _added_flops(anatomy: Anatomy, volume: Volume, new: int) -> int:
     return count_flops(trace, grown.shape) - count_flops(trace, [value.shape for value in trace.values].__getitem__)
 
 
+def _as_example(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Example:
+    """The arguments of a call: a tuple, or a dict by name."""
+    if not args or not kwargs:
+        return kwargs or args
+    names = inspect.signature(module.forward).parameters.values()
+    if any(name.kind in (name.POSITIONAL_ONLY, name.VAR_POSITIONAL) for name in names):
+        what = f"arguments both by position and by name to {type(module).__name__}, whose forward does not name all of them"
+        raise TraceError(f"loss(model, batch) passes {what}: pass example=, or all arguments by name")
+    bound = inspect.signature(module.forward).bind(*args).arguments
+    return {**bound, **kwargs}
+
+
 def _first_inputs(model: nn.Module, batches: Iterable[Any], loss: Loss) -> Example:
     """What the loss passes to the model for the first batch."""
     found: list[Example] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not found:
-            found.append(args if not kwargs else dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments))
+            found.append(_as_example(module, args, kwargs))
 
     with untouched(model), drawn_again(batches, 0):
         handle = model.register_forward_pre_hook(note, with_kwargs=True)
