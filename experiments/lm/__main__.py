@@ -8,8 +8,8 @@
     python -m experiments.lm … 'scratch@*' 'depth-two@*'        some of the arms, in this order, each for all seeds
 
 Rates and weight decays are those that `python -m experiments.lm.tuning` has found, if it was run for the setting. An
-interrupted study goes on where it stopped when the same command is given again: finished legs are in --work, finished arms in
---results.
+interrupted study goes on behind its last finished leg when the same command is given again: finished legs are in --work,
+finished arms in --results.
 """
 
 from __future__ import annotations

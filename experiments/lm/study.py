@@ -46,7 +46,10 @@ class Study:
         try:
             work(self)
         except OutOfTime:
-            print("stopped for lack of time; the same command goes on")
+            if self.training.finished:
+                print("stopped for lack of time; the same command goes on")
+            else:
+                print("stopped for lack of time within the first leg, which begins again next time: give more --minutes")
             return False
         return True
 

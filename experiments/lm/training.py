@@ -57,6 +57,7 @@ class Training:
     until: float | None = None
     backend: str | None = None  # of torch.compile
     log: Log = print
+    finished: int = 0  # legs, in this process
 
     def curve(self, leg: Leg) -> dict[str, Any] | None:
         """What a leg measured, if it has been trained."""
@@ -187,6 +188,7 @@ class Training:
         part = self.folder / f"{leg.key}.part"
         torch.save(content, part)
         part.replace(self.folder / f"{leg.key}.pt")
+        self.finished += 1
 
 
 def make_optimizers(model: GPT, leg: Leg, device: str) -> list[torch.optim.Optimizer]:

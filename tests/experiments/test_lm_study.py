@@ -73,11 +73,14 @@ def test_growths_that_should_preserve_the_function_do(arm: Arm) -> None:
         assert size_of(model) == replace(SETTINGS["cpu"].large, layers=growth.layers or arm.start.layers)
 
 
-def test_a_study_that_is_given_again_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_that_is_given_again_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(command.SETTINGS, "cpu", TINY)
     results = tmp_path / "results" / "cpu"
     given = ["--work", str(tmp_path / "work"), "--results", str(results.parent), "scratch@[23]0", "depth-two@[34]0"]
     assert command.main([*given, "--minutes", "0"]) == command.GOES_ON
+    assert "within the first leg, which begins again next time: give more --minutes" in capsys.readouterr().out
     assert command.main([*given, "--seeds", "1"]) == 0
     found = read(results)
     assert sorted(found) == ["depth-two@30", "depth-two@40", "scratch@20", "scratch@30"]
