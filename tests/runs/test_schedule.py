@@ -166,3 +166,17 @@ def test_a_growth_that_fails_takes_copied_state_back() -> None:
         run.step()
     assert set(map(id, optimizer.state)) == set(map(id, before))
     assert len(model.blocks) == 2
+
+
+@pytest.mark.parametrize(
+    ("event", "length", "text"),
+    [
+        (at(step=30), {"steps": 20}, "step 30.* will not happen: the run ends at step 20"),
+        (at(epoch=4), {"epochs": 3}, "epoch 4.* will not happen: the run ends at epoch 3"),
+        (at(step=18, grow=STACK), {"steps": 20}, "grows at step 18 of 20, and fade=3"),
+    ],
+)
+def test_what_is_behind_the_end_of_a_run_warns(event: outgrow.At, length: dict[str, int], text: str) -> None:
+    with pytest.warns(UserWarning, match=text):
+        trained([event], 0, **length)
+    trained([event], 0, **{unit: 2 * amount for unit, amount in length.items()})  # without a warning

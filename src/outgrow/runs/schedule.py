@@ -310,17 +310,19 @@ def schedule_of(given: Any) -> Schedule:
     return given if isinstance(given, Schedule) else Schedule(given)
 
 
-def _warn_of_late_fades(schedule: Schedule) -> None:
-    """Warn of growths that would still fade in at the end of the run: their schedule was probably made for a longer one."""
+def _warn_of_late(schedule: Schedule, steps: int | None, epochs: int | None) -> None:
+    """Warn of growths behind the end of the run, or that would still fade in there: it was probably planned longer."""
     for event in schedule:
-        if not isinstance(event, At) or event.length is None or event.length.unit != "step" or event.at_step is None:
+        if not isinstance(event, At):
             continue
+        for unit, at, end in (("step", event.at_step, steps), ("epoch", event.at_epoch, epochs)):
+            if at is not None and end is not None and at > end:
+                warnings.warn(f"{event!r} will not happen: the run ends at {unit} {end}", stacklevel=4)
         fade = max((getattr(transform, "fade", None) or 0 for transform in event.grow), default=0)
-        end = event.length.amount
-        if event.at_step + fade > end:
+        if event.at_step is not None and steps is not None and event.at_step <= steps < event.at_step + fade:
             warnings.warn(
-                f"{event!r} would still fade in at the end of the run: it grows at step {event.at_step} of {end}, "
-                f"and fade={fade}. Write a shorter fade=, or make the schedule for {end} steps",
+                f"{event!r} would still fade in at the end of the run: it grows at step {event.at_step} of {steps}, "
+                f"and fade={fade}. Write a shorter fade=, or make the schedule for {steps} steps",
                 stacklevel=4,
             )
 
@@ -333,7 +335,7 @@ def placed_schedule(given: Any, steps: int | None, epochs: int | None, write: st
     schedule = schedule_of(given)
     if steps is not None or epochs is not None:
         placed = schedule.over(steps=steps, epochs=epochs)
-        _warn_of_late_fades(placed)
+        _warn_of_late(placed, steps, epochs)
         return placed
     unplaced = [event for event in schedule if isinstance(event, At) and event.share is not None and event.length is None]
     if unplaced:
