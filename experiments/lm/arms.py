@@ -27,7 +27,8 @@ class Growth:
 
     how: new blocks are "copy" (of a neighbour; exact with `fade`), "zeroed" copies (what writes to the stream is zero), copies
     with "gamma" = 0, "pairs" (R2R), "random". widen: pairs of a kind of volume and a factor, by `method`.
-    state: of the optimizer, "carried" (new blocks start without), "copied" (also to copies of blocks) or "fresh".
+    state: of the optimizer, "carried" (new blocks start without), "copied" (also to copies of blocks), "fresh", or "rewarmed":
+    carried, but that of new entries begins at zero, and their rate rises from zero over as many steps as a fade takes.
     """
 
     layers: int | None = None
@@ -216,6 +217,9 @@ def widened(setting: Setting) -> list[Arm]:
             found.append(Arm(f"width{factor:g}-{method}@{middle}", small, middle, ((0.5, growth),)))
         growth = Growth(widen=whole_width(factor), fade=setting.fade)
         found.append(Arm(f"width{factor:g}-fade@{middle}", small, middle, ((0.5, growth),)))
+        if factor == 2:  # as in SPARKLING: copies, which keep the size of activations
+            growth = Growth(widen=whole_width(factor), method="net2net", state="rewarmed")
+            found.append(Arm(f"width{factor:g}-net2net-rewarmed@{middle}", small, middle, ((0.5, growth),)))
     return found
 
 

@@ -21,6 +21,7 @@ from experiments.lm.arms import Setting
 from experiments.lm.gpt import GPT, build, size_of, training_flops
 from experiments.lm.growing import grow_model, now
 from experiments.lm.legs import Leg
+from experiments.lm.new_entries import NewEntries
 from experiments.lm.text import Text, batch
 
 LOOKS = (0, 25, 50, 100, 200, 400)  # steps after a growth at which the held-out loss is measured
@@ -77,17 +78,22 @@ class Training:
                 self.run(earlier)
         model, optimizers = self.start(leg)
         curve = Curve(leg.first, leg.last, "", 0)
+        new = None
         if leg.growth is not None:
             before = self.loss(model)
+            shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
             example = batch(self.text.train, 2, min(self.setting.context, 128), 0)[0]
             curve.growth = grow_model(model, example, leg.growth, optimizers, leg.trunk.seed)
             curve.growth["before"] = before
             curve.seconds = curve.growth["seconds"]
             if leg.growth.state == "fresh":
                 optimizers = make_optimizers(model, leg, self.device)
+            if leg.growth.state == "rewarmed":
+                new = NewEntries(model, shapes)
+                new.reset(optimizers)
         size = size_of(model)
         curve.size, curve.step_flops = str(size), training_flops(size, self.setting.batch, self.setting.context)
-        self.train(model, optimizers, leg, curve)
+        self.train(model, optimizers, leg, curve, new)
         self.write(leg, model, optimizers, curve)
         return vars(curve)
 
@@ -105,7 +111,9 @@ class Training:
             optimizer.load_state_dict(state)
         return model, optimizers
 
-    def train(self, model: GPT, optimizers: list[torch.optim.Optimizer], leg: Leg, curve: Curve) -> None:
+    def train(
+        self, model: GPT, optimizers: list[torch.optim.Optimizer], leg: Leg, curve: Curve, new: NewEntries | None = None
+    ) -> None:
         looks = {leg.first + look for look in LOOKS if leg.growth is not None and leg.first + look < leg.last}
         losses: list[Tensor] = []
         plain = leg.first + (leg.growth.fade or 0) if leg.growth is not None else leg.first  # steps before it are not compiled
@@ -122,7 +130,9 @@ class Training:
             if step % 50 == 0 and self.until is not None and time.monotonic() > self.until:
                 raise OutOfTime
             rate = self.rate(leg, step)
-            losses.append(self.step(model, optimizers, leg, step, rate))
+            rising = (step + 1 - leg.first) / self.setting.fade
+            with nullcontext() if new is None or rising >= 1 else new.slowed(rising):
+                losses.append(self.step(model, optimizers, leg, step, rate))
         curve.seconds += self.clock() - started
         means = torch.stack(losses).split(EVERY)
         curve.train = [round(float(part.mean()), 4) for part in means]
