@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -63,3 +64,7 @@ def test_a_public_name_has_a_docstring_with_an_example_that_runs(name: str) -> N
     runner = doctest.DocTestRunner(verbose=False)
     runner.run(test, out=lambda text: None)
     assert runner.summarize(verbose=False).failed == 0
+
+
+def test_the_package_is_pickled_by_its_name_so_that_functions_which_use_it_can_be_sent_to_other_processes() -> None:
+    assert pickle.loads(pickle.dumps(outgrow)) is outgrow

@@ -99,6 +99,9 @@ class Package(ModuleType):
         if name not in __all__ or not isinstance(value, ModuleType):  # the import system binds submodules
             super().__setattr__(name, value)
 
+    def __reduce__(self) -> Any:  # as cloudpickle does for plain modules, in functions that Ray sends to other processes
+        return importlib.import_module, (self.__name__,)
+
 
 def __getattr__(name: str) -> Any:
     if name in __all__:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -262,3 +263,21 @@ def test_what_does_not_fit_is_refused() -> None:
             with pytest.raises(GrowthError, match="member 0 is trained alone at present"):
                 call()
     family.grow(SIZES[2], optimizer=optimizer)
+
+
+def test_inside_a_context_copies_and_state_dicts_have_the_present_values_and_training_goes_on() -> None:
+    family, x = outgrow.Family(cnn(), images(), *SIZES[:2]), images(seed=3)
+    optimizer = torch.optim.SGD(family.parameters(), lr=0.1)
+    with family.alone(0, optimizer) as member:
+        step(member, optimizer, x)
+        family.extract(0)
+        before = state_of(member)
+        step(member, optimizer, x)
+        assert not same(state_of(member), before)
+        assert same(state_of(family.extract(0)), state_of(member))
+        for copies in (copy.deepcopy, pickle.dumps):
+            for one in (member, family):
+                with pytest.raises(GrowthError, match=r"copy it by family\.extract"):
+                    copies(one)
+        inside = [*state_of(family), *state_of(family[-1]), *state_of(family[1])]
+    assert same(inside, [*state_of(family), *state_of(family[-1]), *state_of(family[1])])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -263,3 +264,16 @@ def test_a_model_whose_copy_does_not_use_its_own_modules_is_refused() -> None:
     with pytest.raises(GrowthError, match="member 0 does not compute the same"):
         outgrow.Family(model, x, outgrow.Widen("first", by=4))
     assert same(before, state_of(model))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copied_member_and_its_original_keep_their_size_in_state_dicts(duplicate: Any) -> None:
+    family = outgrow.Family(cnn(), images(), *SIZES[:2])
+    member = family[0]
+    wanted = state_of(member)
+    assert same(state_of(duplicate(member)), wanted)
+    assert same(state_of(member), wanted)
+    duplicate(family)
+    assert same(state_of(member), wanted)
+    assert not family.extract(0)._state_dict_pre_hooks
+    assert not family[-1]._state_dict_pre_hooks

@@ -36,6 +36,7 @@ class Alone:
     def __init__(self, member: Member) -> None:
         self.member = member
         self._kept: WeakKeyDictionary[Optimizer, dict[int, OwnParameter]] = WeakKeyDictionary()  # by the number of the part
+        self._copies: list[OwnParameter] = []  # inside a context
 
     @contextmanager
     def context(self, optimizers: Sequence[Any], largest: nn.Module, others: Sequence[nn.Module]) -> Iterator[nn.Module]:
@@ -46,20 +47,22 @@ class Alone:
         plain = unwrapped(optimizers)
         check_divisible([optimizer for optimizer in plain if optimizer not in self._kept], largest)
         own = self._own(plain)
-        copies = [one for one in own.values() if one.copied]
-
-        def write_back(*_: Any) -> None:
-            for one in copies:
-                one.write()
-
+        self._copies = [one for one in own.values() if one.copied]
         with ExitStack() as stack:
             stack.callback(_drop_gradients, own)
-            stack.callback(write_back)
+            stack.callback(self._copies.clear)
+            stack.callback(self.write_back)
             for optimizer in plain:
                 stack.enter_context(_lent(optimizer, own, largest))
-            for module in (largest, *others) if copies else ():
-                stack.callback(module.register_forward_pre_hook(write_back, prepend=True).remove)
+            for module in (largest, *others) if self._copies else ():
+                stack.callback(module.register_forward_pre_hook(self.write_back, prepend=True).remove)
+                stack.callback(module.register_state_dict_pre_hook(self.write_back).remove)
             yield stack.enter_context(self.member.holding([one.parameter for one in own.values()]))
+
+    def write_back(self, *_: Any) -> None:
+        """Bring the shared parameters up to date inside a context; also a hook of the other members."""
+        for one in self._copies:
+            one.write()
 
     def _own(self, optimizers: Sequence[Optimizer]) -> dict[int, OwnParameter]:
         holders = {id(one): (optimizer, dense) for optimizer in optimizers for one, dense in _held_by(optimizer)}

@@ -269,6 +269,8 @@ class Family(nn.Module):
         """A stand-alone copy of a member: a plain model of its class, with parameters of its own and its growths so far."""
         self._check_sizes()
         position = range(len(self))[number]
+        for context in self._contexts.values():
+            context.write_back()
         return extracted(self.largest) if position == len(self._smaller) else self._smaller[position].extracted()
 
     @usage("family.save('family.pt', optimizer=optimizer)")

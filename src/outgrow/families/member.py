@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outgrow.errors import GrowthError
 from outgrow.families.shared_entries import Kept, parts_of
 from outgrow.model.copy_block import copy_of_block
 
@@ -36,11 +37,12 @@ class Member:
             if parameter is not None
         ]
         self._recurrent = [module for module in self.module.modules() if isinstance(module, nn.RNNBase)]
-        self._fixed = False
+        self._fixed = self._alone = False
         self.module.register_forward_pre_hook(self, prepend=True)
+        self.module.register_state_dict_pre_hook(self)
 
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        """The hook before each forward pass."""
+    def __call__(self, module: nn.Module, *_: Any) -> None:
+        """The hook before each forward pass, and before `state_dict`, since copying has put the shared parameters there."""
         if not self._fixed:
             self.install()
 
@@ -71,14 +73,17 @@ class Member:
     @contextmanager
     def holding(self, values: Sequence[Tensor]) -> Iterator[nn.Module]:
         """The member's modules with other tensors inside the context, one per part."""
-        before = [module._parameters[key] for module, key, _ in self._places]
+        before = self._present()
         self._put(values)
-        self._fixed = True
+        self._fixed = self._alone = True
         try:
             yield self.module
         finally:
-            self._fixed = False
+            self._fixed = self._alone = False
             self._set(before)
+
+    def _present(self) -> list[Any]:
+        return [module._parameters[key] for module, key, _ in self._places]
 
     def _put(self, values: Sequence[Tensor]) -> None:
         self._set([values[number] for _, _, number in self._places])
@@ -97,13 +102,16 @@ class Member:
     def extracted(self) -> nn.Module:
         """A copy with parameters of its own."""
         own = {id(part.shared): _parameter(part.value, part.shared.requires_grad) for part in self.parts}
+        before = self._present()
         self.release()
         try:
             return copied(self.module, own)
         finally:
-            self.install()
+            self._set(before)
 
     def __getstate__(self) -> dict[str, Any]:
+        if self._alone:
+            raise GrowthError("a member that is trained alone can't be copied: copy it by family.extract, or after the context")
         self.release()  # views can be neither copied nor pickled
         return dict(vars(self))
 
@@ -119,7 +127,14 @@ def _parameter(value: Tensor, trained: bool) -> nn.Parameter:
 
 def copied(model: nn.Module, parameters: Mapping[int, nn.Parameter]) -> nn.Module:
     """A copy of a model with buffers of its own. parameters: to put in place of the model's own, by id; others are shared."""
-    new = copy_of_block(model, model, shared=True)
+    hooks = model._state_dict_pre_hooks
+    kept = dict(hooks)
+    for number in [number for number, hook in kept.items() if _is_ours(hook)]:
+        del hooks[number]
+    try:
+        new = copy_of_block(model, model, shared=True)
+    finally:
+        hooks.update(kept)
     buffers: dict[int, Tensor] = {}
     for module in new.modules():
         for key, parameter in module._parameters.items():
@@ -133,3 +148,8 @@ def copied(model: nn.Module, parameters: Mapping[int, nn.Parameter]) -> nn.Modul
             if parameters:
                 module.flatten_parameters()
     return new
+
+
+def _is_ours(hook: Any) -> bool:
+    """Whether a hook belongs to a member, and not to the model."""
+    return type(getattr(hook, "__self__", hook)).__module__.startswith("outgrow.families.")
