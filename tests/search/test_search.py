@@ -306,7 +306,7 @@ def test_an_interrupted_trial_is_taken_up_again(tmp_path: Path) -> None:
 
 
 def test_an_artifact_that_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = start(storage=tmp_path / "a.log", trials=3)
+    first = start(storage=tmp_path / "a.log", trials=3, sampler="random")
     models = tmp_path / "a.log-artifacts"
     (models / first.records[1].artifact).unlink()
     (models / first.records[2].artifact).rename(models / "elsewhere")
@@ -319,11 +319,12 @@ def test_an_artifact_that_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[
     for path in models.iterdir():
         path.rename(tmp_path / path.name)
     with pytest.raises(SearchError, match="is gone"):
-        start(storage=tmp_path / "a.log", trials=7)
+        start(storage=tmp_path / "a.log", trials=7, sampler="random")
     for record in more.records:
         if (tmp_path / record.artifact).exists():
             (tmp_path / record.artifact).rename(models / record.artifact)
-    assert [record.state for record in start(storage=tmp_path / "a.log", trials=7).records] == [COMPLETE] * 7
+    last = start(storage=tmp_path / "a.log", trials=7, sampler="random")
+    assert [record.state for record in last.records] == [COMPLETE] * 7
 
 
 @pytest.mark.parametrize("storage", ["sqlite:////nowhere/search.db", "nowhere/search.log", "grpc://localhost:1", "nosuch://x"])
@@ -389,7 +390,9 @@ def test_nothing_is_created_for_a_space_in_which_nothing_can_grow(tmp_path: Path
         ({"study": 3}, "study=3: write a name"),
         ({"study": ""}, "study='': write a name"),
         ({"storage": optuna.storages.InMemoryStorage()}, "pass artifacts="),
+        ({"seed": 1.5}, "seed=1.5"),
         ({"lease": 0}, "lease=0"),
+        ({"lease": "long"}, "lease='long'"),
     ],
 )
 def test_wrong_arguments(options: dict[str, Any], said: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import outgrow
-from outgrow.errors import SearchError
+from outgrow.errors import OptimizerError, SearchError
 from outgrow.search.moves import Move
 
 X = torch.randn(2, 3, 8, 8)
@@ -73,11 +73,30 @@ def test_kinds_select_volumes() -> None:
         (outgrow.Space(widen="nothing", deepen=()), "volumes that can grow, but are not selected: 0, 2"),
         (outgrow.Space(deepen=(), parameters=10), "and the limit is 10: raise parameters="),
         (outgrow.Space(deepen=(), flops=10), "nothing can grow within the limits"),
+        (outgrow.Space(widen=(), deepen=(), kernels=(4,)), r"Kernel '0' to 4: .*one of 4 would need padding on one side"),
     ],
 )
 def test_a_space_in_which_nothing_can_grow(space: outgrow.Space, said: str) -> None:
     with pytest.raises(SearchError, match=said):
         space.refuse_if_empty(cnn(), X)
+
+
+def test_an_optimizer_that_can_follow_no_growth_is_an_error_and_not_a_trial_without_growth() -> None:
+    model, other, space = cnn(), cnn(), outgrow.Space(deepen=())
+    foreign, flat = torch.optim.SGD(other.parameters(), lr=0.1), torch.optim.LBFGS(model.parameters())
+    with pytest.raises(SearchError, match=r"nothing can grow in this space: (.|\n)*belongs to another model"):
+        space.refuse_if_empty(model, X, [foreign])
+
+    def closure() -> torch.Tensor:
+        flat.zero_grad()
+        loss: torch.Tensor = model(X).square().mean()
+        loss.backward()
+        return loss
+
+    flat.step(closure)  # its state does not grow
+    for optimizer, said in ((foreign, "belongs to another model"), (flat, "LBFGS remembers past steps")):
+        with pytest.raises(OptimizerError, match=said):
+            space.sample(model, X, [optimizer], Random(0))
 
 
 @pytest.mark.parametrize(
@@ -90,6 +109,7 @@ def test_a_space_in_which_nothing_can_grow(space: outgrow.Space, said: str) -> N
         ({"moves": 0}, "moves=0"),
         ({"shrink": 2}, "shrink=2: write a probability"),
         ({"parameters": -1}, "parameters=-1"),
+        ({"kernels": ("5",)}, r"write sizes, e\.g\. kernels="),
     ],
 )
 def test_wrong_options(options: dict[str, Any], said: str) -> None:

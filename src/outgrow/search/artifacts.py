@@ -18,6 +18,7 @@ from torch import nn
 
 from outgrow.errors import CheckpointError, SearchError
 from outgrow.model.unwrap import as_list, bare
+from outgrow.saving.run_file import read_run
 from outgrow.saving.trained_state import read_trained, write_trained
 from outgrow.search.objectives import DivergedError
 from outgrow.search.records import Record
@@ -27,7 +28,7 @@ FILE = "model.pt"
 
 
 class GoneError(SearchError):
-    """The artifact of a trial is not in the store."""
+    """The artifact of a trial is not in the store, or is damaged."""
 
 
 class MisfitError(SearchError):
@@ -37,6 +38,8 @@ class MisfitError(SearchError):
 def open_store(artifacts: Any) -> Any:
     """An artifact store of Optuna; a path is a folder, which is created."""
     if not isinstance(artifacts, (str, os.PathLike)):
+        if not hasattr(artifacts, "open_reader"):
+            raise SearchError(f"artifacts is of type {type(artifacts).__name__}: pass a folder, or an artifact store of Optuna")
         return artifacts
     try:
         os.makedirs(artifacts, exist_ok=True)
@@ -56,10 +59,18 @@ class Models:
     def fresh(self) -> tuple[nn.Module, Any]:
         """A copy of the search's parent, and an optimizer for it."""
         model = copy.deepcopy(bare(self.parent))
-        return model, None if self.build_optimizer is None else self.build_optimizer(model)
+        if self.build_optimizer is None:
+            return model, None
+        try:
+            return model, self.build_optimizer(model)
+        except Exception as error:
+            raise SearchError(
+                f"optimizer= makes no optimizer of the model ({type(error).__name__}: {error}): pass e.g. "
+                "lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)"
+            ) from error
 
     def load(self, record: Record) -> tuple[nn.Module, Any]:
-        """The model of a trial with its optimizer, from the artifact; GoneError if that is missing."""
+        """The model of a trial with its optimizer, from the artifact; GoneError if that is missing or damaged."""
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, FILE)
             self.fetch(record, path)
@@ -67,12 +78,23 @@ class Models:
             try:
                 read_trained(path, model, as_list(optimizer))
             except CheckpointError as error:
+                self._refuse_damaged(record, path)
                 reason = str(error).rstrip(".")
                 raise MisfitError(
                     f"the model of trial {record.number} does not fit this search: {reason}. The study is as it was: continue "
                     "it with the parent and the optimizer that it was begun with, or name another study"
                 ) from error
         return model, optimizer
+
+    def _refuse_damaged(self, record: Record, path: str) -> None:
+        """Raise GoneError if the file of a trial can't be read at all, whatever the parent is."""
+        try:
+            read_run(path)
+        except CheckpointError as error:
+            raise GoneError(
+                f"the model of trial {record.number} is damaged: the artifact {record.artifact} in {self.where} can't be read; "
+                "restore it. The study is as it was"
+            ) from error
 
     def fetch(self, record: Record, path: str) -> None:
         """Copy the artifact of a trial to a file."""
@@ -103,6 +125,7 @@ class Models:
             except CheckpointError as error:
                 if "not finite" not in str(error):
                     raise
-                raise DivergedError(f"training diverged: {str(error).partition(': ')[2]}") from error
+                found = "; ".join(f"{problem.where}: {problem.reason}" for problem in error.problems)
+                raise DivergedError(f"training diverged: the model holds values that are not finite ({found})") from error
             name: str = optuna().artifacts.upload_artifact(artifact_store=self.store, file_path=path, study_or_trial=trial)
         return name

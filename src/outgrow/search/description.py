@@ -6,12 +6,16 @@ import contextlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from torch import nn
 
 from outgrow.errors import SearchError
 from outgrow.model.example import Example
+from outgrow.model.unwrap import as_list
+from outgrow.saving.run_state import random_states, set_random_states
+from outgrow.search.artifacts import Models
 from outgrow.search.objectives import Objectives
 from outgrow.search.parents import SAMPLERS
 from outgrow.search.space import Space
@@ -73,9 +77,16 @@ class Search:
         for name in ("trials", "population", "attempts"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
                 raise SearchError(f"{name}={getattr(self, name)!r}: write a whole number above 0")
-        if not self.lease > 0:
+        if type(self.seed) is not int:
+            raise SearchError(f"seed={self.seed!r}: write a whole number")
+        if not isinstance(self.lease, Real) or not self.lease > 0:
             raise SearchError(f"lease={self.lease!r}: write a number of seconds")
 
     def check(self) -> None:
-        """Raise, before a study is created, if the space is empty or the model does not run on the example."""
-        self.space.refuse_if_empty(self.parent, self.example)
+        """Raise, before a study is created, if nothing can grow, or the model does not run on the example."""
+        before = random_states()
+        try:
+            model, optimizer = Models(self.parent, self.optimizer, None).fresh()
+            self.space.refuse_if_empty(model, self.example, as_list(optimizer))
+        finally:
+            set_random_states(before)

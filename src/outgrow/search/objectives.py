@@ -85,13 +85,17 @@ class Objectives:
             returned = {self.trained[0]: returned}
         if missing := [name for name in self.trained if name not in returned]:
             raise ReturnedError(f"train returned {', '.join(map(str, returned)) or 'nothing'}, but not {missing[0]!r}")
-        try:
-            metrics = {str(name): float(value) for name, value in returned.items()}
-        except (TypeError, ValueError) as error:
-            raise ReturnedError(f"train returned metrics that are no numbers: {error}") from error
+        metrics = {str(name): _number(name, value) for name, value in returned.items()}
         if bad := [name for name in self.trained if not math.isfinite(metrics[name])]:
             raise DivergedError(f"training diverged: {bad[0]} is {metrics[bad[0]]}")
         return metrics
+
+
+def _number(name: Any, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise ReturnedError(f"train returned metrics that are no numbers: {name!r} is {value!r:.60}") from error
 
 
 def measure(what: str, model: nn.Module, example: Example) -> float:

@@ -14,12 +14,13 @@ import torch
 from torch import nn
 
 from outgrow.errors import SearchError
+from outgrow.history.growth_order import histories_of
 from outgrow.model.unwrap import as_list
 from outgrow.saving.run_state import random_states, set_random_states
 from outgrow.search.artifacts import GoneError, Models
 from outgrow.search.description import Search
 from outgrow.search.moves import Move
-from outgrow.search.objectives import measure
+from outgrow.search.objectives import ReturnedError, measure
 from outgrow.search.parents import SAMPLERS, Choice
 from outgrow.search.records import Record, ancestors, complete
 from outgrow.text.terminal import line
@@ -43,7 +44,9 @@ def _run(search: Search, models: Models, trial: Any, records: Sequence[Record]) 
     for name in ("parameters", "flops"):
         trial.set_user_attr(name, int(measure(name, model, search.example)))
     _seed(seed)
+    shapes, growths = _shapes(model), _growths(model)
     metrics = search.objectives.metrics_of(search.train(model, optimizer, trial))
+    _check_kept(model, shapes, growths)
     values: list[float] = search.objectives.evaluate(model, search.example, metrics)
     trial.set_user_attr("metrics", metrics)
     trial.set_user_attr("artifact", models.save(model, optimizer, trial))
@@ -80,7 +83,7 @@ def _chosen(
     search: Search, models: Models, records: Sequence[Record], slot: int, random: Random
 ) -> tuple[Choice, int | None, tuple[nn.Module, Any]]:
     """The parent with its model; another one if its artifact is gone, and an ancestor if the search shrinks back."""
-    done = complete(records)
+    done = [record for record in complete(records) if record.slot >= 0]  # others are not of this search
     missing: GoneError | None = None
     while done:
         choice = SAMPLERS[search.sampler](done, search.objectives, slot, search.population, random)
@@ -104,6 +107,26 @@ def _note(trial: Any, parent: Record | None, moves: Sequence[Move], shrunk_from:
         trial.set_user_attr("shrunk_from", shrunk_from)
     trial.set_user_attr("growth", [str(move) for move in moves])
     trial.set_user_attr("moves", [move.to_json() for move in moves])
+
+
+def _shapes(model: nn.Module) -> dict[str, Any]:
+    return {name: value.shape for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+
+
+def _check_kept(model: nn.Module, before: Mapping[str, Any], growths: int) -> None:
+    """Raise if training has changed the architecture by other means than growths: the model could not be loaded again."""
+    now = _shapes(model)
+    changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    if changed and _growths(model) == growths:
+        names = f"{changed[0]}{', …' if changed[1:] else ''}"
+        raise ReturnedError(
+            f"train has changed the architecture of its model ({names}), so that it can't be loaded again: train the model in "
+            "place, and change a copy"
+        )
+
+
+def _growths(model: nn.Module) -> int:
+    return sum(len(plans) for plans in histories_of(model).values())
 
 
 def _seed(seed: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 from torch import nn
@@ -20,6 +21,8 @@ from outgrow.search.storages import (
     FACTS,
     adopt_study,
     check_exists,
+    check_facts,
+    check_kind,
     create_study,
     default_artifacts,
     load_study,
@@ -198,20 +201,26 @@ def run_search(
     named = isinstance(study, str)
     if study == "" or (not named and not hasattr(study, "get_trials")):
         raise SearchError(f"study={study!r}: write a name, or pass a study of Optuna")
+    check_kind(storage)
+    if minutes is not None and (not isinstance(minutes, Real) or not minutes > 0):
+        raise SearchError(f"minutes={minutes!r}: write a number of minutes above 0")
     artifacts = search.artifacts if search.artifacts is not None else default_artifacts(storage if named else None)
     objectives: Objectives = search.objectives
     creator = False
+    facts = {"sampler": search.sampler, "seed": search.seed, "trials": search.trials, "attempts": search.attempts}
     if named:
-        facts = {"sampler": search.sampler, "seed": search.seed, "trials": search.trials, "attempts": search.attempts}
         study, creator = create_study(open_storage(storage), study, objectives, facts)
     else:
         adopt_study(study, objectives)
-    if study.user_attrs.get(FACTS, {}).get("trials", 0) < search.trials:
-        with reachable():
-            study.set_user_attr(FACTS, {**study.user_attrs.get(FACTS, {}), "trials": search.trials})
+    with reachable():
+        check_facts(study, facts)
+        known = study.user_attrs.get(FACTS, {})
+        slots = max(known.get("trials", 0), search.trials)
+        if known.get("trials") != slots:
+            study.set_user_attr(FACTS, {**facts, **known, "trials": slots})
     models = Models(search.parent, search.optimizer, open_store(artifacts))
     Worker(search, study, models, quiet, own_sampler=named).run(creator, most, minutes)
-    return SearchResult(study, search.trials, search.attempts, models)
+    return SearchResult(study, slots, search.attempts, models)
 
 
 def read_search(storage: Any, study: str | None = None) -> SearchResult:

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from outgrow.analysis.volume_kinds import KINDS
-from outgrow.errors import GrowthError, Problem, SearchError
+from outgrow.errors import GrowthError, OptimizerError, Problem, SearchError
 from outgrow.model.example import Example
 from outgrow.requests import Branch, Deepen, Kernel, Widen
 from outgrow.search.moves import Move
@@ -90,9 +90,11 @@ class Space:
             raise SearchError(f"moves={self.moves!r}: write the largest number of growths in one trial, a whole number above 0")
         if not isinstance(self.shrink, Real) or not 0 <= self.shrink <= 1:
             raise SearchError(f"shrink={self.shrink!r}: write a probability, from 0 to 1")
+        if not all(type(size) is int and size > 1 for size in self.kernels):
+            raise SearchError(f"kernels={self.kernels!r}: write sizes, e.g. kernels=(5, 7)")
         for name in ("parameters", "flops"):
             limit = getattr(self, name)
-            if limit is not None and (not isinstance(limit, Real) or not limit > 0):
+            if limit is not None and (not isinstance(limit, Real) or isinstance(limit, bool) or not limit > 0):
                 raise SearchError(f"{name}={limit!r}: write the largest number, or leave it out")
 
     def growths(self, model: nn.Module, example: Example) -> list[Transform]:
@@ -151,7 +153,7 @@ class Space:
         return done
 
     def _one(self, model: nn.Module, example: Example, optimizers: Sequence[Any], random: Random) -> Move | None:
-        transforms = self._transforms()
+        transforms, refused = self._transforms(), None
         random.shuffle(transforms)
         for listed in transforms:
             growths = list(listed(model, example))
@@ -161,8 +163,12 @@ class Space:
                     if self.fits(model, example, move):
                         move.carry_out(model, example, optimizers)
                         return move
+                except OptimizerError as error:
+                    refused = error
                 except GrowthError:  # what the listing can't foresee, e.g. a size that the model's code does not follow
                     continue
+        if refused is not None:
+            raise refused
         return None
 
     def fits(self, model: nn.Module, example: Example, move: Move) -> bool:
@@ -173,33 +179,38 @@ class Space:
         limits = (self.parameters, grown.parameters[1]), (self.flops, grown.flops[1])
         return all(limit is None or size <= limit for limit, size in limits)
 
-    def refuse_if_empty(self, model: nn.Module, example: Example) -> None:
-        """Raise SearchError, with reasons, if nothing in the model can grow within the space."""
+    def refuse_if_empty(self, model: nn.Module, example: Example, optimizers: Sequence[Any] = ()) -> None:
+        """Raise SearchError, with reasons, if nothing in the model can grow within the space.
+
+        model, optimizers: copies, of which one growth that is possible is carried out.
+        """
         growths = self.growths(model, example)
         if not growths:
             raise SearchError("nothing can grow in this space", self._reasons(model, example))
         size = sum(parameter.numel() for parameter in model.parameters())
         if self.parameters is not None and size >= self.parameters:
             raise SearchError(f"the parent has {size:,} parameters, and the limit is {self.parameters:,}: raise parameters=")
-        if self.parameters is not None or self.flops is not None:
-            self._refuse_if_all_exceed(model, example, growths)
-
-    def _refuse_if_all_exceed(self, model: nn.Module, example: Example, growths: Sequence[Transform]) -> None:
-        problems = []
+        problems, refused = [], None
         for growth in growths:
             try:
                 if self.fits(model, example, Move(growth)):
+                    Move(growth).carry_out(model, example, optimizers)
                     return
                 problems.append(Problem(described(growth), EXCEEDS))
+            except OptimizerError as error:
+                refused = error
             except GrowthError as error:
                 problems.append(Problem(described(growth), str(error).partition("\n")[0]))
+        if refused is not None:
+            raise SearchError(f"nothing can grow in this space: {refused}") from refused
         if not any(problem.reason == EXCEEDS for problem in problems):
             raise SearchError("nothing can grow in this space", problems[:SHOWN])
         limits = f"parameters={self.parameters}, flops={self.flops}"
         raise SearchError(f"nothing can grow within the limits ({limits}): raise them", problems[:SHOWN])
 
     def _reasons(self, model: nn.Module, example: Example) -> list[Problem]:
-        asked = f"widen={self.widen}, factors={self.factors}, kinds={self.kinds}, deepen={self.deepen}"
+        names = "widen", "factors", "kinds", "deepen", *(name for name in ("kernels", "branches") if getattr(self, name))
+        asked = ", ".join(f"{name}={getattr(self, name)}" for name in names)
         found = [Problem(volume.name, volume.reason) for volume in volumes(model, example) if not volume.growable]
         found += [Problem(place.name, place.reason) for place in places(model, example) if not place.growable]
         can = [volume.name for volume in volumes(model, example) if volume.growable]

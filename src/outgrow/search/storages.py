@@ -75,6 +75,7 @@ def open_storage(storage: Any) -> Any:
     if storage is None:
         return library.storages.InMemoryStorage()
     if not isinstance(storage, (str, os.PathLike)):
+        check_kind(storage)
         return storage
     name = os.fspath(storage)
     try:
@@ -83,14 +84,23 @@ def open_storage(storage: Any) -> Any:
         if "://" in name:
             return library.storages.RDBStorage(name)
         return _journal(name)
-    except json.JSONDecodeError as error:
-        raise SearchError(DAMAGED.format(error)) from error
+    except (json.JSONDecodeError, LookupError, TypeError) as error:
+        raise SearchError(DAMAGED.format(f"{type(error).__name__}: {error}")) from error
     except Exception as error:
         raise SearchError(
             f"the storage {name} can't be reached ({type(error).__name__}: {_first_line(error)}): check that it exists and "
             "runs; a storage is a journal file, e.g. search.log, a database, e.g. sqlite:///search.db, or a proxy, "
             "grpc://HOST:PORT"
         ) from error
+
+
+def check_kind(storage: Any) -> None:
+    """Raise if a storage is neither named nor an object of Optuna."""
+    known = storage is None or isinstance(storage, (str, os.PathLike)) or hasattr(storage, "create_new_study")
+    if not known:
+        raise SearchError(
+            f"storage is of type {type(storage).__name__}: write a path, e.g. 'search.log', a URL, or a storage of Optuna"
+        )
 
 
 def _journal(path: str) -> Any:
@@ -111,7 +121,8 @@ def _check_journal(path: str) -> None:
     if os.path.isfile(path):
         with open(path, "rb") as file:
             first = file.readline()
-        if first.endswith(b"\n") and not first.startswith(b'{"op_code"'):
+        start = b'{"op_code"'
+        if not first.startswith(start) and (first.endswith(b"\n") or not start.startswith(first)):  # an unfinished line is cut
             raise ValueError("the file exists, and is no journal of Optuna")
 
 
@@ -173,6 +184,17 @@ def load_study(storage: Any, name: str | None) -> Any:
             said = f"there is no study {name!r}" if name else f"the storage holds {len(names)} studies: name one"
             raise SearchError(f"{said}; there are {', '.join(names)}")
         return library.load_study(storage=storage, study_name=name)
+
+
+def check_facts(study: Any, facts: dict[str, Any]) -> None:
+    """Raise if a study was begun with another sampler or seed: its trials are not those of this search."""
+    begun = study.user_attrs.get(FACTS, {})
+    for name in ("sampler", "seed"):
+        if name in begun and begun[name] != facts[name]:
+            raise SearchError(
+                f"the study {study.study_name!r} was begun with {name}={begun[name]!r}, and this search has {name}="
+                f"{facts[name]!r}: name another study, or continue it with {name}={begun[name]!r}"
+            )
 
 
 def objectives_of(study: Any) -> Objectives:
