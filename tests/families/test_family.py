@@ -277,3 +277,21 @@ def test_a_copied_member_and_its_original_keep_their_size_in_state_dicts(duplica
     assert same(state_of(member), wanted)
     assert not family.extract(0)._state_dict_pre_hooks
     assert not family[-1]._state_dict_pre_hooks
+
+
+def test_a_smaller_member_does_not_grow_by_itself() -> None:
+    family = outgrow.Family(cnn(), images(), *SIZES[:2])
+    before = state_of(family)
+    for grow in (lambda: outgrow.widen(family[0], images(), "0", by=4), lambda: outgrow.Family(family[1], images(), SIZES[2])):
+        with pytest.raises(GrowthError, match=r"as in a smaller member of a family\n.*family\.grow.*family\.extract"):
+            grow()
+    assert same(before, state_of(family))
+    family.grow(SIZES[2])
+
+
+@pytest.mark.parametrize(("number", "kind"), [(3, IndexError), (-4, IndexError), ("0", TypeError), (slice(0, 2), TypeError)])
+def test_numbers_of_members(number: Any, kind: type[Exception]) -> None:
+    family = outgrow.Family(cnn(), images(), *SIZES[:2])
+    for call in (family.__getitem__, family.extract, family.alone):
+        with pytest.raises(kind, match="the family has 3 members, from 0 to 2"):
+            call(number)

@@ -84,7 +84,7 @@ def test_files_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
     assert same(before, state_of(model))
     small = cnn(1)
     before = state_of(small)
-    with pytest.raises(CheckpointError, match="0 optimizers, and the checkpoint 1"):
+    with pytest.raises(CheckpointError, match="0 optimizers, and the checkpoint has 1"):
         outgrow.Family.load(small, path)
     assert same(before, state_of(small))
     assert not outgrow.cohorts(small).growths
@@ -112,3 +112,16 @@ def test_a_diverged_family_does_not_replace_its_file(tmp_path: Path) -> None:
     assert (tmp_path / "family.pt").read_bytes() == before
     with pytest.raises(CheckpointError, match=r"name it family\.pt"):
         family.save(tmp_path / "family.safetensors")
+
+
+def test_what_can_not_be_saved_is_named_with_the_way_out_and_the_old_file_stays(tmp_path: Path) -> None:
+    family, *_ = started()
+    family.save(tmp_path / "family.pt")
+    before = (tmp_path / "family.pt").read_bytes()
+    with pytest.raises(CheckpointError, match=r"also= holds the type int, which can't be saved"):
+        family.save(tmp_path / "family.pt", also={"step": 3})
+    with torch.no_grad():
+        next(family.parameters()).fill_(float("nan"))
+    with pytest.raises(CheckpointError, match=r"not finite: go back .*; family\.save\(path, finite=False\)"):
+        family.save(tmp_path / "family.pt")
+    assert (tmp_path / "family.pt").read_bytes() == before

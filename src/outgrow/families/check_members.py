@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from outgrow.errors import GrowthError, Problem, VerifyError
@@ -22,6 +23,14 @@ def check_shareable(model: Any) -> None:
         )
     if any(is_dtensor(parameter) for parameter in model.parameters()):
         raise GrowthError("the model's parameters are sharded, and members can't take parts of them: make the family before")
+
+
+def position_of(number: Any, count: int) -> int:
+    """The position of the member of a number, in a family of so many; negative numbers count from the largest."""
+    try:
+        return range(count)[operator.index(number)]
+    except (TypeError, IndexError) as error:
+        raise type(error)(f"there is no member {number!r}: the family has {count} members, from 0 to {count - 1}") from None
 
 
 def outputs_of(member: Member, example: Example) -> verify.Outputs:

@@ -18,7 +18,7 @@ from outgrow.engine.grow import Request, run_growth
 from outgrow.engine.growth_report import Growth
 from outgrow.errors import GrowthError
 from outgrow.families.alone import Alone
-from outgrow.families.check_members import check_outputs, check_shareable, outputs_of
+from outgrow.families.check_members import check_outputs, check_shareable, outputs_of, position_of
 from outgrow.families.family_file import read_family, write_family
 from outgrow.families.member import Member, extracted
 from outgrow.families.nesting import check_nested, check_without_fades
@@ -175,7 +175,7 @@ class Family(nn.Module):
     def __getitem__(self, number: int) -> nn.Module:
         """The member of a number, a module of the model's class; negative numbers count from the largest."""
         self._check_sizes()
-        position = range(len(self))[number]
+        position = position_of(number, len(self))
         if position == len(self._smaller):
             return self.largest
         if position != self._trained_alone:
@@ -241,7 +241,7 @@ class Family(nn.Module):
             torch.Size([12, 4])
         """
         self._check_sizes()
-        return self._alone(range(len(self))[number], as_list(optimizer))
+        return self._alone(position_of(number, len(self)), as_list(optimizer))
 
     @contextmanager
     def _alone(self, position: int, optimizers: list[Any]) -> Iterator[nn.Module]:
@@ -268,7 +268,7 @@ class Family(nn.Module):
     def extract(self, number: int) -> nn.Module:
         """A stand-alone copy of a member: a plain model of its class, with parameters of its own and its growths so far."""
         self._check_sizes()
-        position = range(len(self))[number]
+        position = position_of(number, len(self))
         for context in self._contexts.values():
             context.write_back()
         return extracted(self.largest) if position == len(self._smaller) else self._smaller[position].extracted()

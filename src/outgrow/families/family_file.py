@@ -31,6 +31,7 @@ from outgrow.saving.run_file import read_run, refuse_not_finite
 from outgrow.saving.run_state import Parts, pack, restore
 from outgrow.saving.torch_files import save_safely, without_numpy
 
+DIVERGED = "go back to a file from before training diverged; family.save(path, finite=False) writes the family as it is"
 SAVE, LOAD = "family.save('family.pt')", "outgrow.Family.load(model, 'family.pt')"
 
 
@@ -41,7 +42,7 @@ def write_family(path: Path, saved: Parts, members: Sequence[Member], flops: Seq
         raise CheckpointError(f"{path}: a family is written with torch.save, and not as safetensors: name it family.pt")
     target = place_for(path, SAVE)
     if finite:
-        refuse_not_finite([saved.model, *(member.module for member in members)], path)
+        refuse_not_finite([saved.model, *(member.module for member in members)], path, DIVERGED)
     sizes = [_size_of(member.module) for member in members]
     try:
         state = without_numpy({"outgrow": {}, "family": {"sizes": sizes, "flops": list(flops)}, **pack(saved), "extra": extra})

@@ -52,6 +52,11 @@ def check_module(model: Any, values: bool = True) -> None:
     packed = packed_tensor(model)
     if packed is not None:
         raise TraceError("a quantised model can't be grown", [packed])
+    parts = [name for name, parameter in model.named_parameters() if not parameter.is_leaf]
+    if parts:
+        reason = "it is computed from another tensor, as in a smaller member of a family"
+        way_out = "add a size to the family (family.grow), or grow a stand-alone copy of the member (family.extract)"
+        raise TraceError("a model whose parameters are parts of others can't be grown", [Problem(parts[0], reason, way_out)])
     lazy = [path for path, module in model.named_modules() if getattr(module, "has_uninitialized_params", bool)()]
     if lazy:
         problem = Problem(lazy[0], "its parameters have no shape yet", "run the model once first: model(example)")

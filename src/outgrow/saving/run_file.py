@@ -104,11 +104,11 @@ def load_model(model: nn.Module, path: Path, checksums: bool = True) -> nn.Modul
     return model
 
 
-def refuse_not_finite(models: Sequence[nn.Module], path: Path) -> None:
-    """Raise if a model of a run holds NaN or infinity: it must not overwrite the run's file."""
+def refuse_not_finite(models: Sequence[nn.Module], path: Path, way_out: str = DIVERGED) -> None:
+    """Raise if a model holds NaN or infinity: it must not overwrite the file of a run or a family."""
     for model in map(unwrapped_module, models):
         bad = not_finite(model, _tensors(model.state_dict()))
-        refuse(f"{path} was not written: the model holds values that are not finite", bad, DIVERGED)
+        refuse(f"{path} was not written: the model holds values that are not finite", bad, way_out)
 
 
 def describe_run(path: Path, checksums: bool = True) -> Description:

@@ -66,9 +66,7 @@ def restore(parts: Parts, state: Mapping[str, Any], journal: Journal) -> None:
     check_version(state.get("version"), "the checkpoint")
     for what, here in (("optimizers", parts.optimizers), ("schedulers", parts.schedulers), ("averages", parts.averages)):
         if len(state[what]) != len(here):
-            raise CheckpointError(
-                f"the run has {len(here)} {what}, and the checkpoint {len(state[what])}: make the run with as many"
-            )
+            raise CheckpointError(f"there are {len(here)} {what}, and the checkpoint has {len(state[what])}: pass as many")
     if set(state["also"]) != set(parts.also):
         raise CheckpointError(
             f"also= holds {sorted(parts.also)}, and the checkpoint {sorted(state['also'])}: pass objects of the same names"
@@ -141,7 +139,13 @@ def _copy_back(model: nn.Module, before: Mapping[str, torch.Tensor]) -> None:
 
 
 def _state(part: Any) -> Any:
-    return part.get_state() if isinstance(part, torch.Generator) else part.state_dict()
+    if isinstance(part, torch.Generator):
+        return part.get_state()
+    if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+        raise CheckpointError(
+            f"also= holds the type {type(part).__name__}, which can't be saved: it has no state_dict and load_state_dict"
+        )
+    return part.state_dict()
 
 
 def _set_state(part: Any, state: Any) -> None:

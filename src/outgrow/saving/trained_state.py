@@ -21,7 +21,7 @@ from outgrow.saving.torch_files import save_safely, without_numpy
 
 def write_trained(path: Path, model: nn.Module, optimizers: Sequence[Any], extra: Any = None) -> None:
     """Write a model and its optimizers, completely or not at all; CheckpointError if the model holds NaN or infinity."""
-    refuse_not_finite([model], path)
+    refuse_not_finite([model], path, "go back to a model from before training diverged")
     state = without_numpy({"outgrow": {"trained": True}, **pack(Parts(model, optimizers)), "extra": extra})
     write_whole(place_for(path, "write_trained('model.pt', model, [])"), lambda draft: save_safely(sealed(state), draft))
 
