@@ -9,7 +9,7 @@ import pytest
 
 import outgrow
 from outgrow.errors import SearchError
-from outgrow.search.storages import open_storage
+from outgrow.search.storages import FileLock, open_storage
 from tests.helpers import searches
 from tests.helpers.searches import SPACE, inputs, sgd, small
 
@@ -82,3 +82,18 @@ def test_a_result_has_all_trials_of_the_study_and_none_of_others(tmp_path: Path,
 def test_wrong_places_and_times(options: dict[str, Any], said: str) -> None:
     with pytest.raises(SearchError, match=said):
         start(**options)
+
+
+def test_a_journal_that_is_removed_meanwhile_ends_the_search_and_blocks_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+
+    def remove(model: Any, optimizer: Any, trial: Any) -> dict[str, float]:
+        path.unlink(missing_ok=True)
+        return searches.train(model, optimizer, trial)
+
+    with pytest.raises(SearchError, match=r"the storage can't be reached \(FileNotFoundError.*start the search again"):
+        outgrow.search(small(), inputs(), SPACE, remove, "error", optimizer=sgd, storage=path, quiet=True)
+    path.touch()
+    lock = FileLock(str(path))  # another worker's
+    assert lock.acquire()
+    lock.release()

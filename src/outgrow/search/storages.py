@@ -47,8 +47,12 @@ class FileLock:
         import fcntl
 
         self._file = os.open(f"{self._path}.flock", os.O_RDWR | os.O_CREAT, 0o666)
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        _cut_unfinished(self._path)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            _cut_unfinished(self._path)
+        except BaseException:  # for instance, the journal was removed: no other worker may wait for this one
+            self.release()
+            raise
         return True
 
     def release(self) -> None:
