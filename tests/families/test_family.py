@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 import outgrow
 from outgrow.errors import CallError, GrowthError
-from tests.helpers.nested_sizes import SIZES, cnn, grown_apart, images, same, state_of
+from outgrow.families.member import HOOKS
+from tests.helpers.nested_sizes import SIZES, Recurrent, cnn, grown_apart, images, same, state_of
 
 
 def mlp() -> nn.Sequential:
@@ -295,3 +296,22 @@ def test_numbers_of_members(number: Any, kind: type[Exception]) -> None:
     for call in (family.__getitem__, family.extract, family.alone):
         with pytest.raises(kind, match="the family has 3 members, from 0 to 2"):
             call(number)
+
+
+@pytest.mark.parametrize("build", [Recurrent, cnn])
+def test_a_state_dict_that_is_loaded_into_a_smaller_member_reaches_the_shared_parameters(build: Any) -> None:
+    torch.manual_seed(0)
+    x = images() if build is cnn else torch.randn(2, 5, 3, dtype=torch.float64)
+    family = outgrow.Family(build().double(), x, outgrow.Widen("*", by=2))
+    wanted = family.extract(0).state_dict()
+    with torch.no_grad():
+        for parameter in family.parameters():
+            parameter.add_(1.0)
+    member = family[0]
+    copy.deepcopy(family)
+    member.load_state_dict(wanted)
+    family.load_state_dict(family.state_dict())
+    assert same(state_of(family.extract(0)), [*wanted.values()])
+    assert same(state_of(member), [*wanted.values()])
+    small = family.extract(0)
+    assert not any(getattr(small, name) for name in HOOKS)

@@ -21,6 +21,9 @@ from outgrow.model.copy_block import copy_of_block
 Places = list[tuple[nn.Module, str, int]]  # modules and names of parameters, with the number of their part
 
 
+HOOKS = "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"
+
+
 class Member:
     """The modules of one size, and the entries of the shared parameters that they compute with."""
 
@@ -40,11 +43,22 @@ class Member:
         self._fixed = self._alone = False
         self.module.register_forward_pre_hook(self, prepend=True)
         self.module.register_state_dict_pre_hook(self)
+        self.module.register_load_state_dict_pre_hook(self)
+        self.module.register_load_state_dict_post_hook(self.loaded)
 
     def __call__(self, module: nn.Module, *_: Any) -> None:
-        """The hook before each forward pass, and before `state_dict`, since copying has put the shared parameters there."""
+        """The hook before each forward pass, and before state dicts, since copying has put the shared parameters there."""
         if not self._fixed:
             self.install()
+
+    @torch.no_grad()
+    def loaded(self, module: nn.Module, *_: Any) -> None:
+        """The hook after `load_state_dict`, which has written to views, but also to parts that are copies."""
+        if not self._fixed:
+            for number, value in {number: module._parameters[key] for module, key, number in self._places}.items():
+                shared = self.parts[number].shared
+                if value is not None and value.untyped_storage().data_ptr() != shared.untyped_storage().data_ptr():
+                    self.parts[number].write(shared, value)
 
     def grown(self, kept: Kept) -> None:
         """Keep computing with the same entries after a growth of the shared parameters."""
@@ -127,14 +141,16 @@ def _parameter(value: Tensor, trained: bool) -> nn.Parameter:
 
 def copied(model: nn.Module, parameters: Mapping[int, nn.Parameter]) -> nn.Module:
     """A copy of a model with buffers of its own. parameters: to put in place of the model's own, by id; others are shared."""
-    hooks = model._state_dict_pre_hooks
-    kept = dict(hooks)
-    for number in [number for number, hook in kept.items() if _is_ours(hook)]:
-        del hooks[number]
+    hooks: list[Any] = [vars(model)[name] for name in HOOKS]
+    kept = [dict(one) for one in hooks]
+    for one in hooks:
+        for number in [number for number, hook in one.items() if _is_ours(hook)]:
+            del one[number]
     try:
         new = copy_of_block(model, model, shared=True)
     finally:
-        hooks.update(kept)
+        for one, before in zip(hooks, kept, strict=True):
+            one.update(before)
     buffers: dict[int, Tensor] = {}
     for module in new.modules():
         for key, parameter in module._parameters.items():
@@ -152,4 +168,5 @@ def copied(model: nn.Module, parameters: Mapping[int, nn.Parameter]) -> nn.Modul
 
 def _is_ours(hook: Any) -> bool:
     """Whether a hook belongs to a member, and not to the model."""
+    hook = getattr(hook, "hook", hook)  # torch wraps some
     return type(getattr(hook, "__self__", hook)).__module__.startswith("outgrow.families.")
