@@ -229,7 +229,7 @@ def reshape(ties: Ties, layout: Layout, old: Sequence[int], new: Sequence[int]) 
     """Layout of `tensor.reshape(new)`: labels are broadcast over the axes that merge, reshaped, and dropped where constant."""
     groups = _factor_groups(old, new)
     result: list[Block] = []
-    for block in layout:
+    for block in _joined_where_axes_merge(ties, layout, groups, old):
         touched = [group for group in groups if any(axis in block.axes for axis in group[0])]
         old_axes = [axis for group in touched for axis in group[0]]
         new_axes = [axis for group in touched for axis in group[1]]
@@ -242,6 +242,43 @@ def reshape(ties: Ties, layout: Layout, old: Sequence[int], new: Sequence[int]) 
     return join(ties, result, new)
 
 
+def _joined_where_axes_merge(
+    ties: Ties, layout: Layout, groups: Sequence[tuple[list[int], list[int]]], shape: Sequence[int]
+) -> Layout:
+    """The layout with one grid for blocks of which axes merge, so that the grid has all of their axes.
+
+    Keys (batch, key heads, queries per key, …, features) are a block of heads × features and one of queries. When a view merges
+    heads and queries, their features are still an axis of the grid, and a head can be added.
+    """
+    result = list(layout)
+    for left, _ in groups:
+        parts = [block for block in result if set(block.axes) & set(left)]
+        if len(parts) > 1 and any(len(part.axes) > 1 for part in parts):
+            whole = _whole(ties, parts, shape)
+            result = [*(block for block in result if not any(block is part for part in parts)), whole]
+    return tuple(result)
+
+
+def _whole(ties: Ties, parts: Sequence[Block], shape: Sequence[int]) -> Block:
+    """New labels over all axes of some blocks, each of which has fewer axes, and is tied to them."""
+    axes = sorted({axis for part in parts for axis in part.axes})
+    which = numbered(_columns(parts, axes, shape))
+    labels = ties.fresh((int(which.max()) + 1,))[which].reshape([shape[axis] for axis in axes])
+    whole = Block(tuple(axes), labels)
+    for part in parts:
+        tie(ties, part, whole)
+    return whole
+
+
+def _columns(parts: Sequence[Block], axes: Sequence[int], shape: Sequence[int]) -> list[Labels]:
+    """The labels of each block, broadcast over some axes, in one row."""
+    columns = []
+    for part in parts:
+        spread = part.labels.reshape([shape[axis] if axis in part.axes else 1 for axis in axes])
+        columns.append(np.broadcast_to(spread, [shape[axis] for axis in axes]).ravel())
+    return columns
+
+
 def join(ties: Ties, blocks: Sequence[Block], shape: Sequence[int]) -> Layout:
     """Merge blocks that share an axis into one grid of new labels, and bind the old labels to its axes."""
     result: list[Block] = []
@@ -252,19 +289,10 @@ def join(ties: Ties, blocks: Sequence[Block], shape: Sequence[int]) -> Layout:
             continue
         parts = [*clash, block]
         axes = sorted({axis for part in parts for axis in part.axes})
-        columns = []
-        for part in parts:
-            spread = part.labels.reshape([shape[axis] if axis in part.axes else 1 for axis in axes])
-            columns.append(np.broadcast_to(spread, [shape[axis] for axis in axes]).ravel())
         if all(len(part.axes) < len(axes) for part in parts):
-            which = numbered(columns)
-            labels = ties.fresh((int(which.max()) + 1,))[which].reshape([shape[axis] for axis in axes])
-            whole = Block(tuple(axes), labels)
-            for part in parts:
-                tie(ties, part, whole)
-            result = [*(other for other in result if other not in clash), whole]
+            result = [*(other for other in result if other not in clash), _whole(ties, parts, shape)]
             continue
-        uniques = [np.unique(column, return_inverse=True) for column in columns]
+        uniques = [np.unique(column, return_inverse=True) for column in _columns(parts, axes, shape)]
         grid = ties.fresh([len(values) for values, _ in uniques])
         for position, (values, _) in enumerate(uniques):
             ties.bind(values, grid, position)

@@ -55,6 +55,18 @@ def test_sizes_count_query_heads(request_: dict[str, Any], heads: int, keys: int
     torch.testing.assert_close(logits(model), before, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("unit", "keys"), [(None, 3), ("group", 3), ("query", 2)])
+def test_layers_without_a_rotary_encoding_grow_as_those_with_one(unit: Any, keys: int) -> None:
+    """Cohere2 has one in every second layer only; all layers add the same unit, so that the configuration follows."""
+    family = BY_NAME["cohere2"]
+    model = family.build()
+    before = logits(model)
+    growth = outgrow.widen(model, family.example(), kind="heads", factor=1.5, unit=unit)
+    assert len(growth.plan.changes) == len(model.model.layers)
+    assert (model.config.num_attention_heads, model.config.num_key_value_heads) == (6, keys)
+    torch.testing.assert_close(logits(model), before, rtol=1e-4, atol=1e-5)
+
+
 def test_batches_with_padding_run_although_the_example_has_none() -> None:
     """One layer alone, which no configuration describes; without a mask, torch's kernel repeats the keys by itself."""
     model = llama()
