@@ -96,7 +96,10 @@ def _pinned(reading: Reading, root: Labels) -> tuple[Labels, Labels, list[str], 
 
 
 def _used(reading: Reading, root: Labels) -> NDArray[np.bool_]:
-    """Which classes reach an operator that computes something: rows that are only ever sliced away never do."""
+    """Which classes reach an operator that computes something: rows that are only ever sliced away never do.
+
+    Where a view merges two axes of a parameter, operators see the labels of a grid, to which those of the axes are bound.
+    """
     used = np.zeros(len(root), dtype=np.bool_)
     values = {
         ref.value
@@ -106,6 +109,9 @@ def _used(reading: Reading, root: Labels) -> NDArray[np.bool_]:
     }
     for labels in {id(block.labels): block.labels for value in values for block in reading.layouts[value]}.values():
         used[root[labels]] = True
+    for slices, grid, axis in reversed(reading.ties.bindings):  # later ones first: a grid may be an axis of a later one
+        others = tuple(other for other in range(grid.ndim) if other != axis)
+        used[root[slices[used[root[grid]].any(axis=others)]]] = True
     return used
 
 

@@ -6,6 +6,9 @@ write and read.
 A product of two constants (learned queries and a weight, the two factors of an adapter) has a reader too: the side that is
 closer to a stored tensor. The other side is an activation that happens to depend on no input. The role of the product is
 decided where it is used: its rows and its bias have the role of the result.
+
+A view that merges two axes of a parameter (heads and their features) gives new labels, to which those of the axes are bound:
+both axes then have the role of the merged one.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ def find_roles(reading: Reading) -> dict[tuple[str, int], set[str]]:
     origins = reading.ties.origins
     starts = np.array([origin.start for origin in origins], dtype=np.int64)
     ends = starts + np.array([origin.size for origin in origins], dtype=np.int64)
+    births = int(ends[-1]) if len(ends) else 0
+    merged = _merged_axes(reading, starts, births)
     named = [value for value in reading.trace.values if value.name]
     whole: dict[int, tuple[str, int]] = {
         id(block.labels): (value.name, block.axes[0]) for value in named for block in reading.layouts[value.index]
@@ -40,6 +45,8 @@ def find_roles(reading: Reading) -> dict[tuple[str, int], set[str]]:
             return [whole[id(labels)]]
         found = np.searchsorted(starts, labels.ravel(), side="right") - 1
         here = np.unique(found[labels.ravel() < ends[found]]).tolist()
+        if len(merged) and labels.max() >= births:
+            here += np.unique(merged[np.isin(merged[:, 0], labels), 1]).tolist()
         return [(origins[index].tensor, origins[index].axis) for index in here]
 
     def note(labels: Labels, role: str) -> None:
@@ -98,6 +105,17 @@ def find_roles(reading: Reading) -> dict[tuple[str, int], set[str]]:
             for role in {role for key in born(leaders[block.axes].labels) for role in roles.get(key, ())}:
                 note(block.labels, role)
     return roles
+
+
+def _merged_axes(reading: Reading, starts: Labels, births: int) -> Labels:
+    """Rows of a label that a view made when it merged axes, and the number of a parameter's axis that is bound to it."""
+    rows = [np.zeros((0, 2), dtype=np.int64)]
+    for slices, grid, axis in reading.ties.bindings:
+        if slices.max() < births <= grid.min():
+            cells = np.moveaxis(grid, axis, 0).reshape(len(slices), -1)
+            owners = np.searchsorted(starts, slices, side="right") - 1
+            rows.append(np.stack([cells.ravel(), np.repeat(owners, cells.shape[1])], axis=1))
+    return np.unique(np.concatenate(rows), axis=0)
 
 
 def measuring_side(reading: Reading, effect: Contract) -> Operand | None:
