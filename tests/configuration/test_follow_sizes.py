@@ -255,3 +255,44 @@ def test_a_number_of_positions_that_equals_the_width_stays() -> None:
     model = transformers.LlamaForCausalLM(config)
     outgrow.widen(model, torch.arange(3, 9)[None], "model.embed_tokens", to=24)
     assert (model.config.hidden_size, model.config.max_position_embeddings) == (24, 16)
+
+
+def test_a_field_that_the_forward_pass_reads_is_set_once(path: Path) -> None:
+    """As in xLSTM: the widening sets the field so that the code runs, and the configuration has followed by that."""
+
+    class Config:
+        def __init__(self, num_heads: int = 4) -> None:
+            self.num_heads = num_heads
+
+        def to_dict(self) -> dict[str, int]:
+            return dict(vars(self))
+
+    class Attention(nn.Module):
+        def __init__(self, config: Config) -> None:
+            super().__init__()
+            self.config = config
+            self.qkv, self.out = nn.Linear(16, 12 * config.num_heads), nn.Linear(4 * config.num_heads, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).view(*x.shape[:2], 3, self.config.num_heads, 4).permute(2, 0, 3, 1, 4)
+            return x + self.out(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+    class Model(nn.Module):
+        def __init__(self, config: Config) -> None:
+            super().__init__()
+            self.config = config
+            self.layers = nn.Sequential(Attention(config), Attention(config))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x)
+
+    model, x = Model(Config()), torch.randn(2, 5, 16)
+    for by in (2, 4):
+        growth = outgrow.widen(model, x, kind="heads", by=by)
+        made = [setting for setting in growth.plan.settings if setting.name == "config"]
+        assert [(setting.item, setting.new - setting.old) for setting in made] == [("num_heads", by)]
+        assert f"config: num_heads {model.config.num_heads - by} → {model.config.num_heads}" in growth.notes
+    outgrow.save(model, path)
+    again = outgrow.load(Model(Config()), path)
+    assert again.config.num_heads == 10
+    assert torch.equal(again(x), model(x))

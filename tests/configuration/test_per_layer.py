@@ -82,6 +82,10 @@ SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "nu
 IMAGE = {"image_size": 16, "patch_size": 8, "num_labels": 3}
 MAMBA2 = {"state_size": 8, "num_heads": 8, "head_dim": 4, "n_groups": 2, "chunk_size": 8, "hidden_size": 16}
 TEXT = {"vocab_size": 50, "pad_token_id": 0, "num_hidden_layers": 2}
+HYV4 = {**TEXT, **SMALL, "vocab_size": 50, "moe_intermediate_size": 8, "n_routed_experts": 4, "num_experts_per_tok": 2}
+HYV4 |= {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4, "head_dim": 4}
+HYV4 |= {"mlp_layer_types": ["dense", "sparse"], "layer_types": ["indexed_attention"] * 2, "indexer_types": ["full"] * 2}
+HYV4 |= {"index_n_heads": 2, "index_head_dim": 8, "index_topk": 4, "n_group": 2, "topk_group": 1}
 CONVNEXT = {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "num_labels": 3}
 
 
@@ -129,6 +133,15 @@ def test_every_changed_field_is_reported_and_the_library_reloads_the_model(
     assert not any(problems.values())
     pairs = [(logits(one.eval(), example), logits(shaken(one, 7), example)) for one in (model, again)]
     assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(*pairs, strict=True))
+
+
+def test_kinds_of_indexers_follow_the_layers(tmp_path: Path) -> None:
+    model, ids = small("HYV4ForCausalLM", "HYV4Config", **HYV4), {"input_ids": torch.arange(3, 15).view(2, 6)}
+    growth = outgrow.deepen(model, ids, "model.layers.1")
+    assert NOT_UPDATED not in str(growth)
+    assert model.config.indexer_types == ["full", "full", "full"]
+    model.save_pretrained(tmp_path)
+    assert torch.equal(logits(type(model).from_pretrained(tmp_path).eval(), ids), logits(model, ids))
 
 
 @pytest.mark.parametrize(

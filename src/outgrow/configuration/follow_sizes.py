@@ -106,7 +106,7 @@ def _settled(
     for guess in itertools.islice(guesses(model, path, plans), TRIES):  # without outputs, tensors and layers decide
         trial = Journal()
         journal.note(trial.undo)
-        settings = [Setting(holder, NAME, old, new, name) for (holder, name), (old, new) in guess.items()]
+        settings = list(_settings(model, guess))
         try:
             for setting in settings:
                 try_setting(model, setting, trial)
@@ -132,6 +132,14 @@ def _settled(
     except RebuiltDiffers as reason:
         raise RebuiltDiffers(explained([*failures, ({}, reason)], steady)) from reason
     return []
+
+
+def _settings(model: nn.Module, guess: Guess) -> Iterator[Setting]:
+    """The settings that a guess needs: those that a widening has made, since the forward pass reads the field, are there."""
+    for (holder, name), (_, new) in guess.items():
+        present = vars(vars(model.get_submodule(holder))[NAME]).get(name)
+        if present != new:
+            yield Setting(holder, NAME, present, new, name)
 
 
 def _call(model: nn.Module, path: str, example: Example) -> Call | None:

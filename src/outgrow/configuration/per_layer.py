@@ -32,7 +32,7 @@ LAYER_NUMBERS = (  # endings of names of lists of layer numbers
 )
 OUTPUTS = "out_indices"  # of a backbone: after how many layers outputs are taken; a new layer changes the end of the list only
 FIRST = ("first_k_dense_replace", "num_dense_layers", "max_window_layers")  # how many layers come before those of another kind
-PER_LAYER = ("layer", "block")  # in names of lists with an item per layer
+PER_LAYER = ("layer", "block", "indexer_types")  # in names of lists with an item per layer
 FEATURE = "feature"  # vision_feature_layer selects outputs, and does not describe layers
 
 Lists = Mapping[tuple[str, str], tuple[Any, ...]]  # path of the module that holds a configuration, name → an item per layer
