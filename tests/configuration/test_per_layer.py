@@ -248,6 +248,15 @@ def test_layers_in_a_pattern_are_added_in_whole_periods(fade: int | None, tmp_pa
     assert reloads(model, kind, tmp_path)
 
 
+def test_a_stack_of_less_than_one_period_is_refused_without_advice_on_a_count() -> None:
+    """The pattern is recurrent, recurrent, attention; two blocks look like a pattern of one."""
+    options = {**TEXT, **SMALL, "lru_width": 16, "attention_window_size": 4, "head_dim": 8, "num_key_value_heads": 1}
+    model, ids = small("RecurrentGemmaForCausalLM", "RecurrentGemmaConfig", **options), torch.arange(3, 15).view(2, 6)
+    with pytest.raises(outgrow.GrowthError, match="would describe block 2 as") as refusal:
+        outgrow.deepen(model, {"input_ids": ids, "use_cache": False}, "model.layers.0")
+    assert "count=" not in str(refusal.value)
+
+
 def test_a_value_that_follows_from_others_is_left_to_follow() -> None:
     """Falcon's head size is a property without a setter: the width over the heads."""
     kind = family("falcon")

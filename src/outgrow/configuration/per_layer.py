@@ -168,7 +168,7 @@ def contradiction(model: nn.Module, container: str, before: Lists, order: Sequen
             continue
         wrong = next((i for i, (one, other) in enumerate(zip(wanted, found, strict=True)) if one != other), None)
         if wrong is not None:
-            period = _period(old)
+            period = _period(found)  # at least one more block than before: these may be less than one period
             instead = f"; add a multiple of {period} blocks at once (count={period}), to continue the pattern" if period else ""
             return (
                 f"the configuration's {name}, which follows a pattern, would describe block {wrong} as {found[wrong]!r}, but "
