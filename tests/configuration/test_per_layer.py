@@ -257,6 +257,21 @@ def test_a_stack_of_less_than_one_period_is_refused_without_advice_on_a_count() 
     assert "count=" not in str(refusal.value)
 
 
+def test_modules_that_a_forward_pass_exchanges_do_not_keep_the_configuration_from_following(tmp_path: Path) -> None:
+    sides = ("layers", "attention_heads", "ffn_dim")
+    options = {f"{side}_{what}": size for side in ("encoder", "decoder") for what, size in zip(sides, (2, 4, 24), strict=True)}
+    options |= {"vocab_size": 50, "d_model": 16, "max_position_embeddings": 64, "pad_token_id": 0, "decoder_start_token_id": 0}
+    model = small("BigBirdPegasusForConditionalGeneration", "BigBirdPegasusConfig", **options)
+    ids = torch.arange(3, 15).view(2, 6)
+    example = {"input_ids": ids, "decoder_input_ids": ids.flip(1)}
+    logits(model, example)  # it exchanges its attentions here
+    growth = outgrow.deepen(model, example, "model.encoder.layers.0")
+    assert growth.notes[-1] == "config: encoder_layers 2 → 3"
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path).eval()
+    assert torch.allclose(logits(again, example), logits(model, example), atol=1e-6)
+
+
 def test_a_value_that_follows_from_others_is_left_to_follow() -> None:
     """Falcon's head size is a property without a setter: the width over the heads."""
     kind = family("falcon")

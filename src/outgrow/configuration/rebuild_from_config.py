@@ -101,8 +101,7 @@ def rebuilt(part: nn.Module, steady: Steady, run: Call | Evaluation | None, outp
     other = built(part)
     _compare_tensors(other, part)
     _compare_unsaved(other, part)
-    for path, module in other.named_modules():
-        mine = part.get_submodule(path)
+    for _, mine, module in _modules_of_both(part, other):
         for name in module._parameters:
             module._parameters[name] = mine._parameters[name]
         for name, buffer in module._buffers.items():
@@ -117,6 +116,17 @@ def rebuilt(part: nn.Module, steady: Steady, run: Call | Evaluation | None, outp
     if outputs and (run is None or there is None or not _agrees(run, there)):
         raise OtherResults("its outputs would differ")
     return other
+
+
+def _modules_of_both(part: nn.Module, other: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
+    """The modules that a model and the rebuilt one have in common.
+
+    A forward pass may exchange modules: BigBird-Pegasus takes full attention, with a dropout of its own, for short inputs.
+    """
+    there = dict(other.named_modules(remove_duplicate=False))
+    for path, module in part.named_modules():
+        if path in there:
+            yield path, module, there[path]
 
 
 @torch.no_grad()
@@ -215,10 +225,9 @@ def _first_difference(here: Mapping[str, tuple[int, ...]], there: Mapping[str, t
 def compare_epsilons(other: nn.Module, part: nn.Module, steady: Steady) -> None:
     """Compare values that growths have set, and every ε: outputs hardly show them."""
     needed = dict(steady)
-    for path, module in part.named_modules():
-        there = vars(other.get_submodule(path))
+    for path, module, twin in _modules_of_both(part, other):
         for name, value in vars(module).items():
-            if "eps" in name and type(value) is float and type(there.get(name)) is float:
+            if "eps" in name and type(value) is float and type(vars(twin).get(name)) is float:
                 needed[path, name] = value
     for (path, name), value in needed.items():
         found = vars(other.get_submodule(path)).get(name, math.nan)
@@ -237,8 +246,8 @@ def stale_sizes(part: nn.Module, other: nn.Module, sizes: Pairs) -> dict[tuple[s
     They differ from those of the rebuilt model by the ratio of a growth.
     """
     found: dict[tuple[str, str], tuple[int, int]] = {}
-    for path, module in part.named_modules():
-        there = vars(other.get_submodule(path))
+    for path, module, twin in _modules_of_both(part, other):
+        there = vars(twin)
         for name, value in vars(module).items():
             if not name.startswith("_") and _in_ratio(value, there.get(name), sizes):
                 found[path, name] = value, there[name]
