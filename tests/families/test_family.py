@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 import outgrow
@@ -315,3 +316,18 @@ def test_a_state_dict_that_is_loaded_into_a_smaller_member_reaches_the_shared_pa
     assert same(state_of(member), [*wanted.values()])
     small = family.extract(0)
     assert not any(getattr(small, name) for name in HOOKS)
+
+
+def test_values_that_functional_call_puts_into_a_member_are_used_for_that_call_only() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(3, 4)
+    family = outgrow.Family(model, x, [outgrow.Widen("0", to=12)])
+    member, alone = family[0], family.extract(0)
+    before = member(x)
+    some = {"0.weight": torch.ones(8, 4)}
+    for values in (some, {name: torch.ones_like(one) for name, one in alone.named_parameters()}):
+        assert torch.equal(functional_call(member, values, (x,)), functional_call(alone, values, (x,)))
+        assert torch.equal(member(x), before)
+    assert torch.equal(copy.deepcopy(member)(x), before)
+    with torch.no_grad():
+        model[2].bias.add_(1.0)
+    assert torch.allclose(member(x), before + 1.0)

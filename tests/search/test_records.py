@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from outgrow.search.records import COMPLETE, FAIL, RUNNING, WAITING, Book, Record, ancestors
@@ -53,3 +55,5 @@ def test_ancestors_and_plain_data() -> None:
     chain = [ROOT, Record(1, 1, COMPLETE, parent=0), Record(2, 2, COMPLETE, parent=1, growth=("Widen '0' × 2",), values=(1.0,))]
     assert [record.number for record in ancestors(chain[2], chain)] == [1, 0]
     assert [Record.from_json(record.to_json()) for record in chain] == chain
+    odd = Record(3, 3, COMPLETE, metrics={"error": 0.5, "ratio": float("nan")})
+    assert json.loads(json.dumps(odd.to_json(), allow_nan=False))["metrics"] == {"error": 0.5, "ratio": None}

@@ -40,16 +40,28 @@ class Member:
             if parameter is not None
         ]
         self._recurrent = [module for module in self.module.modules() if isinstance(module, nn.RNNBase)]
+        self._views: list[Any] = [None] * len(self._places)  # what `install` has put there
         self._fixed = self._alone = False
-        self.module.register_forward_pre_hook(self, prepend=True)
+        self.module.register_forward_pre_hook(self.renew, prepend=True)
         self.module.register_state_dict_pre_hook(self)
         self.module.register_load_state_dict_pre_hook(self)
         self.module.register_load_state_dict_post_hook(self.loaded)
 
     def __call__(self, module: nn.Module, *_: Any) -> None:
-        """The hook before each forward pass, and before state dicts, since copying has put the shared parameters there."""
+        """The hook before state dicts, since copying has put the shared parameters there."""
         if not self._fixed:
             self.install()
+
+    def renew(self, module: nn.Module, *_: Any) -> None:
+        """The hook before each forward pass. Tensors that other code has put there (`torch.func.functional_call`) stay."""
+        if not self._fixed:
+            ours = {id(one) for one in (*self._views, *(part.shared for part in self.parts))}
+            before, views = self._present(), self._views
+            self.install()
+            if any(id(one) not in ours for one in before):
+                kept = [id(one) in ours for one in before]
+                self._set([new if own else old for own, new, old in zip(kept, self._views, before, strict=True)])
+                self._views = [new if own else view for own, new, view in zip(kept, self._views, views, strict=True)]
 
     @torch.no_grad()
     def loaded(self, module: nn.Module, *_: Any) -> None:
@@ -69,6 +81,7 @@ class Member:
         """Give the modules their parts of the shared parameters, as they are now."""
         with torch.inference_mode(False), torch.enable_grad():
             self._put([part.value for part in self.parts])
+        self._views = self._present()
 
     def release(self) -> None:
         """Give the modules the shared parameters themselves, which can be copied; `install` is needed before they run."""
@@ -127,7 +140,7 @@ class Member:
         if self._alone:
             raise GrowthError("a member that is trained alone can't be copied: copy it by family.extract, or after the context")
         self.release()  # views can be neither copied nor pickled
-        return dict(vars(self))
+        return {**vars(self), "_views": [None] * len(self._places)}
 
 
 def extracted(model: nn.Module) -> nn.Module:

@@ -13,6 +13,7 @@ Optuna ends a trial only once: if the worker of a lost trial is alive after all,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,9 +75,11 @@ class Record:
         return self.state == FAIL and self.outcome not in SETTLED
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: all fields that differ from their defaults, without the artifact."""
+        """Plain data: fields that differ from their defaults, without the artifact. Metrics that are not finite are None."""
         usual = Record(self.number, self.slot, self.state)
         facts = {name: value for name, value in vars(self).items() if value != getattr(usual, name) and name != "artifact"}
+        if self.metrics:  # JSON has no NaN
+            facts["metrics"] = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
         return {"number": self.number, "slot": self.slot, "state": self.state, **facts}
 
     @staticmethod
