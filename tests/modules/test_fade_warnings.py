@@ -86,7 +86,8 @@ def test_activations_that_fade_in_warn_too() -> None:
 def test_a_trainer_that_ends_during_a_fade_warns(tmp_path: Path) -> None:
     events = [outgrow.At(step=2, grow=[outgrow.Deepen("model.layers.0", fade=50)])]
     one = trainer(tmp_path, events, save_steps=2, max_steps=4)
-    with pytest.warns(UserWarning, match="training has ended during a fade, fading in for 48 more steps"):
+    early = pytest.warns(UserWarning, match="would still fade in at the end of the run: it grows at step 2 of 4, and fade=50")
+    with early, pytest.warns(UserWarning, match="training has ended during a fade, fading in for 48 more steps"):
         one.train()
     assert (tmp_path / "checkpoint-4").is_dir()
     with pytest.warns(UserWarning, match=r"writes weights without the fade.*Train 48 more steps"):

@@ -179,7 +179,7 @@ def _reshape(tensor: Tensor, shape: Shape, journal: Journal) -> None:
     channels_last = old.ndim == 4 and not old.is_contiguous() and old.is_contiguous(memory_format=torch.channels_last)
     memory = torch.channels_last if channels_last else torch.contiguous_format
     new = torch.empty(shape, dtype=old.dtype, device=old.device, memory_format=memory)
-    journal.note(partial(_put, tensor, old, tensor.grad))
+    journal.note(partial(_put, tensor, old, tensor.grad if tensor.is_leaf else None))
     _put(tensor, new, None)
 
 
