@@ -28,15 +28,17 @@ SETTING_NAMES = ("large", "small", "cpu")
 LINES = (
     ("depth-two", "deepened twice", "blue"),
     ("width2-auto", "twice as wide", "green"),
-    ("reuse-depth", "reused", "orange"),
+    ("reuse-depth", "reused, grown", "orange"),
 )
 STAY = ("stay-half", "stay-quarter")
+RIVALS = ((STAY, "never grown: half, quarter", "grey"), (("reuse-on-shallow",), "reused, not grown", "orange"))  # dashed
+COLUMNS = {"flops": "fewer FLOPs than scratch at that loss", "seconds": "less time"}
 UNITS = {1e3: "kFLOPs", 1e6: "MFLOPs", 1e9: "GFLOPs", 1e12: "TFLOPs", 1e15: "PFLOPs", 1e18: "EFLOPs"}
 WARNING = """\
 **These are results of the small setting for a CPU: a model of 8 layers and a width of 48, a few hundred steps on Shakespeare’s
 plays. No general claim follows from them, and nothing about models that anyone would use.** The peak rate
-is the best of 0.003, 0.006, 0.01, 0.015 and 0.025 for scratch and for `depth-two`, with one other seed. Seconds are those of
-the process on a busy machine, so that their intervals are wide. The settings for a GPU have not been run yet.
+is the best of 0.003, 0.006, 0.01, 0.015 and 0.025 for scratch and for `depth-two`, with one other seed. Times are not compared,
+since the arms ran at several times beside other work. The settings for a GPU have not been run yet.
 """
 OPENING = """\
 A byte-level GPT of {size} on {text}, one peak rate, and a linear decay to zero over the last fifth of every run. Scratch is the
@@ -75,9 +77,10 @@ def figure(results: Results) -> str:
         if len(found) > 1:
             x, y, spread = zip(*found, strict=True)
             series.append(Series(label, colour, x, y, spread, width=2.6 if arm == SCRATCH else 2.0))
-    if len(found := points(results, *STAY)) > 1:
-        x, y, spread = zip(*found, strict=True)
-        series.append(Series("never grown: half, quarter", "grey", x, y, spread, dash="5 4"))
+    for arms, label, colour in RIVALS:
+        if len(found := points(results, *arms)) > 1:
+            x, y, spread = zip(*found, strict=True)
+            series.append(Series(label, colour, x, y, spread, dash="5 4"))
     every = [value + sign * more for one in series for value, more in zip(one.y, one.spread, strict=True) for sign in (-1, 1)]
     low, high = math.floor(10 * min(every)) / 10, math.ceil(10 * max(every)) / 10
     costs = [value for one in series for value in one.x]
@@ -91,11 +94,11 @@ def figure(results: Results) -> str:
     return picture("Held-out loss of grown language models and of one trained from scratch", [panel], columns=1)
 
 
-def table(found: Sequence[Saving]) -> list[str]:
-    lines = ["| arm | FLOPs | loss | fewer FLOPs than scratch at that loss | less time |", "| --- | --- | --- | --- | --- |"]
+def table(found: Sequence[Saving], axes: Sequence[str]) -> list[str]:
+    lines = ["| arm | FLOPs | loss | " + " | ".join(COLUMNS[axis] for axis in axes) + " |", "| --- " * (3 + len(axes)) + "|"]
     ordered = sorted(found, key=lambda one: -(one.mean("flops") or -9.0))
     for one in ordered:
-        shares = " | ".join(_share(one, axis) for axis in COSTS)
+        shares = " | ".join(_share(one, axis) for axis in axes)
         lines.append(f"| {one.arm} | {one.flops:.3g} | {_loss(list(one.losses.values()))} | {shares} |")
     return lines
 
@@ -126,9 +129,9 @@ def _mean(results: Results, name: str) -> str:
     return f"{mean(end.loss for end in found):.3f} ({mean(end.flops for end in found):.3g} FLOPs)"
 
 
-def section(title: str, text: str, found: Sequence[Saving]) -> list[str]:
+def section(title: str, text: str, found: Sequence[Saving], axes: Sequence[str]) -> list[str]:
     """A table with a title; nothing if no such arm was run."""
-    return [f"## {title}", "", text, "", *table(found), ""] if found else []
+    return [f"## {title}", "", text, "", *table(found, axes), ""] if found else []
 
 
 def scratch(results: Results) -> list[str]:
@@ -150,7 +153,7 @@ def _loss(losses: Sequence[float]) -> str:
 def page(results: Results, setting: str, picture_file: str) -> str:
     first: Mapping[str, Any] = next(iter(results.values()))
     run = next(iter(first["seeds"].values()))
-    found = savings(results)
+    found, axes = savings(results), COSTS[:1] if setting == "cpu" else COSTS
     opening = OPENING.format(
         size=SETTINGS[setting].large,
         text=run["text"]["name"],
@@ -169,11 +172,11 @@ def page(results: Results, setting: str, picture_file: str) -> str:
         "",
         "## From nothing",
         "",
-        *table([one for one in found if not one.arm.startswith(("reuse-", MUON))]),
+        *table([one for one in found if not one.arm.startswith(("reuse-", MUON))], axes),
         "",
         *unchanging(results),
-        *section("A small model is there", REUSED, [one for one in found if one.arm.startswith("reuse-")]),
-        *section("Muon", "Against scratch with Muon.", [one for one in found if one.arm.startswith(MUON)]),
+        *section("A small model is there", REUSED, [one for one in found if one.arm.startswith("reuse-")], axes),
+        *section("Muon", "Against scratch with Muon.", [one for one in found if one.arm.startswith(MUON)], axes),
         "## Scratch",
         "",
         *scratch(results),

@@ -139,8 +139,8 @@ def test_the_main_arms_are_some_of_all_and_their_kept_results_are_complete() -> 
     (wanted,) = command.chosen(found, ["main"])
     assert {arm.name.partition("@")[0] for arm in wanted} == set(MAIN)
     kept = read(RESULTS / "cpu")
-    assert sorted(kept) == sorted(arm.name for arm in wanted)
-    for arm in wanted:
+    assert {arm.name for arm in wanted} <= kept.keys() <= {arm.name for arm in found}
+    for arm in (arm for arm in found if arm.name in kept):
         assert kept[arm.name]["arm"] == plain(arm)
         assert list(kept[arm.name]["seeds"]) == ["0", "1", "2"]
         grown = [leg for run in kept[arm.name]["seeds"].values() for leg in run["legs"] if leg["growth"]]
