@@ -11,6 +11,7 @@ from experiments.figures import COLUMN, drawing, save
 from experiments.pages.chart_svg import Panel, Series, picture
 from experiments.pages.looks import COLOURS
 from experiments.reading.comparison import Comparison, Line, flops
+from experiments.reading.own_tuned import fairest
 from experiments.reading.tables import spread
 from experiments.reading.ways import ACCOUNTS, VERBS, in_order, name_of
 
@@ -21,6 +22,9 @@ COLOUR = {
     "r2r": "blue",
     "r2r-0.1": "blue",
     "r2r-0.5": "blue",
+    "r2r-flops": "blue",
+    "r2r-rewarm": "blue",
+    "r2r-repeak": "blue",
     "r2r-paper": "sky",
     "net2net": "purple",
     "netmorph": "green",
@@ -34,6 +38,9 @@ COLOUR = {
 DASH: dict[str, tuple[float, ...]] = {
     "r2r-0.1": (1.2, 1.2),
     "r2r-0.5": (5, 1.6),
+    "r2r-flops": (1.2, 1.2),
+    "r2r-rewarm": (5, 1.6),
+    "r2r-repeak": (6, 1.5, 1, 1.5),
     "net2net": (1.2, 1.2),
     "netmorph": (5, 1.6),
     "copies": (6, 1.5, 1, 1.5),
@@ -48,6 +55,9 @@ SHORT = {
     "random": "random",
     "r2r-0.1": "r2r at 10 %",
     "r2r-0.5": "r2r at 50 %",
+    "r2r-flops": "cosine over FLOPs",
+    "r2r-rewarm": "rises to the cosine",
+    "r2r-repeak": "rises to the peak",
     "copy": "copies",
     "copies": "r2r, copies",
     "fade": "faded in",
@@ -81,6 +91,7 @@ def panel(axes: Any, compared: Comparison, account: str, what: str) -> None:
 
 def sheet(compared: Comparison, figure: Any) -> None:
     """Widening and deepening, in both accounts."""
+    compared = fairest(compared)
     grid = figure.subplots(2, 2, sharey="row")
     for row, what in enumerate(("widen", "deepen")):
         for column, account in enumerate(ACCOUNTS):
@@ -113,6 +124,8 @@ def card_panel(compared: Comparison, account: str, what: str) -> Panel:
         if line is None:
             continue
         x = [budget for budget in line.ends if budgets[0] <= budget <= budgets[-1]]
+        if len(x) < 2:  # no line
+            continue
         alone = "trained on" if account == "RE" else "small, alone"
         y, sd = [line.mean(budget) for budget in x], [spread(line.values(budget)) for budget in x]
         dash, width = ("7 2.5 2 2.5" if line.way == "random" else ""), (2.4 if line.way == "r2r" else 1.7)
@@ -125,8 +138,9 @@ def card_panel(compared: Comparison, account: str, what: str) -> Panel:
 
 def draw_page(compared: Comparison, path: Path) -> None:
     """The picture of the documentation: reuse on the left, from nothing on the right."""
+    fair = fairest(compared)
     pairs = [(account, what) for what in ("widen", "deepen") for account in ("RE", "EQ")]
-    panels = [card_panel(compared, *pair) for pair in pairs if f"{pair[0]}-{pair[1]}-r2r" in compared.lines]
+    panels = [card_panel(fair, *pair) for pair in pairs if f"{pair[0]}-{pair[1]}-r2r" in fair.lines]
     title = "Final accuracy by budget: grown, not grown, from scratch, random padding; under reuse and from nothing"
     path.write_text(picture(title, panels), encoding="utf-8")
 
@@ -151,11 +165,12 @@ FIRST = ("r2r", "random", "scratch", "alone")  # the lines that a plot opens wit
 
 def data(compared: Comparison) -> dict[str, Any]:
     """The plots: for each way both accounts, where it has them. Plots open on reuse with four lines."""
-    groups = {}
+    groups, fair = {}, fairest(compared)
     for what in ("widen", "deepen", "both"):
         ways: dict[str, dict[str, Any]] = {}
+        source = fair if fair.of("EQ", what) else compared
         for account, key in (("EQ", "nothing"), ("RE", "reuse")):
-            for line in in_order(compared, account, what) if compared.of(account, what) else ():
+            for line in in_order(source, account, what) if source.of(account, what) else ():
                 name = "alone" if line.way in ("widen", "deepen") else line.way
                 way = ways.setdefault(name, {"nothing": None, "reuse": None, "labels": {}, "way": line.way})
                 if account == "EQ" or line.account == "RE":

@@ -14,10 +14,11 @@ from experiments.pages.looks import ACCOUNT_NAMES
 from experiments.reading.comparison import Comparison, Line, Swept, gap, need, needed
 from experiments.reading.curves import Estimate, bootstrap, student
 from experiments.reading.findings import Finding, Strip
-from experiments.reading.own_tuned import own_of
+from experiments.reading.own_tuned import fairest, own_of
 from experiments.reading.tables import saved
 from experiments.reading.ways import SETTINGS, VERBS, name_of, start_of
 from experiments.reading.words import fewer, share, signed
+from experiments.setting.schedules import SCHEDULES
 
 REUSE, NOTHING = "RE", "EQ"
 
@@ -66,7 +67,7 @@ def best_elsewhere(compared: Comparison, account: str, what: str, rival: str, bu
     """The lead of the best way over a rival: for each seed the way that is best on the other seeds."""
     other = compared.scratch if rival == "scratch" else compared.small(account, what)
     ways = [line for line in compared.of(account, what) if budget in line.ends]
-    if other is None or budget not in other.ends or not ways:
+    if other is None or budget not in other.ends or len(ways) < 2:
         return None
     seeds = sorted(set.intersection(set(other.ends[budget]), *(set(line.ends[budget]) for line in ways)))
     if len(seeds) < 2:
@@ -80,7 +81,14 @@ def best_elsewhere(compared: Comparison, account: str, what: str, rival: str, bu
 
 
 def saving_elsewhere(compared: Comparison, lines: Sequence[Line], target: float) -> tuple[Estimate, str] | None:
-    """FLOPs to an accuracy that the best way saves, chosen for each seed on the others; None where seeds do not reach it."""
+    """FLOPs to an accuracy that the best way saves, chosen for each seed on the others; None where seeds do not reach it.
+
+    Of ways with fewer budgets than others the place between two is too uncertain; where one way is left, there is no choice.
+    """
+    most = max((len(line.ends) for line in lines), default=0)
+    lines = [line for line in lines if len(line.ends) == most]
+    if len(lines) < 2:
+        return None
     base = needed(compared.scratch, target)
     costs = {line.name: needed(line, target) for line in lines}
     costs = {name: own for name, own in costs.items() if set(own) == set(base) and all(map(math.isfinite, own.values()))}
@@ -97,12 +105,8 @@ def saving_elsewhere(compared: Comparison, lines: Sequence[Line], target: float)
 
 def preserving(compared: Comparison) -> Finding | None:
     """What preserving the function is worth: r2r against random padding."""
-    strips = []
-    for account, title in ((REUSE, "reuse"), (NOTHING, "from nothing")):
-        for what in ("deepen", "widen"):
-            lines = (compared.lines.get(f"{account}-{what}-{way}") for way in ("r2r", "random"))
-            place = f"{VERBS[what].lower()}, {title}"
-            strips += strip(f"{place}: r2r − random padding", *lines, short=place)
+    own = own_of(compared)
+    strips, more = leads_of(own or compared), list[Strip]()
     if not strips:
         return None
     first = strips[0].cells
@@ -112,13 +116,25 @@ def preserving(compared: Comparison) -> Finding | None:
     title = f"Preserving the function pays: r2r leads random padding by {lead}"
     title = title if where else "Preserving the function: no clear lead over random padding"
     text = "Random padding destroys the function at the growth, and what was learned is learned again. "
-    own, more = own_of(compared), list[Strip]()
-    for what in ("deepen", "widen") if own else ():
-        lines = (own.lines.get(f"RE-{what}-{way}") if own else None for way in ("r2r", "random"))
-        more += strip(f"{VERBS[what].lower()}, reuse, each tuned for itself: r2r − random padding", *lines)
-    text += "Both have the rates that are best for r2r" + ("; in the last rows each has its own." if more else ".")
+    if own is None:
+        text += "Both have the rates that are best for r2r."
+    else:
+        more = leads_of(compared, ", at the rates that are best for r2r")
+        theirs = more[0].cells[top[0]].value
+        text += f"Each has the rates that are best for it; at those of r2r the lead is {abs(theirs):.1f} points there."
     figure, tone = f"{signed(top[1].value)}|points above random padding", "good" if where else "plain"
     return Finding(figure, title, text, tone, tuple(strips), tuple(more))
+
+
+def leads_of(compared: Comparison, how: str = "") -> list[Strip]:
+    """The lead of r2r over random padding in both accounts."""
+    strips = []
+    for account, title in ((REUSE, "reuse"), (NOTHING, "from nothing")):
+        for what in ("deepen", "widen"):
+            lines = (compared.lines.get(f"{account}-{what}-{way}") for way in ("r2r", "random"))
+            place = f"{VERBS[what].lower()}, {title}{how}"
+            strips += strip(f"{place}: r2r − random padding", *lines, short=place)
+    return strips
 
 
 def at_equal_flops(compared: Comparison) -> Finding | None:
@@ -137,12 +153,40 @@ def at_equal_flops(compared: Comparison) -> Finding | None:
         return None
     judged = {one.name.split(",")[0]: one.cells for one in strips if "scratch" in one.name}
     last = min(one.value for cells in judged.values() for one in cells.values())
-    parts = [
-        f"{verb} beats scratch at budget {', '.join(ahead(cells)) or '–'} and loses at {', '.join(ahead(cells, -1)) or 'none'}"
-        for verb, cells in judged.items()
-    ]
+    parts = [f"{verb} {outcome(cells)}" for verb, cells in judged.items()]
     title = f"From nothing, {'; '.join(parts)}"
     return Finding(f"{signed(last)}|points against scratch at worst", title, "", "bad", tuple(strips), tuple(more))
+
+
+def outcome(cells: Mapping[str, Estimate]) -> str:
+    """beats scratch at budget 2 and loses at 16, 32, no clear difference at 4, 8"""
+    better, worse = ahead(cells), ahead(cells, -1)
+    parts = [f"beats scratch at budget {', '.join(better)}"] if better else []
+    parts += [f"loses {'' if better else 'to scratch '}at {', '.join(worse)}"] if worse else []
+    rest = [budget for budget in cells if budget not in (*better, *worse)]
+    unclear = f"no clear difference{'' if parts else ' from scratch'} at {', '.join(rest)}" if rest else ""
+    return ", ".join(filter(None, [" and ".join(parts), unclear]))
+
+
+def schedules(compared: Comparison) -> Finding | None:
+    """Whether the rate should follow FLOPs, or rise again after the growth."""
+    strips = []
+    for what in ("widen", "deepen"):
+        plain = compared.lines.get(f"{NOTHING}-{what}-r2r")
+        for schedule in SCHEDULES:
+            line = compared.lines.get(f"{NOTHING}-{what}-r2r-{schedule}")
+            if line is not None:
+                name = f"{VERBS[what].lower()}, from nothing: {name_of(line)}, − r2r"
+                strips += strip(name, line, plain, f"{VERBS[what].lower()}: {name_of(line).removeprefix('r2r, ')}")
+    cells = [(one, budget, cell) for one in strips for budget, cell in one.cells.items()]
+    if not cells:
+        return None
+    clear = [(one, budget, cell) for one, budget, cell in cells if cell.clear]
+    top = max(cells, key=lambda item: item[2].value)[2].value
+    number = f"{len(clear)} of {len(cells)} differences from one cosine over all steps"
+    title = f"Other schedules after a growth: {number} {'is' if len(clear) == 1 else 'are'} clear"
+    text = "; ".join(f"{one.short} {signed(cell.value)} at {budget}" for one, budget, cell in clear)
+    return Finding(f"{signed(top)}|points at most, by another schedule", title, text and f"{text}.", "plain", (), tuple(strips))
 
 
 def to_the_end(compared: Comparison) -> Finding | None:
@@ -189,10 +233,13 @@ def to_seventy(compared: Comparison) -> Finding | None:
     parts, figure, rival = [], -math.inf, -math.inf
     for what in ("widen", "deepen"):
         best = saving_elsewhere(compared, compared.of(NOTHING, what), 70.0)
-        if best is None:
+        ours = compared.lines.get(f"{NOTHING}-{what}-r2r")
+        saving = best[0] if best else need(ours, compared.scratch, 70.0).saving if ours else None
+        if saving is None:
             continue
-        figure = max(figure, best[0].value)
-        parts.append(f"{VERBS[what]} from nothing, the best way chosen on other seeds ({best[1]}): {share(best[0])}.")
+        figure = max(figure, saving.value)
+        by = f"the best way chosen on other seeds ({best[1]})" if best else "r2r"
+        parts.append(f"{VERBS[what]} from nothing, {by}: {share(saving)}.")
         small = compared.small(NOTHING, what)
         alone = need(small, compared.scratch, 70.0) if small else None
         if alone is not None and alone.saving is not None:
@@ -244,6 +291,7 @@ def recommended(compared: Comparison) -> Finding | None:
 
 def opening(compared: Comparison) -> str:
     """The report's first sentence: what reuse by widening is worth, and when."""
+    compared = fairest(compared)
     ours, small = compared.lines.get("RE-widen-r2r"), compared.small(REUSE, "widen")
     scratch, alone = by_budget(ours, compared.scratch), by_budget(ours, small)
     if not scratch or not alone:
@@ -260,16 +308,16 @@ def opening(compared: Comparison) -> str:
     return f"A trained small network that is widened is {first}, and {second}{third}."
 
 
-ANSWERS: tuple[Callable[[Comparison], Finding | None], ...] = (
-    reused("widen"),
-    reused("deepen"),
-    preserving,
-    to_the_end,
-    at_equal_flops,
-    to_seventy,
-    recommended,
-)
-
-
 def answers(compared: Comparison) -> list[Finding]:
-    return [found for answer in ANSWERS if (found := answer(compared)) is not None]
+    """From every way tuned for itself, where those runs were made; from the others where they alone can answer."""
+    fair = fairest(compared)
+    found = [
+        *(reused(what)(fair) for what in ("widen", "deepen")),
+        preserving(compared),
+        to_the_end(fair),
+        at_equal_flops(fair),
+        schedules(own_of(compared) or compared),
+        to_seventy(fair),
+        recommended(compared),
+    ]
+    return [one for one in found if one is not None]

@@ -18,7 +18,7 @@ from experiments.reading.curves import Estimate, Results, bootstrap, student
 from experiments.reading.result_files import ResultsError, read_all
 from experiments.reading.tables import saved
 from experiments.setting import own_tuning
-from experiments.setting.protocol import BIG, DECAYS, RATES, SWEEP, Tuned, account_of, chosen_from, cost
+from experiments.setting.protocol import BIG, DECAYS, GRID, RATES, SWEEP, Tuned, account_of, chosen_from, cost, tuning_name
 from experiments.training.train_segments import BATCH
 
 EPOCH = 50_000 // BATCH  # steps
@@ -235,7 +235,7 @@ def wins(found: Mapping[float, Best]) -> list[float]:
 def read(folder: Path) -> Comparison:
     """From a folder with the results of the three sets: protocol, sweep and tuning; and, if it is there, remarks.txt."""
     protocol, tuning, swept = (read_all(folder / name) for name in ("protocol", "tuning", "sweep"))
-    seeds = [len(content["seeds"]) for content in tuning.values()]
+    seeds = [len(tuning[name]["seeds"]) for one in GRID if (name := tuning_name(*one)) in tuning]
     contents = (*protocol.values(), *tuning.values(), *swept.values())
     commands = {command for content in contents for command in content["command"].split("; ")}
     remarks = folder / "remarks.txt"

@@ -15,8 +15,10 @@ from experiments.reading.curves import bootstrap
 from experiments.reading.ways import VERBS, Table, accuracy_table, bold, in_order, name_of, tuned_table
 from experiments.reading.words import interval, signed
 from experiments.setting.own_tuning import KINDS, PREFIX, description, line_arms
+from experiments.setting.protocol import TUNED_UP_TO
 
 OWN = "every way tuned for itself"
+GRIDDED = ("scratch", "widen", "deepen", "r2r")  # ways that were tuned with the full grid
 
 
 def own_of(compared: Comparison) -> Comparison | None:
@@ -35,6 +37,32 @@ def own_of(compared: Comparison) -> Comparison | None:
     if not made or not any(name.startswith(f"{SCRATCH}@") for name in found):
         return None
     return replace(compared, lines=lines(found), tuned=compared.own, swept=[], own={})
+
+
+def fairest(compared: Comparison) -> Comparison:
+    """The comparison from which answers are read: every way tuned for itself, where those runs were made.
+
+    Up to the budget to which the full grid was tried, r2r and its rivals keep what was best in all of it.
+    """
+    own = own_of(compared)
+    if own is None:
+        return compared
+    gridded = {name: line for name, line in own.lines.items() if line.way in GRIDDED and name in compared.lines}
+    return replace(own, lines=own.lines | {name: joined(compared.lines[name], line) for name, line in gridded.items()})
+
+
+def joined(first: Line, own: Line) -> Line:
+    """Budgets up to that of the full grid from one comparison, longer ones from the other."""
+    ends, seconds = (
+        {
+            budget: one
+            for line, keep in ((first, True), (own, False))
+            for budget, one in getattr(line, what).items()
+            if (budget <= TUNED_UP_TO) is keep
+        }
+        for what in ("ends", "seconds")
+    )
+    return replace(first, ends=ends, seconds=seconds)
 
 
 def cell(one: Line | None, other: Line | None, budget: float, tried: int = 1) -> str:

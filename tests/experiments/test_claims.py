@@ -200,11 +200,20 @@ def test_savings_of_the_best_way_do_not_flatter(compared: Comparison) -> None:
 
 def test_r2r_against_random_padding_is_told_by_budget(compared: Comparison) -> None:
     card = next(one for one in answers(compared) if one.title.startswith("Preserving the function"))
-    cells = next(strip.cells for strip in card.strips if strip.name.startswith("deepening, reuse"))
+    own, at_those_of_r2r = (
+        next(strip.cells for strip in strips if strip.name.startswith("deepening, reuse"))
+        for strips in (card.strips, card.more)
+    )
+
+    def lead(budget: int, *files: str) -> float:
+        ends = [curves(f"{name}@{budget}", "protocol") for name in files]
+        return statistics.mean(a[-1] - b[-1] for a, b in zip(*ends, strict=True))
+
     for budget in (1, 2, 4, 8, 16):
-        ends = [curves(f"RE-deepen-{way}@{budget}", "protocol") for way in ("r2r", "random")]
-        lead = statistics.mean(a[-1] - b[-1] for a, b in zip(*ends, strict=True))
-        assert cells[str(budget)].value == pytest.approx(lead)
+        assert at_those_of_r2r[str(budget)].value == pytest.approx(lead(budget, "RE-deepen-r2r", "RE-deepen-random"))
+    assert own["1"].value == pytest.approx(lead(1, "OWN-RE-deepen-r2r", "OWN-RE-deepen-random"))
+    assert own["16"].value == pytest.approx(lead(16, "RE-deepen-r2r", "RE-deepen-random"))
+    assert f"leads random padding by {own['1'].value:.1f} points at budget 1" in card.title
     assert opening(compared).count(".") < 4  # one sentence, with a decimal or two
 
 
