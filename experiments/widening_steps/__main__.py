@@ -106,7 +106,7 @@ def main(given: Sequence[str] | None = None) -> int:
         raise SystemExit(str(error)) from error
     if setting.data != "digits":
         assert data.images.shape[1:] == (setting.channels, setting.pixels, setting.pixels)
-    made_by = {"command": command_of(options), "precision": how.precision, "layout": how.layout, **facts(options.device)}
+    made_by = {"command": command_of(options), "precision": how.products, "layout": how.layout, **facts(options.device)}
     study = Study(
         setting,
         Images.of(data, setting, options.device),

@@ -6,8 +6,8 @@
     …-rates             the same with a rate per cohort and layer (`cohort_rates.py`)
     …-long              the same growths, each width trained longer, for the FLOPs of scratch
 
-Grown arms have the epochs of scratch, as in the paper of variance transfer (Yuan et al., 2023), and so fewer FLOPs. Each width is
-trained 1.2 times as long as the one before it, in whole epochs.
+Grown arms have the epochs of scratch, as in the paper of variance transfer (Yuan et al., 2023), and so fewer FLOPs. Each width
+is trained 1.2 times as long as the one before it, in whole epochs.
 
 GradMax as published needs zero writers. A norm behind each layer makes that useless here, and outgrow refuses it: so pairs
 have its directions as readers. Neither GradMax nor North can be learned for the streams, which several layers write: these get

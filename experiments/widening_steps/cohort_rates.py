@@ -1,10 +1,10 @@
-"""A rate per cohort and layer, as in variance transfer (Yuan et al., 2023): new weights learn as fast, for their size, as old ones.
+"""A rate per cohort and layer, as in variance transfer (Yuan et al., 2023): weights learn in proportion to their size.
 
     rate of cohort k in a layer = rate · ‖W_k‖ / ‖W_0‖     W_k: the weights of that layer that came with growth k
 
-This is our reading of the paper, which we know without its code. The norms are those of each epoch's beginning. Factors lie
-between a tenth and ten: without a bound, weights that begin at zero would never move. Biases and the values of norms, which have
-no scale of their own, have the common rate.
+This is our reading of the paper, without its code. Here, norms are computed at the beginning of each epoch, and factors lie
+between a tenth and ten: without a bound, weights that begin at zero would never move. Biases and the parameters of batch norms
+have the common rate.
 """
 
 from __future__ import annotations

@@ -79,13 +79,14 @@ def fan_ins(model: nn.Module) -> list[int]:
 def rescale(model: nn.Module, optimizer: torch.optim.Optimizer, before: Sequence[int]) -> None:
     """Variance transfer: weights of convolutions times s = √(inputs before / inputs now), so that sums keep their deviation.
 
-    The norm behind a convolution takes the factor away again, up to its ε, when its running statistics follow. The gradient of such
-    weights is 1/s times as large, and so are their momenta. The classifier, which has no norm behind it, stays as it is.
+    The norm behind a convolution takes the factor away again, up to its ε, when its running statistics follow. The gradient of
+    such weights is 1/s times as large, and so are their momenta. The classifier has no norm behind it and stays as it is.
     """
     for (convolution, norm), inputs in zip(layers(model), before, strict=True):
         s = math.sqrt(inputs / convolution.in_channels)
         convolution.weight.mul_(s)
         optimizer.state[convolution.weight]["momentum_buffer"].div_(s)
-        assert norm.running_mean is not None and norm.running_var is not None
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
         norm.running_mean.mul_(s)
         norm.running_var.mul_(s * s)

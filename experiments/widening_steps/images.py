@@ -1,7 +1,7 @@
 """Images on the device; batches of them are cut out and mirrored there, by a table that is drawn on the host.
 
-Every epoch of a seed has one table, on every machine and in every arm: (step, 4, image), where the four are the number of an image,
-the row and the column at which it is cut out, and whether it is mirrored.
+Every epoch of a seed has one table, the same on every machine and in every arm: (step, 4, image). The four are the number of an
+image, the row and the column at which it is cut out, and whether it is mirrored.
 """
 
 from __future__ import annotations

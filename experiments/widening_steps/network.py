@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from experiments.setting.models import Block, stage
+from experiments.setting.models import stage
 
 
 class ResNet20(nn.Module):

@@ -14,7 +14,7 @@ from experiments.widening_steps.growing import grow
 from experiments.widening_steps.images import Images, table_of
 from experiments.widening_steps.network import ResNet20, build
 from experiments.widening_steps.results import described
-from experiments.widening_steps.steps import Computing, Steps, sgd, tested
+from experiments.widening_steps.steps import Computing, Steps, accuracy_and_loss, sgd
 
 EXACT = 1e-3  # the most by which an exact growth may change the test loss, relative to it
 ROUNDS = 4 / 3  # learning on a batch: a training step, and products that cost no more than another forward pass
@@ -29,7 +29,9 @@ class Curve:
     accuracy: list[float] = field(default_factory=list)
     test_loss: list[float] = field(default_factory=list)
     growths: list[dict[str, Any]] = field(default_factory=list)
-    factors: list[list[float]] = field(default_factory=list)  # of the rates, by cohort, at the end of each stage: means of layers
+    factors: list[list[float]] = field(
+        default_factory=list
+    )  # of the rates, by cohort, at the end of each stage: means of layers
     flops: float = 0.0
     seconds: float = 0.0
 
@@ -40,7 +42,7 @@ class Run:
     def __init__(self, arm: Arm, seed: int, setting: Setting, how: Computing, work: Path) -> None:
         self.arm, self.seed, self.setting, self.how = arm, seed, setting, how
         self.path = work / f"{arm.name}-{seed}.pt"
-        self.about = {**described(arm, setting), "precision": how.precision, "layout": how.layout}
+        self.about = {**described(arm, setting), "precision": how.products, "layout": how.layout}
         self.epoch, self.curve, self.steps = 0, Curve(), None
         self.model: ResNet20 | None = None
         self.optimizer: Any = None
@@ -116,7 +118,8 @@ class Run:
 
     def close(self, seconds: float) -> None:
         """Take down an epoch that was made, and the network's share of its time."""
-        assert self.steps is not None and self.model is not None
+        assert self.steps is not None
+        assert self.model is not None
         loss, stage = float(self.steps.lost) / self.per_epoch, self.arm.stage_at(self.epoch)
         self.epoch += 1
         self.curve.train_loss.append(round(loss, 5) if math.isfinite(loss) else -1.0)
@@ -134,7 +137,7 @@ class Run:
 
     def test(self) -> None:
         assert self.model is not None
-        accuracy, loss = tested(self.model, self.images)
+        accuracy, loss = accuracy_and_loss(self.model, self.images)
         self.curve.epochs.append(self.epoch)
         self.curve.accuracy.append(accuracy)
         self.curve.test_loss.append(loss)

@@ -1,4 +1,4 @@
-"""The steps of one network: on CUDA as one graph on a stream of its own, so that several networks share the device.
+"""The steps of one network, on CUDA as a graph; graphs of several networks share the device, each on a stream of its own.
 
 SGD with momentum and weight decay as in torch, and a factor on the update of every entry where there are rates per cohort:
 
@@ -7,7 +7,8 @@ SGD with momentum and weight decay as in torch, and a factor on the update of ev
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,11 @@ class Computing:
         return torch.device(self.device).type == "cuda"
 
     @property
+    def products(self) -> str:
+        """The precision of products."""
+        return self.precision if self.on_cuda else "float32"
+
+    @property
     def format(self) -> torch.memory_format:
         return torch.channels_last if self.layout == "last" else torch.contiguous_format
 
@@ -44,9 +50,24 @@ class Computing:
         use = self.on_cuda and self.precision == "bf16"
         return torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if use else nullcontext()
 
+    def streams(self, number: int) -> list[Any]:
+        """A stream for each of so many networks."""
+        return [torch.cuda.Stream(self.device) if self.on_cuda else None for _ in range(number)]
+
     def wait(self) -> None:
         if self.on_cuda:
             torch.cuda.synchronize(self.device)
+
+    def epoch(self, fleet: Sequence[Steps], streams: Sequence[Any]) -> float:
+        """All prepared steps of these networks, a step of each in turn; the seconds that they took."""
+        self.wait()
+        started = time.perf_counter()
+        for _ in range(fleet[0].per_epoch):
+            for one, stream in zip(fleet, streams, strict=False):
+                with torch.cuda.stream(stream):  # None: no other stream than now
+                    one.replay()
+        self.wait()
+        return time.perf_counter() - started
 
 
 def sgd(model: nn.Module, setting: Setting) -> torch.optim.SGD:
@@ -65,7 +86,6 @@ class Steps:
     ) -> None:
         self.model, self.images, self.setting, self.how = model, images, setting, how
         self.per_epoch = len(images.labels) // setting.batch
-        self.stream = torch.cuda.Stream(how.device) if how.on_cuda else None
         model.to(memory_format=how.format)  # type: ignore[call-overload]
         self.parameters = list(model.parameters())
         for p in self.parameters:
@@ -94,13 +114,6 @@ class Steps:
         self.lost.zero_()
         if self.cohort_rates is not None:
             self.cohort_rates.update()
-        if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream(self.how.device))
-
-    def go(self) -> None:
-        """The next step; on CUDA it is only enqueued."""
-        with torch.cuda.stream(self.stream) if self.stream is not None else nullcontext():
-            self.replay()
 
     def step(self) -> None:
         x, target = self.images.batch(self.table.index_select(0, self.clock)[0])
@@ -141,7 +154,7 @@ def plain_float32() -> Iterator[None]:
 
 
 @torch.no_grad()
-def tested(model: nn.Module, images: Images) -> tuple[float, float]:
+def accuracy_and_loss(model: nn.Module, images: Images) -> tuple[float, float]:
     """Accuracy and loss on the test images, in float32."""
     model.eval()
     right, lost = torch.zeros(2, device=images.test.device)

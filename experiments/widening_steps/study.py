@@ -36,31 +36,25 @@ class Study:
         left = [
             Run(arm, seed, self.setting, self.how, self.work) for arm in arms for seed in seeds if str(seed) not in there[arm]
         ]
+        streams = self.how.streams(self.limit)
         while left:
             fleet = left[: self.limit]
             if time.monotonic() > self.until:
                 for run in fleet:
                     run.save()
                 return False
-            self.epoch(fleet)
+            self.epoch(fleet, streams)
             for run in fleet:
                 if run.ended:
                     self.write(run)
                     left.remove(run)
         return True
 
-    def epoch(self, fleet: Sequence[Run]) -> None:
-        """One epoch of each of these networks: a step of each in turn, which a GPU works on side by side."""
+    def epoch(self, fleet: Sequence[Run], streams: Sequence[Any]) -> None:
+        """One epoch of each of these networks."""
         for run in fleet:
             run.board(self.images)
-        self.how.wait()
-        started = time.perf_counter()
-        for _ in range(fleet[0].per_epoch):
-            for run in fleet:
-                assert run.steps is not None
-                run.steps.go()
-        self.how.wait()
-        seconds = time.perf_counter() - started
+        seconds = self.how.epoch([run.steps for run in fleet if run.steps is not None], streams)
         for run in fleet:
             run.close(seconds / len(fleet))
         first = fleet[0]
