@@ -4,7 +4,7 @@ CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all test-oldest lint docs coverage optimizers bench families stall cuda tables spike reproduce reproduce-lm reproduce-search figures report trained clean
+.PHONY: demo test test-all test-oldest lint docs coverage optimizers bench families stall cuda tables spike reproduce reproduce-lm reproduce-search reproduce-widening figures report trained clean
 
 $(READY): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -91,6 +91,12 @@ SETTING ?= h200
 
 reproduce-search: $(READY)
 	$(BIN)/python -m experiments.search --setting $(SETTING) --device $(DEVICE) --data $(DATA) --seeds 3
+
+# ResNet-20 on CIFAR-10, widened in small steps; WIDENING="--setting tiny --device cpu" tries it out on digits
+WIDENING ?= --device $(DEVICE) --data $(DATA) --seeds 3
+
+reproduce-widening: $(READY)
+	$(BIN)/python -m experiments.widening_steps $(WIDENING)
 
 figures: $(READY)
 	$(BIN)/python -m experiments.figures

@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,6 +33,7 @@ from experiments.widening_steps.results import FOLDER
 from experiments.widening_steps.steps import Computing
 from experiments.widening_steps.study import Study
 
+WORK = Path(__file__).parents[1] / "work" / "widening-steps"
 GOES_ON = 3  # exit status if time is up
 
 
@@ -44,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N − 1 (1)")
     made.add_argument("--epochs", type=int, help="of scratch; those of other arms follow")
     made.add_argument("--data", type=Path, default=Path("data"), help="the folder of CIFAR-10's binary files")
-    made.add_argument("--work", type=Path, default=Path("work/widening-steps"), help="where interrupted runs go on")
+    made.add_argument("--work", type=Path, default=WORK, help="where interrupted runs go on (experiments/work/…)")
     made.add_argument("--results", type=Path, default=FOLDER, help="a folder per setting (experiments/results/widening-steps)")
     made.add_argument("--minutes", type=float, default=float("inf"), help=f"begin no epoch after that; exit status {GOES_ON}")
     made.add_argument("--limit", type=int, default=24, help="networks side by side (24)")
@@ -57,6 +59,7 @@ def add_computing(made: argparse.ArgumentParser) -> None:
     made.add_argument("--device", default="cpu")
     made.add_argument("--precision", choices=("tf32", "bf16"), default="tf32", help="of products on CUDA (tf32)")
     made.add_argument("--layout", choices=("last", "first"), default="last", help="of channels in memory (last)")
+    made.add_argument("--compile", action="store_true", help="steps by torch.compile, about half a minute for each width")
 
 
 def computing(options: argparse.Namespace) -> Computing:
@@ -65,7 +68,9 @@ def computing(options: argparse.Namespace) -> Computing:
     if options.device.startswith("cuda"):
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # queues of the device; networks in one queue wait in turn
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
-    return Computing(options.device, options.precision, options.layout)
+    if options.compile:
+        torch._dynamo.config.recompile_limit = 64  # of widths
+    return Computing(options.device, options.precision, options.layout, options.compile)
 
 
 def setting_of(options: argparse.Namespace) -> Setting:
@@ -81,10 +86,16 @@ def chosen(found: Sequence[Arm], patterns: Sequence[str]) -> list[Arm]:
     return [arm for arm in found if any(fnmatch.fnmatchcase(arm.name, pattern) for pattern in patterns)]
 
 
+def made_on(how: Computing) -> dict[str, Any]:
+    """How networks are trained, for the results."""
+    return {"precision": how.products, "layout": how.layout, "compiled": how.compiled, **facts(how.device)}
+
+
 def command_of(options: argparse.Namespace) -> str:
     """The command that makes these results again, without what they do not depend on."""
     words = ["python", "-m", "experiments.widening_steps", "--setting", options.setting, "--device", options.device]
     words += ["--precision", options.precision, "--layout", options.layout, "--seeds", str(options.seeds)]
+    words += ["--compile"] if options.compile else []
     words += [] if options.epochs is None else ["--epochs", str(options.epochs)]
     return shlex.join([*words, *([] if options.arms == ["*"] else ["--arms", *options.arms])])
 
@@ -106,7 +117,7 @@ def main(given: Sequence[str] | None = None) -> int:
         raise SystemExit(str(error)) from error
     if setting.data != "digits":
         assert data.images.shape[1:] == (setting.channels, setting.pixels, setting.pixels)
-    made_by = {"command": command_of(options), "precision": how.products, "layout": how.layout, **facts(options.device)}
+    made_by = {"command": command_of(options), **made_on(how)}
     study = Study(
         setting,
         Images.of(data, setting, options.device),

@@ -9,9 +9,9 @@
 Grown arms have the epochs of scratch, as in the paper of variance transfer (Yuan et al., 2023), and so fewer FLOPs. Each width
 is trained 1.2 times as long as the one before it, in whole epochs.
 
-GradMax as published needs zero writers. A norm behind each layer makes that useless here, and outgrow refuses it: so pairs
-have its directions as readers. Neither GradMax nor North can be learned for the streams, which several layers write: these get
-drawn pairs in both arms.
+Left out: units whose writers are zero, and with them GradMax as published, which outgrow refuses behind a norm. A batch norm
+keeps such units at zero, where a ReLU has no slope: they would never learn. In the arms here, pairs have GradMax's directions as
+readers. Neither GradMax nor North can be learned for the streams, which several layers write: both arms draw pairs for these.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Arm:
         return next((number for number, end in enumerate(ends) if epoch < end), len(ends) - 1)
 
 
-METHODS = ("pairs", "pairs-rescaled", "net2net", "random", "netmorph", "gradmax", "north", "zero-writers")
+METHODS = ("pairs", "pairs-rescaled", "net2net", "random", "netmorph", "gradmax", "north")
 LONG = ("pairs", "pairs-rates", "pairs-rescaled-rates")
 
 

@@ -36,7 +36,6 @@ def widenings(model: ResNet20, method: str, factor: float, batches: Sequence[Bat
         "net2net": lambda: outgrow.Net2Net(split="random"),  # equal parts would stay equal for ever
         "random": outgrow.RandomPad,
         "netmorph": outgrow.NetMorph,
-        "zero-writers": lambda: outgrow.NetMorph(zero="writers"),
     }
     if method in plain:
         return [outgrow.Widen("*", factor=factor, method=plain[method]())]
@@ -79,8 +78,8 @@ def fan_ins(model: nn.Module) -> list[int]:
 def rescale(model: nn.Module, optimizer: torch.optim.Optimizer, before: Sequence[int]) -> None:
     """Variance transfer: weights of convolutions times s = √(inputs before / inputs now), so that sums keep their deviation.
 
-    The norm behind a convolution takes the factor away again, up to its ε, when its running statistics follow. The gradient of
-    such weights is 1/s times as large, and so are their momenta. The classifier has no norm behind it and stays as it is.
+    The norm behind a convolution takes the factor away again if its running statistics and its ε follow. The gradient of such
+    weights is 1/s times as large, and so are their momenta. The classifier has no norm behind it and stays as it is.
     """
     for (convolution, norm), inputs in zip(layers(model), before, strict=True):
         s = math.sqrt(inputs / convolution.in_channels)
@@ -90,3 +89,4 @@ def rescale(model: nn.Module, optimizer: torch.optim.Optimizer, before: Sequence
         assert norm.running_var is not None
         norm.running_mean.mul_(s)
         norm.running_var.mul_(s * s)
+        norm.eps *= s * s  # otherwise channels with a small variance would change

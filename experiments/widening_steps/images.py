@@ -28,11 +28,13 @@ class Images:
 
     @staticmethod
     def of(data: Data, setting: Setting, device: str) -> Images:
-        def normalised(images: Tensor) -> Tensor:
-            return (images.float() / 255 - data.mean[:, None, None]) / data.deviation[:, None, None]
+        mean, deviation = (values.to(device)[:, None, None] for values in (data.mean, data.deviation))
 
-        padded = F.pad(normalised(data.images), (setting.pad,) * 4).permute(0, 2, 3, 1).contiguous().to(device)
-        test = normalised(data.test_images).to(device)
+        def normalised(images: Tensor) -> Tensor:
+            return (images.to(device).float() / 255 - mean) / deviation
+
+        padded = F.pad(normalised(data.images), (setting.pad,) * 4).permute(0, 2, 3, 1).contiguous()
+        test = normalised(data.test_images)
         return Images(padded, data.labels.to(device), test, data.test_labels.to(device), setting.pixels)
 
     def batch(self, table: Tensor) -> tuple[Tensor, Tensor]:

@@ -40,11 +40,13 @@ NOTES = """\
 ## The arms
 
 - The function stays as it is at each growth: `pairs` (R2R, the default of outgrow), `net2net` (copies that share their outputs
-  in random parts), `netmorph` (readers of zero), `zero-writers` (here norms scale the first small values up at once).
+  in random parts), `netmorph` (readers of zero).
 - `random`: drawn values that change the function.
 - `gradmax`, `north`: pairs whose values are learned, inside the blocks. Streams, which several layers write, get drawn pairs,
-  since these inits are defined for units with one writer. GradMax as published (zero writers) is left out: outgrow refuses it
-  behind a norm, where it is useless. GradMax learns from four batches at each growth, which its FLOPs include.
+  since these inits are defined for units with one writer. GradMax learns from four batches at each growth, which its FLOPs
+  include.
+- Left out: zero writers, and with them GradMax as published. A batch norm keeps such units at zero, where a ReLU has no slope:
+  they would never learn.
 - `-rates`: a rate for each cohort of weights and each layer, times ‖W_k‖ / ‖W_0‖, computed again in each epoch
   (`experiments/widening_steps/cohort_rates.py`).
 - `-rescaled`: at each growth, weights of convolutions times √(inputs before / inputs after), with the norms’ statistics.

@@ -17,9 +17,8 @@ from pathlib import Path
 
 import torch
 
-from experiments.lm.results import facts
 from experiments.setting.data import Data
-from experiments.widening_steps.__main__ import add_computing, computing, setting_of
+from experiments.widening_steps.__main__ import add_computing, computing, made_on, setting_of
 from experiments.widening_steps.arms import Arm, Setting, arms
 from experiments.widening_steps.images import Images, table_of
 from experiments.widening_steps.network import build
@@ -78,7 +77,7 @@ def main(given: Sequence[str] | None = None) -> int:
         print(f"width {width}: {alone:.3f} ms per step alone, {beside:.3f} ms with {options.networks} side by side", flush=True)
     if options.widths:
         return 0
-    about = {"networks": options.networks, "precision": how.products, "layout": how.layout, **facts(options.device)}
+    about = {"networks": options.networks, **made_on(how)}
     write(options.results / options.setting / "speed.json", {**about, "seconds_per_step": found})
     print(f"all arms: {60 * hours(arms(setting), setting, found['side_by_side']):.1f} minutes of training per seed")
     return 0

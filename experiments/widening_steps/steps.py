@@ -32,6 +32,7 @@ class Computing:
     device: str = "cpu"
     precision: str = "tf32"
     layout: str = "last"
+    compiled: bool = False  # by torch.compile, for steps alone
 
     @property
     def on_cuda(self) -> bool:
@@ -85,6 +86,7 @@ class Steps:
         self, model: nn.Module, optimizer: torch.optim.SGD, images: Images, setting: Setting, how: Computing, rates: bool
     ) -> None:
         self.model, self.images, self.setting, self.how = model, images, setting, how
+        self.network = torch.compile(model, dynamic=False) if how.compiled else model
         self.per_epoch = len(images.labels) // setting.batch
         model.to(memory_format=how.format)  # type: ignore[call-overload]
         self.parameters = list(model.parameters())
@@ -118,7 +120,7 @@ class Steps:
     def step(self) -> None:
         x, target = self.images.batch(self.table.index_select(0, self.clock)[0])
         with self.how.autocast():
-            logits = self.model(x.contiguous(memory_format=self.how.format))
+            logits = self.network(x.contiguous(memory_format=self.how.format))
         loss = cross_entropy(logits.float(), target)
         grads = torch.autograd.grad(loss, self.parameters)
         self.update([laid_out_as(p, g) for p, g in zip(self.parameters, grads, strict=True)])
