@@ -31,7 +31,7 @@ def inner(model: ResNet20) -> list[str]:
 
 def widenings(model: ResNet20, method: str, factor: float, batches: Sequence[Batch]) -> list[outgrow.Widen]:
     """The growth as transforms of the library; batches: for values that are learned."""
-    plain = {
+    plain: dict[str, Any] = {
         "pairs": outgrow.R2R,
         "net2net": lambda: outgrow.Net2Net(split="random"),  # equal parts would stay equal for ever
         "random": outgrow.RandomPad,

@@ -68,7 +68,7 @@ def shown(values: Sequence[float], sign: str = "") -> str:
 
 
 def flops(results: Results, name: str) -> float:
-    return mean(one["flops"] for one in results[name]["seeds"].values())
+    return mean(float(one["flops"]) for one in results[name]["seeds"].values())
 
 
 def seconds(results: Results, name: str, speed: Mapping[str, Any] | None, how: str, steps: int) -> str:

@@ -43,8 +43,9 @@ class Run:
         self.arm, self.seed, self.setting, self.how = arm, seed, setting, how
         self.path = work / f"{arm.name}-{seed}.pt"
         self.about = {**described(arm, setting), "precision": how.products, "layout": how.layout}
-        self.epoch, self.curve, self.steps = 0, Curve(), None
+        self.epoch, self.curve = 0, Curve()
         self.model: ResNet20 | None = None
+        self.steps: Steps | None = None
         self.optimizer: Any = None
         self.dropped = False  # its loss is not finite
 

@@ -89,7 +89,7 @@ class Steps:
         self.network = torch.compile(model, dynamic=False) if how.compiled else model
         self.per_epoch = len(images.labels) // setting.batch
         model.to(memory_format=how.format)  # type: ignore[call-overload]
-        self.parameters = list(model.parameters())
+        self.parameters: list[Tensor] = list(model.parameters())
         for p in self.parameters:
             optimizer.state[p]["momentum_buffer"] = laid_out_as(p, optimizer.state[p]["momentum_buffer"])
         self.momenta = [optimizer.state[p]["momentum_buffer"] for p in self.parameters]
