@@ -39,7 +39,7 @@ def widenings(model: ResNet20, method: str, factor: float, batches: Sequence[Bat
     }
     if method in plain:
         return [outgrow.Widen("*", factor=factor, method=plain[method]())]
-    learned: Any = {"gradmax": lambda: outgrow.GradMax(batches, loss_of), "north": outgrow.North}[method]()
+    learned = outgrow.GradMax(batches, loss_of) if method == "gradmax" else outgrow.North()
     return [
         outgrow.Widen(inner(model), factor=factor, method=outgrow.R2R(init=learned)),
         outgrow.Widen(STREAMS, factor=factor, method=outgrow.R2R()),
