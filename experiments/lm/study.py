@@ -61,6 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="a folder per setting (experiments/results/lm)")
     parser.add_argument("--minutes", type=float, help=f"stop after this time, with exit status {GOES_ON}")
     parser.add_argument("--eager", action="store_true", help="on a GPU too: do not compile blocks")
+    parser.add_argument("--no-replays", action="store_true", help="on a GPU too: launch each step anew, not as a graph")
 
 
 def folder_of(options: argparse.Namespace) -> Path:
@@ -74,7 +75,8 @@ def study_of(options: argparse.Namespace, folder: Path, command: str, given: Seq
     text = (shakespeare() if setting.text == "shakespeare" else source_code()).to(options.device)
     until = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     backend = "inductor" if options.device.startswith("cuda") and not options.eager else None
-    training = Training(setting, text, options.device, options.work / options.setting, until, backend)
+    replays = options.device.startswith("cuda") and not options.no_replays
+    training = Training(setting, text, options.device, options.work / options.setting, until, backend, replays)
     about = {"name": text.name, "bytes": len(text.train), "hash": text.hash}
     made_by = {"command": f"{command} {shlex.join(given)}", **facts(options.device), "compiled": backend, "text": about}
     return Study(setting, training, folder, made_by)

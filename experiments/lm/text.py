@@ -78,7 +78,14 @@ def shakespeare() -> Text:
 
 def batch(text: Tensor, count: int, context: int, seed: int) -> tuple[Tensor, Tensor]:
     """Bytes and the bytes that follow them, (count, context) each, from random places."""
-    generator = torch.Generator().manual_seed(seed)
-    starts = torch.randint(len(text) - context - 1, (count,), generator=generator).to(text.device)
+    return batch_at(text, places(text, count, context, seed).to(text.device), context)
+
+
+def places(text: Tensor, count: int, context: int, seed: int) -> Tensor:
+    """Where the sequences of a batch begin."""
+    return torch.randint(len(text) - context - 1, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def batch_at(text: Tensor, starts: Tensor, context: int) -> tuple[Tensor, Tensor]:
     window = text[starts[:, None] + torch.arange(context + 1, device=text.device)].long()
     return window[:, :-1], window[:, 1:]

@@ -1,7 +1,8 @@
 """The training of legs: one after the other, with their states on disk, so that an interrupted study goes on.
 
-On a GPU blocks are compiled, except while copies of them fade in: then some blocks have gates and others do not. The time that
-compilation takes is not counted, since it depends on what was compiled before.
+On a GPU blocks are compiled and steps are replayed as a graph, except while copies of blocks fade in (then some blocks have
+gates and others do not), while new entries have a rate of their own, and with Muon. The time that compilation takes is not
+counted, since it depends on what was compiled before.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,8 @@ from experiments.lm.gpt import GPT, build, size_of, training_flops
 from experiments.lm.growing import grow_model, now
 from experiments.lm.legs import Leg
 from experiments.lm.new_entries import NewEntries
-from experiments.lm.text import Text, batch
+from experiments.lm.replays import Replays, update
+from experiments.lm.text import Text, batch, batch_at, places
 
 LOOKS = (0, 25, 50, 100, 200, 400)  # steps after a growth at which the held-out loss is measured
 EVERY = 10  # steps per entry of the training loss
@@ -57,6 +60,7 @@ class Training:
     folder: Path
     until: float | None = None
     backend: str | None = None  # of torch.compile
+    replays: bool = False  # steps as graphs, where they can be
     log: Log = print
     finished: int = 0  # legs, in this process
 
@@ -116,12 +120,19 @@ class Training:
     ) -> None:
         looks = {leg.first + look for look in LOOKS if leg.growth is not None and leg.first + look < leg.last}
         losses: list[Tensor] = []
+        starts = self.starts(leg)
         plain = leg.first + (leg.growth.fade or 0) if leg.growth is not None else leg.first  # steps before it are not compiled
+        alike = plain if new is None else max(plain, leg.first + self.setting.fade)  # steps before it are not replayed
+        replays: Replays | None = None
         started = self.clock()
         for step in range(leg.first, leg.last):
-            if self.backend is not None and step == plain:
+            if (self.backend is not None and step == plain) or (self.replays and step == alike):
                 curve.seconds += self.clock() - started
-                self.compile(model, leg)
+                if self.backend is not None and step == plain:
+                    self.compile(model, starts[0])
+                if self.replays and step == alike and leg.trunk.optimizer == "adamw":
+                    rates = [self.rate(leg, later) for later in range(step, leg.last)]
+                    replays = Replays(model, optimizers, partial(self.gradients, model), starts[step - leg.first :], rates)
                 started = self.clock()
             if step in looks:
                 curve.seconds += self.clock() - started
@@ -129,12 +140,14 @@ class Training:
                 started = self.clock()
             if step % 50 == 0 and self.until is not None and time.monotonic() > self.until:
                 raise OutOfTime
-            rate = self.rate(leg, step)
+            if replays is not None:
+                replays.replay()
+                continue
             rising = (step + 1 - leg.first) / self.setting.fade
             with nullcontext() if new is None or rising >= 1 else new.slowed(rising):
-                losses.append(self.step(model, optimizers, leg, step, rate))
+                losses.append(self.step(model, optimizers, starts[step - leg.first], self.rate(leg, step)))
         curve.seconds += self.clock() - started
-        means = torch.stack(losses).split(EVERY)
+        means = torch.cat([*(loss[None] for loss in losses), *([] if replays is None else [replays.end()])]).split(EVERY)
         curve.train = [round(float(part.mean()), 4) for part in means]
         curve.held_out[leg.last] = self.loss(model)
         self.log(
@@ -146,30 +159,35 @@ class Training:
             return leg.trunk.rate * (leg.last - step) / (leg.last - leg.falls)
         return leg.trunk.rate * min(1.0, (step + 1) / self.setting.warm_up)
 
-    def compile(self, model: GPT, leg: Leg) -> None:
+    def starts(self, leg: Leg) -> Tensor:
+        """Where the sequences of each step begin in the text, (step, sample), on the device: none is sent there later."""
+        seeds = [leg.trunk.seed * 1_000_003 + step for step in range(leg.first, leg.last)]
+        found = [places(self.text.train, self.setting.batch, self.setting.context, seed) for seed in seeds]
+        return torch.stack(found).to(self.text.train.device)
+
+    def compile(self, model: GPT, starts: Tensor) -> None:
         """Compile the blocks, which share their code, for passes of a training step."""
         for block in model.blocks:
             block.compile(backend=self.backend, dynamic=False)
-        self.gradients(model, leg, leg.first)
+        self.gradients(model, starts)
         model.zero_grad(set_to_none=True)
 
-    def gradients(self, model: GPT, leg: Leg, step: int) -> Tensor:
+    def gradients(self, model: GPT, starts: Tensor) -> Tensor:
         """The loss of a step's batch, and its gradients."""
         model.train()
-        seen, wanted = batch(self.text.train, self.setting.batch, self.setting.context, leg.trunk.seed * 1_000_003 + step)
+        seen, wanted = batch_at(self.text.train, starts, self.setting.context)
         with self.precision():
             loss = F.cross_entropy(model(seen).flatten(0, 1).float(), wanted.flatten())
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
-    def step(self, model: GPT, optimizers: list[torch.optim.Optimizer], leg: Leg, step: int, rate: float) -> Tensor:
-        loss = self.gradients(model, leg, step)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    def step(self, model: GPT, optimizers: list[torch.optim.Optimizer], starts: Tensor, rate: float) -> Tensor:
+        loss = self.gradients(model, starts)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        update(model, optimizers)
+        model.zero_grad(set_to_none=True)
         return loss.detach()
 
     @torch.no_grad()

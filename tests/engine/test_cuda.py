@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import outgrow
+from outgrow.modules.gates import gates_of
 
 DEVICE = torch.device("cuda", 0)
 pytestmark = [
@@ -104,6 +105,27 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "rmsprop, capturable": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.9, centered=True, capturable=True),
     "adagrad, fused": lambda p: torch.optim.Adagrad(p, lr=1e-2, fused=True),
 }
+
+
+def test_steps_of_a_fade_never_wait_for_the_device() -> None:
+    """A level or an index on the host would be copied to the device in every step, behind all work that is under way there."""
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    fading = [outgrow.Deepen("blocks.1", fade=6), outgrow.Widen("blocks.0.up", to=48, method="random", fade=6)]
+    outgrow.grow(model, batch(0)[0], *fading, optimizer=optimizer)
+    step(model, optimizer, 0)
+    x, y = batch(1)
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        for _ in range(3):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    gates = list(gates_of(model).values())
+    assert gates
+    assert all(gate.level.device == DEVICE for gate in gates)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

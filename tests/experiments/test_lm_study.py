@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from experiments.lm.arms import MAIN, SETTINGS, Arm, Growth, Setting, arms, kind
 from experiments.lm.gpt import Size, build, size_of, training_flops
 from experiments.lm.growing import grow_model, preserves
 from experiments.lm.legs import all_legs, stretches
+from experiments.lm.replays import Replays
 from experiments.lm.results import plain, read
 from experiments.lm.savings import saving_of
 from experiments.lm.study import RESULTS
@@ -112,6 +114,51 @@ def test_compiled_blocks_learn_the_same_and_are_compiled_again_after_a_growth(tm
     for one, other in zip(*ends, strict=True):
         assert one == pytest.approx(other, abs=1e-5)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # blocks share one; another after the growth
+
+
+WIDE = Growth(widen=(("mlp", 2.0),), method="net2net", state="rewarmed")
+
+
+@pytest.mark.parametrize(
+    "arm",
+    [
+        Arm("deep@30", replace(TINY.large, layers=2), 30, ((0.4, Growth(layers=4, fade=4, state="copied")),), 1e-2),
+        Arm("wide@30", replace(TINY.large, hidden=TINY.large.hidden // 2), 30, ((0.4, WIDE),), 1e-2),
+        Arm("muon@30", TINY.large, 30, (), 1e-2, optimizer="muon"),
+    ],
+    ids=lambda arm: arm.name,
+)
+def test_replayed_steps_learn_the_same(arm: Arm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replayed = []
+    make = Replays.__init__
+    monkeypatch.setattr(Replays, "__init__", lambda self, *how: replayed.append(len(how[-1])) or make(self, *how))
+    curves = curves_with_and_without_replays(arm, tmp_path, "cpu")
+    for one, other in zip(*curves, strict=True):
+        assert one["held_out"] == pytest.approx(other["held_out"], abs=1e-6)
+        assert one["train"] == pytest.approx(other["train"], abs=1e-4)
+    assert sum(replayed) == {"deep@30": 30 - 4, "wide@30": 30 - 4, "muon@30": 0}[arm.name]
+
+
+def curves_with_and_without_replays(
+    arm: Arm, folder: Path, device: str, backend: str | None = None
+) -> list[list[dict[str, Any]]]:
+    setting, text, curves = replace(TINY, fade=4), shakespeare().to(device), []
+    for replays in (False, True):
+        training = Training(setting, text, device, folder / str(replays), None, backend, replays, log=lambda text: None)
+        curves.append([training.run(leg) for leg in all_legs([arm], [0])[arm.name, 0]])
+    return curves
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("backend", [None, "inductor"])
+def test_replayed_steps_learn_the_same_on_a_gpu(backend: str | None, tmp_path: Path) -> None:
+    growth = Growth(layers=4, fade=4, state="copied")
+    arm = Arm("deep@30", replace(TINY.large, layers=2), 30, ((0.4, growth),), 1e-2)
+    curves = curves_with_and_without_replays(arm, tmp_path, "cuda", backend)
+    for one, other in zip(*curves, strict=True):
+        assert list(one["held_out"].values()) == pytest.approx(list(other["held_out"].values()), abs=0.02)  # bfloat16
 
 
 def test_each_kind_of_runs_gets_the_rate_and_the_decay_that_were_best_for_it(

@@ -57,13 +57,14 @@ class Drift:
     @torch.no_grad()
     def advance(self) -> None:
         """Advance by one step. In low precision small increments would be lost, so λA is rounded, not its increments."""
-        tensor, amount = self.tensor, self.amount.to(self.tensor.device)
-        now, then = ((amount * (done / self.steps)).to(tensor.dtype) for done in (self.done, self.done + 1))
+        tensor = self.tensor
+        self.at, self.amount = self.at.to(tensor.device), self.amount.to(tensor.device)  # once, if the model has moved
+        now, then = ((self.amount * (done / self.steps)).to(tensor.dtype) for done in (self.done, self.done + 1))
         if is_dtensor(tensor):
             whole = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-            tensor.add_(placed(whole.index_add_(self.axis, self.at.to(tensor.device), then - now), tensor))
+            tensor.add_(placed(whole.index_add_(self.axis, self.at, then - now), tensor))
         else:
-            tensor.index_add_(self.axis, self.at.to(tensor.device), then - now)
+            tensor.index_add_(self.axis, self.at, then - now)
         self.done += 1
         if self.done >= self.steps:
             _put(self.module, [drift for drift in drifts_at(self.module) if drift is not self])

@@ -36,9 +36,9 @@ class Gate:
 
     def __init__(self, owner: nn.Module, steps: int, done: int = 0) -> None:
         self.owner, self.steps, self.done = owner, steps, done
-        self.level = torch.tensor(done / steps)  # a tensor, so that a compiled model is not recompiled
         self.held: list[nn.Module] = []  # modules whose outputs it multiplies
         self.clock: nn.Parameter | None = None  # of the owner or, if that is not trained, of the model around it
+        self.level = torch.tensor(done / steps, device=self.device)  # a tensor, so that a compiled model is not recompiled
         CLOCK.watch(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -49,6 +49,12 @@ class Gate:
         if isinstance(output, tuple):  # attention also returns its weights
             return (output[0] * self.level.to(output[0]), *output[1:])
         return output * self.level.to(output)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its level is kept: a level on the host would make every forward pass on a GPU wait for the pass before it."""
+        beside = self.clock if self.clock is not None else next(self.owner.parameters(), None)
+        return torch.device("cpu") if beside is None or beside.is_meta else beside.device
 
     def moves_with(self, held: AbstractSet[int]) -> bool:
         """Whether it advances when an optimizer with these parameters makes a step."""
@@ -63,6 +69,8 @@ class Gate:
     def advance(self) -> None:
         """Advance by one step; after the last step the gate is removed."""
         self.done += 1
+        if self.level.device != self.device:  # the model has moved
+            self.level = self.level.to(self.device)
         self.level.fill_(min(self.done / self.steps, 1.0))
         if self.done >= self.steps:
             self.open()
