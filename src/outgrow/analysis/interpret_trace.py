@@ -191,6 +191,7 @@ def read(trace: Trace, rules: Mapping[str, Rule]) -> Reading:
         labelled = any(reading.layouts[ref.value] for ref in refs)
         touched = labelled or any(reading.summed[ref.value] for ref in refs)
         uniform = bool(refs) and all(reading.uniform[ref.value] for ref in refs)
+        stays = uniform and not labelled and not getattr(rule, "varies", False)
         if rule is None:
             if labelled:
                 reading.pin_all(refs, _no_rule(op), op)
@@ -205,7 +206,7 @@ def read(trace: Trace, rules: Mapping[str, Rule]) -> Reading:
             reading.inherit(op, output, outcome)
             reading.constant[output] = any(reading.constant[r.value] for r in refs) and all(map(reading.fixed, refs))
             reading.foreign[output] = reading.constant[output] and any(reading.foreign[ref.value] for ref in refs)
-            reading.uniform[output] = outcome.uniform or (uniform and not labelled)
+            reading.uniform[output] = outcome.uniform or stays
         reading.effects.append(outcome.effect)
     fuse_dots(reading)
     fuse_lookups(reading)

@@ -3,7 +3,7 @@
 Let x = ψ(U z) be read by A, with U = 0. The gradient of U is ∂L/∂U = ψ′(0)·Aᵀδ zᵀ, and that of A is zero while x is. There are
 three obstacles:
 
-    ψ′(0) = 0 (ReLU)            the gradient of U is zero, and x stays zero
+    ψ′(0) = 0 (ReLU, ‖x − c‖)   the gradient of U is zero, and x stays zero
     x = u·v with u = v = 0      (q·k of a new head, a gate and its input): each has a zero gradient while the other is zero
     a batch norm before A       the first small values get unit variance: not stuck, but random one step later
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from outgrow.analysis.effects import Contract, Effect, Folded, Map, Normalise, PerUnit, Power
+from outgrow.analysis.effects import Contract, Effect, Folded, Map, Normalise, PerUnit, Power, Reduce
 from outgrow.analysis.unit_states import State
 from outgrow.exactness.carried_units import Findings
 from outgrow.trace.evaluate_operator import evaluated
@@ -53,11 +53,14 @@ def why_stuck(findings: Findings) -> str:
             continue
         if isinstance(effect, Normalise) or (isinstance(effect, PerUnit) and effect.shifts):
             return f"the norm {place} would scale the first small values up to unit variance, one step after the growth"
+        sums = isinstance(effect, Reduce) and bool(findings.places.axes(findings.reading.layouts[effect.input]) & effect.axes)
         if _flat(op, effect, zeros):
             reason = f"the slope of {op.name} at zero is zero, so no gradient would pass it ({place})"
             dead.update(dict.fromkeys(op.outputs, reason))
         elif all(value in dead for value in zeros):
             dead.update(dict.fromkeys(op.outputs, dead[zeros[0]]))
+        if sums:  # its result carries no unit: nothing after it reads them
+            read += [dead.get(op.outputs[0], "")]
     return read[0] if read and all(read) else ""
 
 
@@ -66,4 +69,5 @@ def _flat(op: Op, effect: Effect, zeros: list[int]) -> bool:
     if isinstance(effect, Map) and effect.zero and len(effect.inputs) == 1:
         return slope_at_zero(op) == 0
     square = isinstance(effect, Contract) and len(zeros) == 2
-    return square or (isinstance(effect, Power) and effect.exponent > 1)
+    norm = isinstance(effect, Reduce) and effect.how == "norm"
+    return square or norm or (isinstance(effect, Power) and effect.exponent > 1)

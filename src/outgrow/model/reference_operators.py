@@ -1,4 +1,4 @@
-"""Users' custom operators, each with a reference function in plain PyTorch.
+"""Operators with a reference function in plain PyTorch: users' custom operators, and some of PyTorch.
 
 Units can't be followed through a custom operator, since only its signature is known. Its reference function takes the same
 arguments and computes the same result with operators of PyTorch. While a model is traced, the reference runs instead of the
@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from outgrow.errors import RuleError
+from outgrow.model.composed_operators import COMPOSED
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Reference:
 
 # Global on purpose: `outgrow.rule` registers operators for the whole process, by their names in a trace (mylib.op).
 REFERENCES: dict[str, Reference] = {}
+BUILT_IN = {operator: Reference(operator._schema.name, function) for operator, function in COMPOSED.items()}
 
 
 class Substitute:
@@ -49,9 +51,9 @@ class Substitute:
 
     def __call__(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The result of an operator's reference; NotImplemented for an operator without one."""
-        if not REFERENCES and not self.running:
+        if not REFERENCES and not self.running and func not in BUILT_IN:
             return NotImplemented
-        reference = REFERENCES.get(str(func.overloadpacket))
+        reference = REFERENCES.get(str(func.overloadpacket)) or BUILT_IN.get(func)
         if reference is not None:
             return self._run(reference, func, args, kwargs)
         if not self.running:

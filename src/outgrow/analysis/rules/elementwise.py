@@ -27,7 +27,13 @@ BINARY = """
     maximum minimum fmax fmin atan2 remainder fmod where masked_fill eq ne lt le gt ge logical_and logical_or logical_xor
     bitwise_and bitwise_or bitwise_xor addcmul addcdiv lerp hypot xlogy floor_divide
 """.split()
-BINARY_KEEPS_ZERO = {"maximum", "minimum", "where", "lerp"}  # zero wherever all their operands are zero; others: not assumed
+BINARY_KEEPS_ZERO = {
+    "maximum",
+    "minimum",
+    "where",
+    "lerp",
+    "polar",
+}  # zero wherever all their operands are zero; others: not assumed
 SAME = """
     clone alias detach _to_copy lift_fresh lift_fresh_copy contiguous _conj _conj_physical conj_physical _neg_view bernoulli
     native_dropout
@@ -112,6 +118,13 @@ def pointwise(reading: Reading, op: Op) -> Outcome:
     return Outcome((layout,), Map(tuple(ref.value for ref in refs), base_name(op) in BINARY_KEEPS_ZERO))
 
 
+def polar(reading: Reading, op: Op) -> Outcome:
+    """(r, φ) → r·(cos φ + i·sin φ)."""
+    angle = op.args[1]
+    reading.pin(reading.layout(angle), range(len(reading.shape(angle))), FREQUENCIES, op)
+    return pointwise(reading, op)
+
+
 def add(reading: Reading, op: Op) -> Outcome:
     """a + b, a − b, b − a."""
     refs = refs_in(op.args)
@@ -180,6 +193,7 @@ RULES = {
     **{f"aten.{name}": noise for name in NOISE},
     **{f"aten.{name}": factory for name in FACTORY},
     "aten.pow": power,
+    "aten.polar": polar,
     "aten.add": add,
     "aten.sub": add,
     "aten.rsub": add,

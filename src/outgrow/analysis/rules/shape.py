@@ -221,6 +221,17 @@ def shuffle_axis(reading: Reading, op: Op) -> Outcome:
     return moved(reading, ref, reading.layout(ref))
 
 
+def triangle(reading: Reading, op: Op) -> Outcome:
+    """tril and triu: entries of the last two axes become zero, depending on their positions."""
+    ref = op.args[0]
+    rank = len(reading.shape(ref))
+    reading.pin(reading.layout(ref), [rank - 2, rank - 1], f"{op.name} masks its units by their positions", op)
+    return Outcome((reading.layout(ref),), Move((ref.value,)))
+
+
+triangle.varies = True  # type: ignore[attr-defined]
+
+
 def index(reading: Reading, op: Op) -> Outcome:
     """Advanced indexing: indexed axes are pinned, the others keep their labels."""
     ref, indices = op.args[:2]
@@ -361,6 +372,7 @@ RULES = {
     **{f"aten.{name}": transpose for name in ("t", "transpose")},
     **{f"aten.{name}": split for name in "split split_with_sizes unsafe_split unsafe_split_with_sizes chunk".split()},
     **{f"aten.{name}": shuffle_axis for name in ("roll", "flip")},
+    **{f"aten.{name}": triangle for name in ("tril", "triu")},
     "aten.as_strided": as_strided,
     "aten.permute": permutation,
     "aten.expand": expand,

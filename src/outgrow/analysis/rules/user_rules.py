@@ -14,7 +14,7 @@ import torch
 
 from outgrow.analysis.rules.all_rules import RULES
 from outgrow.errors import RuleError
-from outgrow.model.reference_operators import REFERENCES, Reference
+from outgrow.model.reference_operators import BUILT_IN, REFERENCES, Reference
 
 F = TypeVar("F", bound=Callable[..., Any])
 EXAMPLE = "outgrow.rule('mylib::fused_gelu', like=torch.nn.functional.gelu)"
@@ -94,7 +94,8 @@ def _checked(operator: str, replace: bool) -> str:
             f"operator {operator} has a rule already, {REFERENCES[name].label}: "
             f"outgrow.rule({operator!r}, replace=True) replaces it"
         )
-    if (name in RULES or name.removesuffix("_") in RULES) and not replace:
+    own = {*RULES, *(str(operator.overloadpacket) for operator in BUILT_IN)}
+    if (name in own or name.removesuffix("_") in own) and not replace:
         raise RuleError(
             f"outgrow has a rule for {operator} of its own: outgrow.rule({operator!r}, replace=True) is used in its place"
         )

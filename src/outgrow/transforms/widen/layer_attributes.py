@@ -46,6 +46,8 @@ def _sizes(module: nn.Module, new: Mapping[str, tuple[int, ...]], groups: tuple[
     match module:
         case nn.Linear() if weight:
             return {"out_features": weight[0], "in_features": weight[1]}
+        case nn.Bilinear() if weight:
+            return {"out_features": weight[0], "in1_features": weight[1], "in2_features": weight[2]}
         case nn.modules.conv._ConvNd() if weight:
             count = groups[1] if groups is not None and groups[0] == module.groups else module.groups
             first, second = ("in_channels", "out_channels") if module.transposed else ("out_channels", "in_channels")
