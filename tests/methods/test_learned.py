@@ -302,3 +302,67 @@ def test_north_needs_inputs_that_are_not_zero() -> None:
     zeros = [(torch.zeros_like(X), BATCHES[0][1])]
     found = refusal(network(), X, outgrow.R2R(init=outgrow.North(zeros, squares)), where="0", by=2)
     assert "0: all of its inputs are zero on the batches" in found
+
+
+def gpt2() -> tuple[nn.Module, nn.Module]:
+    """A GPT-2 in double precision, and the same with linear layers in place of each Conv1D."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers.pytorch_utils import Conv1D
+
+    torch.manual_seed(3)
+    config = GPT2Config(n_layer=2, n_head=2, n_embd=12, n_inner=20, vocab_size=17, n_positions=16)
+    model = GPT2LMHeadModel(config).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    plain = copy.deepcopy(model)
+    for path, layer in [(path, layer) for path, layer in plain.named_modules() if isinstance(layer, Conv1D)]:
+        linear = nn.Linear(*layer.weight.shape).double()
+        linear.weight.data, linear.bias.data = layer.weight.detach().t().clone(), layer.bias.detach().clone()
+        plain.set_submodule(path, linear)
+    return model, plain
+
+
+@pytest.mark.parametrize("init", ["gradmax", "gradmax, rows drawn", "north", "north on batches"])
+@pytest.mark.parametrize("method", METHODS)
+def test_conv1d_of_gpt2_gets_the_values_of_a_linear_layer(method: str, init: str) -> None:
+    tokens = [torch.randint(17, (3, 9), generator=torch.Generator().manual_seed(seed)) for seed in (5, 6)]
+
+    def language(model: nn.Module, batch: Tensor) -> Tensor:
+        result: Tensor = F.cross_entropy(model(batch).logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+        return result
+
+    made = {
+        "gradmax": lambda: outgrow.GradMax(tokens, language),
+        "gradmax, rows drawn": lambda: outgrow.GradMax(tokens, language, rows="drawn"),
+        "north": outgrow.North,
+        "north on batches": lambda: outgrow.North(tokens, language),
+    }
+    (model, plain), fresh = gpt2(), torch.randint(17, (2, 7), generator=torch.Generator().manual_seed(7))
+    want, where = model(fresh).logits, "transformer.h.*.mlp.c_fc"
+    torch.testing.assert_close(plain(fresh).logits, want)
+    how = METHODS[method](init=made[init]())
+    if (method, init) in WITHOUT_EFFECT:
+        with pytest.raises(outgrow.GrowthError, match="it has no effect"):
+            outgrow.widen(model, tokens[0], where, by=6, method=how)
+        return
+    for one in (model, plain):
+        outgrow.widen(one, tokens[0], where, by=6, method=how)
+        torch.testing.assert_close(one(fresh).logits, want, rtol=1e-11, atol=1e-11)
+    for block, other in zip(model.transformer.h, plain.transformer.h, strict=True):
+        assert block.mlp.c_fc.weight.shape == (12, 26)
+        if init != "gradmax, rows drawn":  # drawn values depend on the shape of the stored weight
+            torch.testing.assert_close(block.mlp.c_fc.weight, other.mlp.c_fc.weight.t())
+        if method != "r2r" or init.startswith("gradmax"):
+            torch.testing.assert_close(block.mlp.c_proj.weight, other.mlp.c_proj.weight.t())
+
+
+def test_scores_of_conv1d_are_those_of_a_linear_layer() -> None:
+    tokens = [torch.randint(17, (3, 9), generator=torch.Generator().manual_seed(5))]
+    found = []
+    for model in gpt2():
+        scores = outgrow.scores(model, tokens, lambda m, b: m(b, labels=b).loss, tokens[0])
+        found.append({score.volume: (score.gain, score.rank) for score in scores.volumes if "mlp" in score.volume})
+    assert sorted(found[0]) == sorted(found[1]) == [f"transformer.h.{block}.mlp.c_fc" for block in (0, 1)]
+    for name, values in found[0].items():
+        assert values == pytest.approx(found[1][name])

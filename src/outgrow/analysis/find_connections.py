@@ -9,7 +9,7 @@ from outgrow.analysis.effects import Contract, Folded, Mix, Normalise, Reduce
 from outgrow.analysis.roles import READS, SCALES, WRITES
 from outgrow.analysis.slot_positions import Irregular, slot_ids, unit_runs
 from outgrow.analysis.volumes import Anatomy, Slot, Volume
-from outgrow.model.connections import LAYERS, Connection, Reader
+from outgrow.model.connections import LAYERS, Connection, Reader, is_linear, is_transposed, weight_of
 from outgrow.model.walk_modules import module_at
 
 REORDERS = ("roll", "flip", "index", "gather", "index_select", "cumsum", "cumprod", "sort", "scatter", "constant_pad_nd")
@@ -53,11 +53,15 @@ def connection_of(model: nn.Module, anatomy: Anatomy, volume: Volume) -> Connect
 
 
 def _layer(model: nn.Module, anatomy: Anatomy, volume: Volume, slot: Slot, axis: int) -> tuple[str, tuple[int, ...], int]:
-    """The layer of a weight: its path, the positions of the units, and the number of adjacent positions per unit."""
+    """The layer of a weight: its path, the positions of the units, and the number of adjacent positions per unit.
+
+    axis: that of the units in a weight (out, in, …).
+    """
     path, _, own = slot.tensor.rpartition(".")
     layer = module_at(model, path)
     kind = type(layer).__name__
-    if own != "weight" or not isinstance(layer, LAYERS) or slot.axis != axis:
+    known = isinstance(layer, LAYERS) or is_linear(layer)
+    if own != "weight" or not known or slot.axis != (1 - axis if is_transposed(layer) else axis):
         raise NoConnection(f"{slot.tensor} is not the weight of a linear layer or a convolution (it belongs to {kind})")
     if getattr(layer, "groups", 1) != 1:
         raise NoConnection(f"{path} is a grouped convolution")
@@ -68,7 +72,7 @@ def _layer(model: nn.Module, anatomy: Anatomy, volume: Volume, slot: Slot, axis:
     if len(tables) != 1 or len(tables[0]) != 1 or (axis == 0 and tables[0].shape[2] != 1):
         raise NoConnection(f"{slot.tensor} holds more than one row of weights per unit")
     (table,) = tables[0]
-    if table.shape[1] != 1 and not isinstance(layer, nn.Linear):
+    if table.shape[1] != 1 and not is_linear(layer):
         raise NoConnection(f"{path} reads several channels per unit")
     return path, tuple(table.reshape(-1).tolist()), table.shape[1]
 
@@ -95,17 +99,14 @@ def _carries(anatomy: Anatomy, volume: Volume, value: int) -> bool:
 
 def rows_of(model: nn.Module, connection: Connection) -> torch.Tensor:
     """The present rows: (unit, entry of a row)."""
-    weight = module_at(model, connection.writer).weight
-    assert isinstance(weight, torch.Tensor)
-    return _select(weight, 0, connection.rows).flatten(1)
+    return _select(weight_of(module_at(model, connection.writer)), 0, connection.rows).flatten(1)
 
 
 def columns_of(model: nn.Module, connection: Connection) -> torch.Tensor:
     """The present columns: (unit, entry of a column in all readers: output, offset, kernel position)."""
     parts = []
     for reader in connection.readers:
-        weight = module_at(model, reader.path).weight
-        assert isinstance(weight, torch.Tensor)
+        weight = weight_of(module_at(model, reader.path))
         mine = _select(weight, 1, reader.columns).unflatten(1, (-1, reader.length))  # (out, unit, offset, …)
         parts.append(mine.transpose(0, 1).flatten(1))
     return torch.cat(parts, dim=1)

@@ -17,7 +17,7 @@ from outgrow.apply.final_positions import edits_by_tensor
 from outgrow.errors import MethodError, ParallelError, Problem
 from outgrow.growth_plan.plan import Plan
 from outgrow.methods.learned import LearnedInit, learned_name
-from outgrow.model.connections import Connection, Observed, observe
+from outgrow.model.connections import Connection, Observed, is_transposed, observe, weight_of
 from outgrow.model.walk_modules import module_at
 
 Given = Callable[[Tensor, tuple[int, ...], torch.Generator], Tensor]
@@ -74,21 +74,27 @@ def _values(model: nn.Module, learning: Learning, seen: Observed, plan: Plan) ->
     rows, columns = init.directions(seen, old_rows, old_columns, count, generator)
     values: dict[tuple[str, int], Tensor] = {}
     if rows is not None:
-        shape = module_at(model, connection.writer).weight.shape
-        assert isinstance(shape, torch.Size)
-        values[f"{connection.writer}.weight", 0] = rows.reshape(count, *shape[1:])
+        writer = module_at(model, connection.writer)
+        name, axis, value = _stored(writer, connection.writer, 0, rows.reshape(count, *weight_of(writer).shape[1:]))
+        values[name, axis] = value
         values[f"{connection.writer}.bias", 0] = torch.zeros(count)
     start = 0
     for reader in connection.readers if columns is not None else ():
         assert columns is not None
-        shape = module_at(model, reader.path).weight.shape
-        assert isinstance(shape, torch.Size)
+        layer = module_at(model, reader.path)
+        shape = weight_of(layer).shape
         block = (shape[0], reader.length, *shape[2:])
         entries = int(torch.Size(block).numel())
         own = columns[:, start : start + entries].reshape(count, *block)
-        values[f"{reader.path}.weight", 1] = own.transpose(0, 1).flatten(1, 2)
+        name, axis, value = _stored(layer, reader.path, 1, own.transpose(0, 1).flatten(1, 2))
+        values[name, axis] = value
         start += entries
     return {learned_name(init, tensor, axis): _given(value, tensor, axis, plan) for (tensor, axis), value in values.items()}
+
+
+def _stored(layer: nn.Module, path: str, axis: int, value: Tensor) -> tuple[str, int, Tensor]:
+    """The name of a layer's weight, and an axis and values of a weight (out, in, …) as the layer stores it."""
+    return f"{path}.weight", *((1 - axis, value.t()) if is_transposed(layer) else (axis, value))
 
 
 def _given(value: Tensor, tensor: str, axis: int, plan: Plan) -> Given:

@@ -30,6 +30,7 @@ from outgrow.model.walk_modules import module_at
 Loss = Callable[[nn.Module, Any], Tensor]
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 LAYERS = (nn.Linear, *CONVOLUTIONS)
+CONV1D = "Conv1D"  # a linear layer of Transformers' GPT-2, with a weight (in, out); the class is not imported for it
 NO_GRADIENT = "loss(model, batch) has no gradient: use the model that it gets, with gradients on, and do not detach the loss"
 LARGEST = 2**24  # values of patches at a time
 
@@ -68,6 +69,22 @@ class Observed:
     matrix: Tensor | None = None
     units: Tensor | None = None
     inputs: Tensor | None = None
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Whether a layer is linear and its weight is (in, out)."""
+    return type(layer).__name__ == CONV1D and isinstance(layer.weight, Tensor) and layer.weight.ndim == 2
+
+
+def is_linear(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Linear) or is_transposed(layer)
+
+
+def weight_of(layer: nn.Module) -> Tensor:
+    """The weight of a layer as (out, in, …)."""
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return weight.t() if is_transposed(layer) else weight
 
 
 def check_batches(batches: Any, loss: Any, usual: str) -> None:
@@ -232,8 +249,8 @@ def _add(
 def _matrix(writer: nn.Module, x: Tensor, layer: nn.Module, length: int, seen: Tensor, gradient: Tensor) -> Tensor | None:
     """The matrix of one writer and one reader, summed over samples and positions; None if their positions do not match."""
     x, seen, gradient = _plain(x), _plain(seen), _plain(gradient)
-    if isinstance(writer, nn.Linear):
-        if not isinstance(layer, nn.Linear) or length != 1 or gradient.shape[:-1] != x.shape[:-1]:
+    if is_linear(writer):
+        if not is_linear(layer) or length != 1 or gradient.shape[:-1] != x.shape[:-1]:
             return None
         return gradient.flatten(0, -2).T @ x.flatten(0, -2)
     if len(gradient) != len(x):
@@ -301,7 +318,7 @@ def _chunks(writer: nn.Module, x: Tensor) -> list[slice]:
 def _products_of_units(layer: nn.Module, reader: Reader, seen: Tensor) -> Tensor:
     """The mean over samples and positions of the products of two units, where a reader sees them."""
     seen = _plain(seen)
-    axis = -1 if isinstance(layer, nn.Linear) else 1
+    axis = -1 if is_linear(layer) else 1
     mine = seen.index_select(axis, torch.tensor(reader.columns, device=seen.device)).movedim(axis, -1)
     flat: Tensor = mine.unflatten(-1, (-1, reader.length)).transpose(-1, -2).flatten(0, -2)  # (sample and position, unit)
     return flat.T @ flat / len(flat)
@@ -310,7 +327,7 @@ def _products_of_units(layer: nn.Module, reader: Reader, seen: Tensor) -> Tensor
 def _products_of_inputs(writer: nn.Module, x: Tensor) -> Tensor:
     """The mean over samples and positions of the products of two entries of what a writer multiplies with a row."""
     x = _plain(x)
-    if isinstance(writer, nn.Linear):
+    if is_linear(writer):
         flat = x.flatten(0, -2)
         return flat.T @ flat / len(flat)
     total, count = torch.zeros((), device=x.device), 0

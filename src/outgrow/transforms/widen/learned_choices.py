@@ -13,6 +13,8 @@ from outgrow.apply.learned_values import Learning
 from outgrow.errors import MethodError, Problem
 from outgrow.growth_plan.plan import Insertion, Plan
 from outgrow.methods.learned import LearnedInit, learned_name
+from outgrow.model.connections import is_transposed
+from outgrow.model.walk_modules import module_at
 from outgrow.transforms.widen.make_plan import Choice
 
 
@@ -60,7 +62,7 @@ def _learning(model: nn.Module, anatomy: Anatomy, choice: Choice, init: LearnedI
     others = [edit.tensor for edit in drawn if edit.tensor not in known]
     if others:
         raise NoConnection(f"its values in {others[0]} are free too, and no init is learned for them")
-    free = {"rows" if edit.axis == 0 else "columns" for edit in drawn}
+    free = {_side(model, edit) for edit in drawn}
     if not free & set(init.sides):
         sides = " and ".join(init.sides)
         raise NoConnection(f"{choice.method.name} does not leave the {sides} free that {init!r} computes, so it has no effect")
@@ -68,3 +70,10 @@ def _learning(model: nn.Module, anatomy: Anatomy, choice: Choice, init: LearnedI
     if len(counts) != 1:
         raise NoConnection("its writer and its readers have different numbers of free values")
     return Learning(volume.name, init, connection, counts.pop())
+
+
+def _side(model: nn.Module, edit: Insertion) -> str:
+    """Whether an edit adds rows or columns to the weight of a layer, or to its bias."""
+    path, _, own = edit.tensor.rpartition(".")
+    transposed = own == "weight" and is_transposed(module_at(model, path))
+    return "rows" if edit.axis == int(transposed) else "columns"
