@@ -291,6 +291,29 @@ def test_a_smaller_member_does_not_grow_by_itself() -> None:
     family.grow(SIZES[2])
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_family_does_not_grow_as_one_model(wrapped: bool) -> None:
+    family = outgrow.Family(cnn(), images(), *SIZES[:2])
+    model = nn.Sequential(family, nn.Identity()) if wrapped else family
+    optimizer = torch.optim.AdamW(model.parameters())
+    before, widened = state_of(family), outgrow.Widen("*", factor=2)
+    calls: list[Any] = [
+        lambda: outgrow.widen(model, images(), "largest.0", by=4, optimizer=optimizer),
+        lambda: outgrow.deepen(model, images(), "largest.0"),
+        lambda: outgrow.grow(model, images(), widened),
+        lambda: outgrow.plan(model, images(), widened),
+        lambda: outgrow.volumes(model, images()),
+        lambda: outgrow.Run(model, images(), optimizer, [outgrow.At(step=1, grow=[widened])], quiet=True),
+        lambda: outgrow.Family(model, images(), SIZES[2]),
+    ]
+    for call in calls:
+        with pytest.raises(GrowthError, match=r"is an outgrow\.Family(.|\n)*family\.grow\(transforms\) adds a size"):
+            call()
+    assert same(before, state_of(family))
+    assert [len(list(member.parameters())) for member in family]  # all members run on
+    family.grow(SIZES[2])
+
+
 @pytest.mark.parametrize(("number", "kind"), [(3, IndexError), (-4, IndexError), ("0", TypeError), (slice(0, 2), TypeError)])
 def test_numbers_of_members(number: Any, kind: type[Exception]) -> None:
     family = outgrow.Family(cnn(), images(), *SIZES[:2])

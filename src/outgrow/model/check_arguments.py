@@ -18,6 +18,7 @@ from outgrow.model.sandbox import forget_caches, tensors_of
 from outgrow.model.shared_memory import overlapping_pair
 from outgrow.model.unwrap import bare
 
+FAMILY = "_outgrow_family"  # attribute of the class `Family`, which this folder does not import
 DISTRIBUTED = ("DistributedDataParallel", "FullyShardedDataParallel")
 
 
@@ -32,6 +33,11 @@ def check_module(model: Any, values: bool = True) -> None:
     """Check that the model is a traceable module of Python code. values: see `check_model`."""
     if not isinstance(model, nn.Module):
         raise GrowthError(f"the model is {_named(model)}: pass a torch.nn.Module")
+    families = [path for path, module in model.named_modules() if getattr(type(module), FAMILY, False)]
+    if families:
+        reason = "it is an outgrow.Family, and its smaller members use parts of the largest member's parameters"
+        way_out = "family.grow(transforms) adds a size; other calls take one member: family[-1], or a copy, family.extract(0)"
+        raise GrowthError("a family can't be grown as one model", [Problem(families[0] or "the model", reason, way_out)])
     scripted = [path for path, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
     if scripted:
         reason = "torch.jit has compiled it, so sizes in its code can be neither traced nor changed"
