@@ -70,8 +70,6 @@ class Family(nn.Module):
         True
     """
 
-    _outgrow_family = True  # for `model/check_arguments.py`
-
     def __init__(
         self,
         model: nn.Module,

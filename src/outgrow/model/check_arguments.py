@@ -18,7 +18,7 @@ from outgrow.model.sandbox import forget_caches, tensors_of
 from outgrow.model.shared_memory import overlapping_pair
 from outgrow.model.unwrap import bare
 
-FAMILY = "_outgrow_family"  # attribute of the class `Family`, which this folder does not import
+FAMILY = "outgrow.families.family", "Family"  # the class, which this folder does not import
 DISTRIBUTED = ("DistributedDataParallel", "FullyShardedDataParallel")
 
 
@@ -33,7 +33,10 @@ def check_module(model: Any, values: bool = True) -> None:
     """Check that the model is a traceable module of Python code. values: see `check_model`."""
     if not isinstance(model, nn.Module):
         raise GrowthError(f"the model is {_named(model)}: pass a torch.nn.Module")
-    families = [path for path, module in model.named_modules() if getattr(type(module), FAMILY, False)]
+    kinds = [
+        (path, [(kind.__module__, kind.__name__) for kind in type(module).__mro__]) for path, module in model.named_modules()
+    ]
+    families = [path for path, names in kinds if FAMILY in names]
     if families:
         reason = "it is an outgrow.Family, and its smaller members use parts of the largest member's parameters"
         way_out = "family.grow(transforms) adds a size; other calls take one member: family[-1], or a copy, family.extract(0)"

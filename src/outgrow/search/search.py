@@ -13,6 +13,7 @@ from outgrow.errors import SearchError
 from outgrow.model.example import Example
 from outgrow.search.artifacts import Models, open_store
 from outgrow.search.description import Search
+from outgrow.search.fingerprint import check_same, fingerprint
 from outgrow.search.objectives import Objectives
 from outgrow.search.records import Book, Record, complete, pareto_front
 from outgrow.search.report_page import page
@@ -207,16 +208,24 @@ def run_search(
     artifacts = search.artifacts if search.artifacts is not None else default_artifacts(storage if named else None)
     objectives: Objectives = search.objectives
     creator = False
-    facts = {"sampler": search.sampler, "seed": search.seed, "trials": search.trials, "attempts": search.attempts}
+    facts: dict[str, Any] = {
+        "sampler": search.sampler,
+        "seed": search.seed,
+        "trials": search.trials,
+        "attempts": search.attempts,
+    }
+    computed = fingerprint(search.parent, search.example)
+    first: dict[str, Any] = facts | ({"parent": computed} if computed else {})  # a fact of a new study alone
     if named:
-        study, creator = create_study(open_storage(storage), study, objectives, facts)
+        study, creator = create_study(open_storage(storage), study, objectives, first)
     else:
         adopt_study(study, objectives)
     with reachable():
         check_facts(study, facts)
-        known = study.user_attrs.get(FACTS, {})
+        known = study.user_attrs.get(FACTS) or (first if not study.get_trials(deepcopy=False) else {})
+        check_same(study.study_name, known.get("parent"), computed)
         slots = max(known.get("trials", 0), search.trials)
-        if known.get("trials") != slots:
+        if study.user_attrs.get(FACTS, {}).get("trials") != slots:
             study.set_user_attr(FACTS, {**facts, **known, "trials": slots})
     models = Models(search.parent, search.optimizer, open_store(artifacts))
     Worker(search, study, models, quiet, own_sampler=named).run(creator, most, minutes)
