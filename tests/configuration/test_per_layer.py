@@ -272,6 +272,56 @@ def test_modules_that_a_forward_pass_exchanges_do_not_keep_the_configuration_fro
     assert torch.allclose(logits(again, example), logits(model, example), atol=1e-6)
 
 
+BIG_BIRD: dict[str, Any] = {"encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}
+BIG_BIRD |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "d_model": 16, "vocab_size": 50, "block_size": 4}
+BIG_BIRD |= {"num_random_blocks": 1, "max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def big_bird() -> tuple[nn.Module, dict[str, Tensor], dict[str, Tensor]]:
+    """A model with sparse attention, an input that is too short for it, and a long one."""
+    model = small("BigBirdPegasusForConditionalGeneration", "BigBirdPegasusConfig", **BIG_BIRD)
+    ids = torch.arange(3, 35).repeat(2).view(2, 32)
+    return (
+        model,
+        {"input_ids": ids[:, :6], "decoder_input_ids": ids[:, :5]},
+        {"input_ids": ids, "decoder_input_ids": ids[:, :5]},
+    )
+
+
+def test_modules_that_a_pass_exchanges_are_put_back_and_the_model_runs_on_all_inputs() -> None:
+    model, short, long = big_bird()
+    before = {path: type(module) for path, module in model.named_modules()}
+    wanted = [logits(copy.deepcopy(model), example) for example in (short, long)]
+    outgrow.volumes(model, short)
+    assert {path: type(module) for path, module in model.named_modules()} == before
+    growth = outgrow.widen(model, short, ["model.encoder.layers.0.fc1", "model.encoder.layers.1.fc1"], by=4)
+    assert growth.notes[-1] == "config: encoder_ffn_dim 24 → 28"
+    assert {path: type(module) for path, module in model.named_modules()} == before
+    for example, want in zip((short, long), wanted, strict=True):
+        assert torch.allclose(logits(copy.deepcopy(model), example), want, atol=1e-5)
+    with pytest.raises(outgrow.GrowthError, match=r"self_attn does not follow its size"):
+        outgrow.widen(model, short, "model.encoder.layers.0.self_attn.self.query", by=2)
+    assert torch.allclose(logits(model, long), wanted[1], atol=1e-5)
+
+
+def test_more_heads_of_exchanged_modules_are_loaded_into_a_model_that_has_exchanged_them(tmp_path: Path) -> None:
+    model, short, long = big_bird()
+    logits(model, short)  # from here on, it has full attention
+    wanted = [logits(model, example) for example in (short, long)]
+    growth = outgrow.widen(model, short, kind="heads", by=2)
+    assert "model.encoder.layers.0.self_attn.self is a BigBirdPegasusSelfAttention here, and a BigBirdPegasusBlock" in str(
+        growth
+    )
+    assert "run the new model on one before outgrow.load" in str(growth)
+    outgrow.save(model, tmp_path / "grown.safetensors")
+    again, _, _ = big_bird()
+    logits(again, short)
+    outgrow.load(again, tmp_path / "grown.safetensors")
+    for one in (model, again):
+        for example, want in zip((short, long), wanted, strict=True):
+            assert torch.allclose(logits(one, example), want, atol=1e-5)
+
+
 def test_a_value_that_follows_from_others_is_left_to_follow() -> None:
     """Falcon's head size is a property without a setter: the width over the heads."""
     kind = family("falcon")

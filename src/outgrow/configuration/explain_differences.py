@@ -17,9 +17,17 @@ LONG = 40  # characters of a list in a report
 Guess = Mapping[tuple[str, str], tuple[Any, Any]]  # module that holds the configuration, name → value before and after
 
 
-def left(reason: str) -> str:
-    """The line of a report for a configuration that does not describe the grown model."""
-    return f"{NOT_UPDATED} ({reason}); use outgrow.save and outgrow.load, save_pretrained would not restore the model"
+def left(reason: str, exchanged: str = "") -> str:
+    """The line of a report for a configuration that does not describe the grown model.
+
+    exchanged: a module of another class than in a newly built model, in words.
+    """
+    advice = "use outgrow.save and outgrow.load, save_pretrained would not restore the model"
+    if exchanged:
+        advice += (
+            f"; {exchanged}: if the model's code exchanges it for some inputs, run the new model on one before outgrow.load"
+        )
+    return f"{NOT_UPDATED} ({reason}); {advice}"
 
 
 def explained(failures: Sequence[tuple[Guess, RebuiltDiffers]], steady: Steady) -> str:

@@ -26,7 +26,7 @@ from outgrow.apply.apply_plan import apply_setting
 from outgrow.configuration.explain_differences import Guess, explained, shown
 from outgrow.configuration.lists_and_ratios import new_lists, new_ratios
 from outgrow.configuration.numbers_of_outputs import LABELS, VOCABULARY, is_new_outputs, more_labels
-from outgrow.configuration.rebuild_from_config import NAME, Pairs, RebuiltDiffers, rebuilt, stale_sizes
+from outgrow.configuration.rebuild_from_config import NAME, Pairs, RebuiltDiffers, modules_of_both, rebuilt, stale_sizes
 from outgrow.errors import TraceError
 from outgrow.growth_plan.plan import Change, Plan, Setting, renamed
 from outgrow.model.example import Example
@@ -331,10 +331,10 @@ def _stale(path: str, part: nn.Module, other: nn.Module, sizes: Pairs) -> list[S
 def _copies(model: nn.Module, path: str, other: nn.Module, guess: Guess) -> list[Setting]:
     """Settings of copies of the configuration that parts of the model hold, as in the rebuilt model."""
     settings: list[Setting] = []
-    known = [vars(model.get_submodule(path))[NAME]]
-    for place, module in other.named_modules():
-        whole = joined_path(path, place)
-        here, there = vars(model.get_submodule(whole)).get(NAME), vars(module).get(NAME)
+    part = model.get_submodule(path)
+    known = [vars(part)[NAME]]
+    for place, mine, module in modules_of_both(part, other):
+        whole, here, there = joined_path(path, place), vars(mine).get(NAME), vars(module).get(NAME)
         if hasattr(here, "to_dict") and all(here is not one for one in known):
             known.append(here)
             for name in dict.fromkeys(name for _, name in guess):

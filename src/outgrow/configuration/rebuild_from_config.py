@@ -101,7 +101,7 @@ def rebuilt(part: nn.Module, steady: Steady, run: Call | Evaluation | None, outp
     other = built(part)
     _compare_tensors(other, part)
     _compare_unsaved(other, part)
-    for _, mine, module in _modules_of_both(part, other):
+    for _, mine, module in modules_of_both(part, other):
         for name in module._parameters:
             module._parameters[name] = mine._parameters[name]
         for name, buffer in module._buffers.items():
@@ -118,7 +118,7 @@ def rebuilt(part: nn.Module, steady: Steady, run: Call | Evaluation | None, outp
     return other
 
 
-def _modules_of_both(part: nn.Module, other: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
+def modules_of_both(part: nn.Module, other: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
     """The modules that a model and the rebuilt one have in common.
 
     A forward pass may exchange modules: BigBird-Pegasus takes full attention, with a dropout of its own, for short inputs.
@@ -127,6 +127,19 @@ def _modules_of_both(part: nn.Module, other: nn.Module) -> Iterator[tuple[str, n
     for path, module in part.named_modules():
         if path in there:
             yield path, module, there[path]
+
+
+def exchanged(part: nn.Module) -> str:
+    """The first module of another class than in a newly built model, in words; empty if there is none."""
+    try:
+        other = built(part)
+    except RebuiltDiffers:
+        return ""
+    for path, module, new in modules_of_both(part, other):
+        here, there = (base_of(one).__name__ for one in (module, new))
+        if here != there:
+            return f"{path} is a {here} here, and a {there} in a new model"
+    return ""
 
 
 @torch.no_grad()
@@ -225,7 +238,7 @@ def _first_difference(here: Mapping[str, tuple[int, ...]], there: Mapping[str, t
 def compare_epsilons(other: nn.Module, part: nn.Module, steady: Steady) -> None:
     """Compare values that growths have set, and every ε: outputs hardly show them."""
     needed = dict(steady)
-    for path, module, twin in _modules_of_both(part, other):
+    for path, module, twin in modules_of_both(part, other):
         for name, value in vars(module).items():
             if "eps" in name and type(value) is float and type(vars(twin).get(name)) is float:
                 needed[path, name] = value
@@ -246,7 +259,7 @@ def stale_sizes(part: nn.Module, other: nn.Module, sizes: Pairs) -> dict[tuple[s
     They differ from those of the rebuilt model by the ratio of a growth.
     """
     found: dict[tuple[str, str], tuple[int, int]] = {}
-    for path, module, twin in _modules_of_both(part, other):
+    for path, module, twin in modules_of_both(part, other):
         there = vars(twin)
         for name, value in vars(module).items():
             if not name.startswith("_") and _in_ratio(value, there.get(name), sizes):

@@ -22,6 +22,7 @@ from outgrow.apply.learned_values import learned_values
 from outgrow.apply.weight_fades import grow_drifts
 from outgrow.configuration.explain_differences import left
 from outgrow.configuration.follow_sizes import changed, follow
+from outgrow.configuration.rebuild_from_config import exchanged
 from outgrow.configuration.take_back import take_back
 from outgrow.growth_plan.plan import Plan
 from outgrow.history.growths_on_model import history
@@ -125,5 +126,6 @@ class Work:
         read = " (the model's code reads it in its forward pass)" if failures and new else ""
         self.notes += [f"config: {new}{read}"] if new else []
         note = f"even after {tried}: " if tried and not new else ""
-        self.notes += [left(note + reason) for reason in failures.values()][-1:]
+        for path, reason in list(failures.items())[-1:]:
+            self.notes.append(left(note + reason, exchanged(self.model.get_submodule(path))))
         self.notes += [adapters.NOTE] if adapters.has_adapters(self.model) else []

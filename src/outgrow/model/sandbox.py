@@ -72,6 +72,7 @@ def untouched(model: nn.Module, buffers: bool = True) -> Iterator[None]:
     Lists, dicts and sets of modules are restored in place instead of replaced: other objects may refer to them too. Hooks that
     the pass registers are removed as well: Transformers adds some at a model's first pass and sets a flag on the model; if only
     the flag were removed, it would add them a second time.
+    Modules that the pass exchanges are put back: BigBird-Pegasus takes another attention for short inputs from then on.
     `buffers`: whether the pass uses the model's own buffers, and may write into them.
     """
     attributes = [(now := vars(module), dict(now)) for _, module in all_modules(model)]
@@ -81,6 +82,7 @@ def untouched(model: nn.Module, buffers: bool = True) -> Iterator[None]:
         for name, value in before.items()
         if type(value) in CONTAINERS and name not in REGISTERED
     ]
+    children = [(now["_modules"], dict(now["_modules"])) for now, _ in attributes]
     written = [(buffer, buffer.detach().clone()) for buffer in model.buffers()] if buffers else []
     with random_state():
         try:
@@ -89,6 +91,10 @@ def untouched(model: nn.Module, buffers: bool = True) -> Iterator[None]:
             for now, before in attributes:
                 now.clear()
                 now.update(before)
+            for modules, present in children:
+                if modules != present:
+                    modules.clear()
+                    modules.update(present)
             for value, items in contents:
                 if value or items:
                     value.clear()
