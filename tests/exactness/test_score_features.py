@@ -41,6 +41,8 @@ class Attention(nn.Module):
             scores = {
                 "attribute": lambda: scores * self.scale,
                 "size": lambda: scores / math.sqrt(self.size),
+                "number": lambda: scores * 0.5,
+                "quotient": lambda: scores / math.sqrt(4),
                 "none": lambda: scores,
             }[self.how]()
             y = scores.softmax(-1) @ v
@@ -48,7 +50,7 @@ class Attention(nn.Module):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("how", ["kernel", "attribute", "size", "none"])
+@pytest.mark.parametrize("how", ["kernel", "attribute", "size", "none", "number", "quotient"])
 def test_the_size_of_heads_grows(how: str, packed: bool) -> None:
     model = randomise_parameters(Attention(how, packed).double())
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -64,6 +66,34 @@ def test_the_size_of_heads_grows(how: str, packed: bool) -> None:
         model(X).square().mean().backward()
         optimizer.step()
     assert all((p.grad != 0).all() for p in model.qkv.parameters() if p.ndim == 2)
+
+
+def test_queries_make_up_only_for_scales_that_follow_the_size() -> None:
+    """Layers of one class: a number in the code stays, and a size follows."""
+    ways = ("number", "size", "number", "quotient", "size")
+    model = randomise_parameters(nn.Sequential(*(Attention(how) for how in ways)).double())
+    before, queries = model(X).detach(), [layer.qkv[0].weight.detach().clone() for layer in model]
+    outgrow.widen(model, X, kind="head_dim", by=3)
+    torch.testing.assert_close(model(X), before, rtol=1e-12, atol=1e-12)
+    for how, layer, old in zip(ways, model, queries, strict=True):
+        now = layer.qkv[0].weight.detach().unflatten(0, (3, 7))[:, :4].flatten(0, 1)
+        torch.testing.assert_close(now, old if how in ("number", "quotient") else old * math.sqrt(7 / 4))
+
+
+def test_a_number_that_the_size_explains_only_by_chance_stays() -> None:
+    """0.25 = 4^(−1) is a temperature here, beside the 1/√4 that the kernel computes."""
+
+    class Warm(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (layer(x).view(*x.shape[:2], -1, self.size).transpose(1, 2) for layer in self.qkv)
+            y = (q @ k.mT / math.sqrt(self.size) * 0.25).softmax(-1) @ v
+            return x + self.out(y.transpose(1, 2).flatten(2))
+
+    model = randomise_parameters(Warm("size").double())
+    before = model(X).detach()
+    outgrow.widen(model, X, kind="head_dim", by=3)
+    assert model.size == 7
+    torch.testing.assert_close(model(X), before, rtol=1e-12, atol=1e-12)
 
 
 def test_a_norm_over_the_features_is_refused_with_the_model_unchanged() -> None:

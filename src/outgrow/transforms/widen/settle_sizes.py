@@ -6,6 +6,7 @@ ratio (attention that ends in `reshape(B, N, C)`), they grow together to sizes t
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -45,8 +46,11 @@ def settle(
     without: dict[tuple[str, State], str] = {}
     paying: dict[str, Payment] = {}
     tied: list[set[str]] = []
+    literal: set[int] = set()
+    following: set[int] = set()
     for _ in range(ATTEMPTS):
         choices, skipped = _choose(anatomy, requests, barred, without, paying)
+        choices = [_with_literals(choice, literal) for choice in choices]
         choices, broken = _tie(choices, tied, requests)
         if broken:
             barred.update(dict.fromkeys(broken, "no size suits both it and the volumes that the code ties it to"))
@@ -72,7 +76,12 @@ def settle(
             except NoTable as missing:
                 barred[missing.volume] = missing.reason
                 continue
-        if not _tighten(model, anatomy, choices, clash, tied):
+        if clash.scalar is not None and clash.index in literal:  # a sister module has a number in its place, and this one not
+            literal.remove(clash.index)
+            following.add(clash.index)
+        elif numbers := _literals(model, anatomy, choices, clash) - following:
+            literal |= numbers
+        elif not _tighten(model, anatomy, choices, clash, tied):
             barred.update(_blame(model, anatomy, choices, clash, fitter))
     raise ApplyError("no sizes were found with which the model's code runs: select fewer volumes with where=")
 
@@ -91,6 +100,30 @@ def _choose(
         choices += chosen
         skipped += left
     return choices, skipped
+
+
+def _literals(model: nn.Module, anatomy: Anatomy, choices: Sequence[Choice], clash: Clash) -> set[int]:
+    """Operators that scale scores by a number in the code, here and in sister modules, if that is what the clash is about.
+
+    A scale that the code computes from the size of a head follows a growth. A number in the code, such as `* 0.125`, stays.
+    """
+    scalars = Prediction(anatomy, choices).scalars
+    if clash.scalar is None or clash.index not in scalars or not math.isclose(clash.scalar[0], scalars[clash.index][0]):
+        return set()
+    alike, value = set(_like(model, anatomy, clash)), scalars[clash.index][0]
+    ops = anatomy.reading.trace.ops
+    return {index for index, (old, _) in scalars.items() if ops[index].module in alike and math.isclose(old, value)}
+
+
+def _with_literals(choice: Choice, literal: set[int]) -> Choice:
+    """A choice in which some scales of scores stay as they are, so that no rows of q make up for them."""
+    if not any(scalar.op in literal for scores in choice.verdict.scores for scalar in scores.scalars) or choice.volume.rotary:
+        return choice
+    scores = [
+        replace(one, scalars=tuple(scalar for scalar in one.scalars if scalar.op not in literal))
+        for one in choice.verdict.scores
+    ]
+    return replace(choice, verdict=replace(choice.verdict, scores=scores))
 
 
 def _tie(choices: list[Choice], tied: Sequence[set[str]], requests: Sequence[Widen]) -> tuple[list[Choice], list[str]]:
