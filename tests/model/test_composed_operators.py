@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import outgrow
 from outgrow.model import reference_operators
-from outgrow.model.composed_operators import distances, trilinear
+from outgrow.model.composed_operators import distances, distances_within, trilinear
 from tests.helpers.grow_everywhere import DTYPE, assert_exact_everywhere, growable, randomised, reasons
 from tests.helpers.judging import assert_learns, assert_same_function
 
@@ -117,6 +117,7 @@ def test_distances_are_those_of_the_operator(p: float) -> None:
     x, other = drawn(2, 4, 5), drawn(2, 3, 5, seed=1)
     torch.testing.assert_close(distances(x, other, p), aten._cdist_forward(x, other, p, None))
     torch.testing.assert_close(distances(x[0], other[0]), aten._euclidean_dist(x[0], other[0]))
+    torch.testing.assert_close(distances_within(x[0], p), aten._pdist_forward(x[0], p))
 
 
 def test_trilinear_is_that_of_the_operator() -> None:

@@ -20,6 +20,9 @@ ELEMENTWISE = frozenset(
 )
 
 
+STATISTICS = {f"aten.{name}" for name in ("sum", "mean", "amax", "amin", "linalg_vector_norm", "norm", "var", "std")}
+
+
 def repeated_axes(op: Op, trace: Trace, known: Mapping[int, frozenset[int]], uniform: Sequence[bool] = ()) -> frozenset[int]:
     """The axes of an operator's (only) result along which all its entries are equal by construction.
 
@@ -38,6 +41,10 @@ def repeated_axes(op: Op, trace: Trace, known: Mapping[int, frozenset[int]], uni
         if op.args[0].value not in known:
             return frozenset()
         return _moved(op, len(shape), known[op.args[0].value])
+    if op.name in STATISTICS:
+        before = trace.values[op.args[0].value].shape
+        kept = known.get(op.args[0].value, frozenset()) if len(before) == len(shape) else frozenset()
+        return frozenset(axis for axis in kept if before[axis] == shape[axis])
     if op.name.removesuffix("_") in ELEMENTWISE:
         common = [_expanded(ref, shape, trace, known) for ref in op.refs if ref not in even]
         return frozenset.intersection(*common) if common else frozenset()

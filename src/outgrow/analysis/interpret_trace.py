@@ -43,6 +43,7 @@ class Reading:
         self.layouts: list[Layout] = [()] * len(trace.values)
         self.constant = [value.kind in ("parameter", "buffer", "constant") for value in trace.values]  # depends on no input
         self.foreign = [value.kind == "constant" and value.floating for value in trace.values]  # from unregistered tensors
+        self.learned = [value.kind == "parameter" for value in trace.values]  # computed from parameters, perhaps among others
         self.uniform = [False] * len(trace.values)
         self.zeros = [False] * len(trace.values)  # uniform, and known to be zero
         self.summed = [False] * len(trace.values)  # computed from labelled tensors, even if a statistic removed the labels
@@ -62,7 +63,7 @@ class Reading:
 
     def facts(self, value: int) -> Hashable:
         """Everything known about a value except for its labels, as `analysis/repeated_blocks.py` compares it."""
-        known = self.constant[value], self.foreign[value], self.uniform[value], self.zeros[value]
+        known = self.constant[value], self.foreign[value], self.learned[value], self.uniform[value], self.zeros[value]
         return *known, self.repeated.get(value), self.lost.get(value)
 
     @cached_property
@@ -191,6 +192,7 @@ def read(trace: Trace, rules: Mapping[str, Rule]) -> Reading:
         labelled = any(reading.layouts[ref.value] for ref in refs)
         touched = labelled or any(reading.summed[ref.value] for ref in refs)
         uniform = bool(refs) and all(reading.uniform[ref.value] for ref in refs)
+        learned = any(reading.learned[ref.value] for ref in refs)
         stays = uniform and not labelled and not getattr(rule, "varies", False)
         if rule is None:
             if labelled:
@@ -206,6 +208,7 @@ def read(trace: Trace, rules: Mapping[str, Rule]) -> Reading:
             reading.inherit(op, output, outcome)
             reading.constant[output] = any(reading.constant[r.value] for r in refs) and all(map(reading.fixed, refs))
             reading.foreign[output] = reading.constant[output] and any(reading.foreign[ref.value] for ref in refs)
+            reading.learned[output] = learned
             reading.uniform[output] = outcome.uniform or stays
         reading.effects.append(outcome.effect)
     fuse_dots(reading)

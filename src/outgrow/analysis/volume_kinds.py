@@ -36,7 +36,7 @@ KINDS = ("mlp", "heads", "head_dim", "width", "experts", "vocab", "outputs")
 
 RANKING = ("aten.topk", "aten.sort", "aten.argmax", "aten.max")
 CHOOSING = ("aten.select", "aten.unbind", "aten.index", "aten.index_select")  # one or more entries of an axis
-LOOKUPS = ("aten.embedding", "aten.index", "aten.index_select")
+LOOKUPS = ("aten.embedding", "aten._embedding_bag", "aten._embedding_bag_forward_only", "aten.index", "aten.index_select")
 KEEPS_INTEGERS = {  # operators whose results hold the integers of their inputs, possibly moved, clamped or shifted
     f"aten.{name}"
     for name in """

@@ -48,8 +48,15 @@ def distances(x: Tensor, other: Tensor, p: float = 2.0, compute_mode: int | None
     return difference.abs().amax(-1) if math.isinf(p) else torch.linalg.vector_norm(difference, p, dim=-1)
 
 
+def distances_within(x: Tensor, p: float = 2.0) -> Tensor:
+    """(n, features) → the distances of all pairs, each once."""
+    first, second = torch.triu_indices(len(x), len(x), 1, device=x.device).unbind()
+    return distances(x, x, p)[first, second]
+
+
 COMPOSED: dict[Any, Any] = {
     aten._trilinear.default: trilinear,
     aten._cdist_forward.default: distances,
     aten._euclidean_dist.default: distances,
+    aten._pdist_forward.default: distances_within,
 }

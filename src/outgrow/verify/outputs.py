@@ -80,7 +80,11 @@ class RandomAtMean(TorchDispatchMode):
             low, high = (bounds + [0.0, 1.0][len(bounds) :])[:2]
             mean = {"aten.normal_": low, "aten.uniform_": (low + high) / 2}.get(name, 1.0)
             return args[0].fill_(mean)
-        if name in ("aten.random_", "aten.rrelu_with_noise"):
+        if name in ("aten.rrelu_with_noise", "aten.rrelu_with_noise_") and len(args) > 4 and args[4]:
+            self.drops |= several_per_sample(args[0])
+            result = torch.nn.functional.leaky_relu(args[0], (args[2] + args[3]) / 2)
+            return args[0].copy_(result) if name.endswith("_") else result
+        if name == "aten.random_":
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
                 return func(*args, **kwargs)

@@ -97,6 +97,51 @@ class NormedTwice(nn.Module):
         return self.norm(x + self.linear(self.norm(x)))
 
 
+class Projected(nn.Module):
+    """An LSTM of 5 cells whose outputs are projected to 3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(W, 5, num_layers=2, proj_size=3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x)[0]
+
+
+class Waves(nn.Module):
+    """Fourier features with learned frequencies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(W, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([torch.sin(x @ self.weight), torch.cos(x @ self.weight)], -1)
+
+
+class Unpooled(nn.Module):
+    """Maxima, put back to their places, as in SegNet."""
+
+    def __init__(self, between: nn.Module | None = None) -> None:
+        super().__init__()
+        self.pool, self.between, self.unpool = nn.MaxPool2d(2, return_indices=True), between or nn.Tanh(), nn.MaxUnpool2d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maxima, places = self.pool(x)
+        return self.unpool(self.between(maxima), places)
+
+
+class Prototypes(nn.Module):
+    """The cosine similarity to each of 5 prototypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, W))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.cosine_similarity(x.unsqueeze(-2), self.weight, dim=-1)
+
+
 class NormBesideScale(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -240,10 +285,21 @@ CASES = [
     Case("LSTM, its inputs", cell("lstm")),
     Case("GRU, its inputs", cell("gru")),
     Case("LSTM of two layers, both ways", cell("lstm", 2, True)),
+    Case("LSTM with projections, its inputs", lambda: sequence(Projected(), 3)),
+    Case("LSTM with projections, its projections", lambda: sequence(Projected(), 3), "layer.lstm"),
+    Case("LSTM with projections, its cells", lambda: sequence(Projected(), 3), "layer.lstm#2"),
     Case("one layer used twice", lambda: image(b.Twice(nn.Conv2d(W, W, 1), nn.ReLU(), W)), by=4),
     Case("one layer used twice, by pairs", lambda: image(b.Twice(nn.Conv2d(W, W, 1), nn.ReLU(), W)), method="r2r"),
     Case("tied embedding under a layer norm", lambda: tied(nn.LayerNorm(W))),
     Case("tied embedding by pairs", lambda: tied(nn.Tanh()), refused="tied", method="r2r"),
+    Case("sine", lambda: sequence(Over(lambda x: torch.sin(3 * x)))),
+    Case("learned frequencies", lambda: sequence(Waves(), 2 * 5), "layer"),
+    Case("random slopes", lambda: image(nn.RReLU())),
+    Case("pooling undone", lambda: image(Unpooled())),
+    Case("pooling undone, on other values", lambda: image(Unpooled(nn.Conv2d(W, W, 1)))),
+    Case("local response norm", lambda: image(nn.LocalResponseNorm(3)), refused="pools or resamples"),
+    Case("cosine to prototypes, by prototype", lambda: sequence(Prototypes(), 5), "layer"),
+    Case("cosine to prototypes, by feature", lambda: sequence(Prototypes(), 5), refused="runs over its units"),
     Case("dropout", lambda: image(nn.Sequential(nn.Dropout2d(0.3), nn.Dropout(0.2)))),
     Case("softmax over the units", lambda: sequence(nn.Softmax(-1)), refused="softmax"),
     Case("ranked units", lambda: sequence(Over(lambda x: x.sort(-1).values)), refused="ranks"),

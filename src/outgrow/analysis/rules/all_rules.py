@@ -16,6 +16,7 @@ from outgrow.analysis.rules import (
     quantise,
     recurrent,
     reduce,
+    sampling,
     shape,
     sparse,
 )
@@ -24,6 +25,6 @@ from outgrow.analysis.rules import partial_write as written
 
 FAMILIES = (
     *(elementwise, shape, product, reduce, norm, folded_residual),
-    *(graph, sparse, experts, gradient, fourier, written, recurrent, quantise),
+    *(graph, sparse, experts, gradient, fourier, written, recurrent, quantise, sampling),
 )
 RULES: Mapping[str, Rule] = {name: rule for family in FAMILIES for name, rule in family.RULES.items()}

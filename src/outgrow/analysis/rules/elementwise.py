@@ -50,8 +50,8 @@ def unary(reading: Reading, op: Op) -> Outcome:
     name = base_name(op)
     value = op.args[0].value
     layout = reading.layouts[value]
-    if name in ("sin", "cos") and layout:
-        reading.pin(layout, range(len(reading.trace.values[value].shape)), FREQUENCIES, op)
+    if name in ("sin", "cos"):
+        _pin_frequencies(reading, op, op.args[0])
     effect: Effect = Map((value,), _zero_at_zero(op), name in HOMOGENEOUS)
     if name in ("rsqrt", "sqrt", "reciprocal", "square"):
         effect = Power(value, {"rsqrt": -0.5, "sqrt": 0.5, "reciprocal": -1.0, "square": 2.0}[name])
@@ -120,9 +120,14 @@ def pointwise(reading: Reading, op: Op) -> Outcome:
 
 def polar(reading: Reading, op: Op) -> Outcome:
     """(r, φ) → r·(cos φ + i·sin φ)."""
-    angle = op.args[1]
-    reading.pin(reading.layout(angle), range(len(reading.shape(angle))), FREQUENCIES, op)
+    _pin_frequencies(reading, op, op.args[1])
     return pointwise(reading, op)
+
+
+def _pin_frequencies(reading: Reading, op: Op, angle: Ref) -> None:
+    """Keep the sizes of position encodings: their frequencies follow from a size, unless they are learned."""
+    if not reading.learned[angle.value]:
+        reading.pin(reading.layout(angle), range(len(reading.shape(angle))), FREQUENCIES, op)
 
 
 def add(reading: Reading, op: Op) -> Outcome:

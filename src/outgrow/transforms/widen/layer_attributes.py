@@ -62,13 +62,12 @@ def _sizes(module: nn.Module, new: Mapping[str, tuple[int, ...]], groups: tuple[
             }
         case nn.LayerNorm() | nn.RMSNorm() if weight:
             return {"normalized_shape": weight}
-        case nn.Embedding() if weight:
+        case nn.Embedding() | nn.EmbeddingBag() if weight:
             return {"num_embeddings": weight[0], "embedding_dim": weight[1]}
         case nn.PReLU() if weight:
             return {"num_parameters": weight[0]}
         case nn.RNNBase() if new:
-            sizes = {"hidden_size": new.get("weight_hh_l0"), "input_size": new.get("weight_ih_l0")}
-            return {name: shape[1] for name, shape in sizes.items() if shape}
+            return _recurrent_sizes(module, new)
         case nn.MultiheadAttention() if "in_proj_weight" in new:
             width = new["in_proj_weight"][1]
             return {"embed_dim": width, "kdim": width, "vdim": width}
@@ -78,6 +77,18 @@ def _sizes(module: nn.Module, new: Mapping[str, tuple[int, ...]], groups: tuple[
         }
         return _generic_sizes(module, own, new)
     return {}
+
+
+def _recurrent_sizes(module: nn.RNNBase, new: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """weight_hh: (gates·hidden, hidden or projected), weight_ih: (gates·hidden, inputs), weight_hr: (projected, hidden)."""
+    gates = {"LSTM": 4, "GRU": 3}.get(module.mode, 1)
+    recurrent, inputs, projection = (new.get(f"weight_{name}_l0") for name in ("hh", "ih", "hr"))
+    sizes = {
+        "hidden_size": recurrent and recurrent[0] // gates,
+        "input_size": inputs and inputs[1],
+        "proj_size": projection and projection[0],
+    }
+    return {name: size for name, size in sizes.items() if size}
 
 
 def _generic_sizes(module: nn.Module, old: Mapping[str, tuple[int, ...]], new: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
