@@ -53,6 +53,8 @@ class Norms:
         if x.state is State.COPY and effect.how in ("mean", "var", "std"):
             self.findings.copied_whole(layout, effect.axes)
             return Carried(None, x.exponent, x.ratio)
+        if x.state is State.ANY and effect.how == "norm" and self.compensation.weights.normed(effect.input):
+            return Carried(None)
         op, kind = self.findings.op, self.findings.start.value
         refusal = f"{op.name} runs over its units ({op.module or 'the model'}), and {kind} would change its result"
         if x.state is State.COPY and effect.how in POWERS:

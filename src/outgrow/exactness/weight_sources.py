@@ -21,6 +21,7 @@ class WeightSources:
     def __init__(self, findings: Findings) -> None:
         self.findings, self.places, self.reading = findings, findings.places, findings.reading
         self.passed: set[int] = set()  # operators that compute readers' weights from stored tensors
+        self.unchanged: set[int] = set()  # operators that compute the same from weights with new columns
         self.read_at: set[tuple[str, int]] = set()  # tensors, and the operators where they read
 
     def read(self, weight: int, demand: str) -> set[str]:
@@ -118,11 +119,33 @@ class WeightSources:
             while todo:
                 for index in self.findings.users(todo.pop()):
                     op = self.reading.trace.ops[index]
-                    if (tensor, index) in self.read_at or not all(self.reading.constant[output] for output in op.outputs):
+                    if (
+                        (tensor, index) in self.read_at
+                        or index in self.unchanged
+                        or not all(self.reading.constant[output] for output in op.outputs)
+                    ):
                         continue
                     if index not in self.passed and not isinstance(self.reading.effects[index], Move):
                         raise Refused(f"{op.name} computes with all of {tensor}, which reads it ({op.module or 'the model'})")
                     todo.extend(op.outputs)
+
+    def normed(self, value: int) -> bool:
+        """Handle a norm over the columns of a stored weight (weight normalisation, w = g·v/‖v‖): it stays if new ones are zero.
+
+        Returns whether the new columns of v are zero: it only reads the volume, and new units hold any values.
+        """
+        source = self.multiple_of(value) if self.reading.constant[value] else None
+        if source is None or source[1] or self.findings.start is not State.ANY:
+            return False
+        held = self.places.anatomy.held[source[0]]
+        keys = self.places.slots_in(self.reading.layouts[held])
+        roles = set().union(*(self.places.volume.births.roles.get(key, ()) for key in keys))
+        if roles != {"reads"} or not self.reads_with(held):
+            return False
+        for key in keys:
+            self.findings.demand(key, "zero")
+        self.unchanged.add(self.findings.op.index)
+        return True
 
     def measured(self, weight: Operand, w: Carried) -> None:
         """Handle a weight that buffers measure (a spectral norm): its new rows and columns must be zero.
