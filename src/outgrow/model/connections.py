@@ -73,7 +73,8 @@ class Observed:
 
 def is_transposed(layer: nn.Module) -> bool:
     """Whether a layer is linear and its weight is (in, out)."""
-    return type(layer).__name__ == CONV1D and isinstance(layer.weight, Tensor) and layer.weight.ndim == 2
+    weight = getattr(layer, "weight", None)
+    return type(layer).__name__ == CONV1D and isinstance(weight, Tensor) and weight.ndim == 2
 
 
 def is_linear(layer: nn.Module) -> bool:

@@ -29,6 +29,7 @@ def fingerprint(model: nn.Module, example: Example) -> dict[str, Any] | None:
     """Plain data; None if the pass depends on values of the weights, so that it can't be recorded without them.
 
     Example:
+        >>> import torch
         >>> x = torch.zeros(2, 4)
         >>> one, other = (fingerprint(nn.Sequential(nn.Linear(4, 4), kind()), x) for kind in (nn.ReLU, nn.Tanh))
         >>> one["operators"], one["conditions"] == other["conditions"], one["digest"] == other["digest"]
