@@ -78,6 +78,7 @@ STUCK: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "relu6": (lambda: Plain(nn.ReLU6()), "at zero is zero"),
     "relu behind dropout": (lambda: Plain(nn.Dropout(0.5), nn.ReLU()), "at zero is zero"),
     "batch norm": (lambda: Plain(nn.BatchNorm1d(6), nn.Tanh()), "the norm between.0 would scale the first small values"),
+    "batch norm and relu": (lambda: Plain(nn.BatchNorm1d(6), nn.ReLU()), "the slope of aten.relu at zero is zero"),
     "gate": (Gated, "neither would learn"),
     "heads": (Heads, "neither would learn"),
 }
@@ -126,6 +127,12 @@ def test_requests_for_zero_writers_report_where_these_would_not_learn_or_would_j
     growth = outgrow.widen(copy.deepcopy(old), X, "first", factor=2, method=ZERO_WRITERS)
     assert reason in str(growth)
     assert reason not in str(outgrow.widen(old, X, "first", factor=2, method="netmorph"))
+
+
+def test_a_batch_norm_does_not_wake_zeros_before_a_relu() -> None:
+    torch.manual_seed(0)
+    model, masks = grown(shake(Plain(nn.BatchNorm1d(6), nn.ReLU()).double()), ZERO_WRITERS)
+    assert learned(model, masks) == 0.0
 
 
 @pytest.mark.parametrize("method", ["netmorph", "mean", "r2r", "net2net"])

@@ -5,7 +5,7 @@ three obstacles:
 
     ψ′(0) = 0 (ReLU, ‖x − c‖)   the gradient of U is zero, and x stays zero
     x = u·v with u = v = 0      (q·k of a new head, a gate and its input): each has a zero gradient while the other is zero
-    a batch norm before A       the first small values get unit variance: not stuck, but random one step later
+    a batch norm before A       the first small values get unit variance: not stuck, but random one step later; stuck under a ReLU
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def why_stuck(findings: Findings) -> str:
     """Why zeros at the writers would stay zero or jump; empty if they can learn. The walk has started with zeros and ended."""
     dead: dict[int, str] = {}  # values through which no gradient reaches the writers, with the reason
     read: list[str] = []  # for each reader, why no gradient passes it
+    jump = ""  # why they would not stay small
     for index in findings.places.anatomy.ops_of[findings.places.volume.name]:
         op, effect = findings.reading.trace.ops[index], findings.reading.effects[index]
         values = [ref.value for ref in refs_in((op.args, op.kwargs)) if not findings.reading.constant[ref.value]]
@@ -52,7 +53,7 @@ def why_stuck(findings: Findings) -> str:
             read += [dead.get(effect.input, "")]
             continue
         if isinstance(effect, Normalise) or (isinstance(effect, PerUnit) and effect.shifts):
-            return f"the norm {place} would scale the first small values up to unit variance, one step after the growth"
+            jump = jump or f"the norm {place} would scale the first small values up to unit variance, one step after the growth"
         sums = isinstance(effect, Reduce) and bool(findings.places.axes(findings.reading.layouts[effect.input]) & effect.axes)
         if _flat(op, effect, zeros):
             reason = f"the slope of {op.name} at zero is zero, so no gradient would pass it ({place})"
@@ -61,7 +62,7 @@ def why_stuck(findings: Findings) -> str:
             dead.update(dict.fromkeys(op.outputs, dead[zeros[0]]))
         if sums:  # its result carries no unit: nothing after it reads them
             read += [dead.get(op.outputs[0], "")]
-    return read[0] if read and all(read) else ""
+    return read[0] if read and all(read) else jump
 
 
 def _flat(op: Op, effect: Effect, zeros: list[int]) -> bool:
