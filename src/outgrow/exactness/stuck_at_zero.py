@@ -5,7 +5,7 @@ three obstacles:
 
     ψ′(0) = 0 (ReLU, ‖x − c‖)   the gradient of U is zero, and x stays zero
     x = u·v with u = v = 0      (q·k of a new head, a gate and its input): each has a zero gradient while the other is zero
-    a batch norm before A       the first small values get unit variance: not stuck, but random one step later; stuck under a ReLU
+    a batch norm before A       the first small values get unit variance: random one step later, unless a ReLU keeps them stuck
 """
 
 from __future__ import annotations
