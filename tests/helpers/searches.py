@@ -57,11 +57,11 @@ def sized() -> nn.Module:
     return small()
 
 
-def _work(storage: str, artifacts: str, trials: int) -> None:
+def _work(storage: str, artifacts: str, trials: int, study: str) -> None:
     torch.set_num_threads(1)
     search = describe(trials)
     search.artifacts = artifacts
-    run_search(search, "killed", storage, quiet=True)
+    run_search(search, study, storage, quiet=True)
 
 
 class Proxy:
@@ -87,14 +87,14 @@ class Proxy:
 class Workers:
     """Worker processes on one storage, forked from a server that has imported everything."""
 
-    def __init__(self, storage: str, artifacts: Path, trials: int) -> None:
-        self.trials, self.storage, self.artifacts = trials, storage, os.fspath(artifacts)
+    def __init__(self, storage: str, artifacts: Path, trials: int, study: str = "killed") -> None:
+        self.trials, self.storage, self.artifacts, self.study = trials, storage, os.fspath(artifacts), study
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["tests.helpers.searches"])
         self.running: list[BaseProcess] = []
 
     def start(self) -> BaseProcess:
-        process = self._context.Process(target=_work, args=(self.storage, self.artifacts, self.trials))
+        process = self._context.Process(target=_work, args=(self.storage, self.artifacts, self.trials, self.study))
         process.start()
         self.running.append(process)
         return process

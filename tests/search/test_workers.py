@@ -63,11 +63,11 @@ def records_in(folder: Path) -> list[Record]:
     return [Record.of(trial) for trial in load_study(open_storage(f"sqlite:///{folder}/search.db"), "killed").trials]
 
 
-def wait_for_another(storage: Any, begun: int) -> int:
+def wait_for_another(storage: Any, begun: int, study: str = "killed") -> int:
     """Wait until more trials have begun than before, or all have ended; returns how many have begun."""
     for _ in range(3000):
         with contextlib.suppress(SearchError):  # no study yet
-            trials = load_study(storage, "killed").get_trials(deepcopy=False)
+            trials = load_study(storage, study).get_trials(deepcopy=False)
             now = sum(trial.state.name != "WAITING" for trial in trials)
             if now > begun or (trials and now == len(trials)):
                 return now

@@ -28,6 +28,7 @@ from outgrow.cli.grow_command import add_grow
 from outgrow.cli.model_names import CommandError, input_shape, named_model, prepare_transformers
 from outgrow.cli.plugins import load_plugins
 from outgrow.cli.search_command import add_search
+from outgrow.text.passwords import hide_passwords
 from outgrow.text.plurals import counted
 from outgrow.text.tables import WIDTH, make_table
 
@@ -46,7 +47,7 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that reports a mistake in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"outgrow: {message} ({self.prog} --help shows the usage)\n")
+        self.exit(2, f"outgrow: {hide_passwords(message)} ({self.prog} --help shows the usage)\n")
 
 
 class ShowVersion(argparse.Action):
@@ -177,7 +178,8 @@ def _message(error: Exception, from_options: bool = True) -> str:
     if isinstance(error, ExampleError):
         place = "; ".join(f"{problem.where}: {problem.reason}" for problem in error.problems)
         return f"{text.splitlines()[0]} ({place}): change {'--input, --batch or --dtype' if from_options else 'the example'}"
-    return text if isinstance(error, (CommandError, GrowthError)) else f"{type(error).__name__}: {text}".rstrip(": ")
+    own = isinstance(error, (CommandError, GrowthError))
+    return hide_passwords(text if own else f"{type(error).__name__}: {text}".rstrip(": "))
 
 
 def run_inspect(args: argparse.Namespace) -> str:

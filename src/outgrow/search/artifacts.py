@@ -23,6 +23,7 @@ from outgrow.saving.trained_state import read_trained, write_trained
 from outgrow.search.objectives import DivergedError
 from outgrow.search.records import Record
 from outgrow.search.storages import optuna
+from outgrow.text.passwords import hide_passwords
 
 FILE = "model.pt"
 
@@ -31,12 +32,21 @@ class GoneError(SearchError):
     """The artifact of a trial is not in the store, or is damaged."""
 
 
+class StoreError(SearchError):
+    """The artifact store can't be reached, or is full."""
+
+
 class MisfitError(SearchError):
     """This worker's description of the search is not the one that the study's models were made with."""
 
 
 def open_store(artifacts: Any) -> Any:
     """An artifact store of Optuna; a path is a folder, which is created."""
+    if isinstance(artifacts, str) and "://" in artifacts:
+        raise SearchError(
+            f"artifacts={hide_passwords(artifacts)!r} is no folder: pass an artifact store of Optuna, e.g. "
+            "optuna.artifacts.Boto3ArtifactStore('my-bucket')"
+        )
     if not isinstance(artifacts, (str, os.PathLike)):
         if not hasattr(artifacts, "open_reader"):
             raise SearchError(f"artifacts is of type {type(artifacts).__name__}: pass a folder, or an artifact store of Optuna")
@@ -107,7 +117,12 @@ class Models:
         except library.artifacts.exceptions.ArtifactNotFound as error:
             raise GoneError(
                 f"the model of trial {record.number} is gone: there is no artifact {record.artifact} in {self.where}; restore "
-                "it, or pass the right artifacts=. The study is as it was"
+                "it, or pass the artifacts= that the other workers of the study have. The study is as it was"
+            ) from error
+        except Exception as error:
+            raise StoreError(
+                f"the model of trial {record.number} can't be read from {self.where} ({_in_words(error)}): the study is as it "
+                "was; start the same command again when that is back"
             ) from error
 
     @property
@@ -127,5 +142,27 @@ class Models:
                     raise
                 found = "; ".join(f"{problem.where}: {problem.reason}" for problem in error.problems)
                 raise DivergedError(f"training diverged: the model holds values that are not finite ({found})") from error
-            name: str = optuna().artifacts.upload_artifact(artifact_store=self.store, file_path=path, study_or_trial=trial)
+            store = _Writing(self.store, self.where)
+            name: str = optuna().artifacts.upload_artifact(artifact_store=store, file_path=path, study_or_trial=trial)
         return name
+
+
+@dataclass(frozen=True)
+class _Writing:
+    """A store whose errors are told apart from those of the storage, in which its artifacts are listed."""
+
+    store: Any
+    where: str
+
+    def write(self, name: str, content: Any) -> None:
+        try:
+            self.store.write(name, content)
+        except Exception as error:
+            raise StoreError(
+                f"a model can't be written to {self.where} ({_in_words(error)}): the study is as it was, and the trial is left "
+                "to others; start the same command again when that is possible"
+            ) from error
+
+
+def _in_words(error: Exception) -> str:
+    return hide_passwords(f"{type(error).__name__}: {error}".removesuffix(": "))

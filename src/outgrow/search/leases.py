@@ -53,13 +53,15 @@ def is_alive(process: int, started: str) -> bool:
 class Lease:
     """Hold a trial while its training runs: write the lease, and renew it from a thread until the end of the context.
 
-    write: stores a lease, and raises if the trial has ended. lost: whether that has happened, because another worker took this
-    one for dead.
+    write: stores a lease, and raises if the trial has ended. renew: does the same from the thread (by default `write`). lost:
+    whether that has happened, because another worker took this one for dead. missed: whether the storage could not be reached.
     """
 
-    def __init__(self, write: Callable[[dict[str, Any]], None], every: float) -> None:
-        self.owner, self.lost = uuid.uuid4().hex, False
-        self._write, self._every, self._beat = write, every, 0
+    def __init__(
+        self, write: Callable[[dict[str, Any]], None], every: float, renew: Callable[[dict[str, Any]], None] | None = None
+    ) -> None:
+        self.owner, self.lost, self.missed = uuid.uuid4().hex, False, False
+        self._write, self._rewrite, self._every, self._beat = write, renew or write, every, 0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="outgrow-lease", daemon=True)
 
@@ -83,12 +85,12 @@ class Lease:
         while not self._end.wait(self._every):
             self._beat += 1
             try:
-                self._write(self._facts())
+                self._rewrite(self._facts())
             except (UpdateFinishedTrialError, KeyError):
                 self.lost = True
                 return
             except Exception:  # a storage that can't be reached for a moment: the end of the trial reports it if it stays so
-                continue
+                self.missed = True
 
 
 class Observer:
@@ -109,6 +111,10 @@ class Observer:
     def __init__(self, patience: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._patience, self._clock = patience, clock
         self._seen: dict[int, tuple[Any, float]] = {}
+
+    def forget(self) -> None:
+        """Begin anew, since the storage was not reached for a while: the leases in it could not be renewed."""
+        self._seen.clear()
 
     def stale(self, trial: Any) -> bool:
         lease = trial.user_attrs.get("lease") or {}

@@ -23,6 +23,7 @@ from outgrow.search.moves import Move
 from outgrow.search.objectives import ReturnedError, measure
 from outgrow.search.parents import SAMPLERS, Choice
 from outgrow.search.records import Record, ancestors, complete
+from outgrow.text.plurals import counted
 from outgrow.text.terminal import line
 
 
@@ -84,7 +85,7 @@ def _chosen(
 ) -> tuple[Choice, int | None, tuple[nn.Module, Any]]:
     """The parent with its model; another one if its artifact is gone, and an ancestor if the search shrinks back."""
     done = [record for record in complete(records) if record.slot >= 0]  # others are not of this search
-    missing: GoneError | None = None
+    missing: list[GoneError] = []
     while done:
         choice = SAMPLERS[search.sampler](done, search.objectives, slot, search.population, random)
         parent, shrunk_from = choice.parent, None
@@ -92,12 +93,16 @@ def _chosen(
         if choice.grows and older and random.random() < search.space.shrink:
             parent, shrunk_from = random.choice(older), parent.number
         try:
-            return Choice(parent, choice.grows), shrunk_from, models.load(parent)
+            found = Choice(parent, choice.grows), shrunk_from, models.load(parent)
         except GoneError as error:
-            missing = error
-            line(f"{error}: another parent is chosen")
+            missing.append(error)
             done = [record for record in done if record != parent]
-    raise missing or SearchError("no trial is complete, so there is no parent to grow")
+            continue
+        if missing:
+            others = f"; those of {counted(len(missing) - 1, 'other trial')} too" if len(missing) > 1 else ""
+            line(f"{missing[0]}{others}: another parent is chosen")
+        return found
+    raise missing[0] if missing else SearchError("no trial is complete, so there is no parent to grow")
 
 
 def _note(trial: Any, parent: Record | None, moves: Sequence[Move], shrunk_from: int | None = None) -> None:

@@ -15,6 +15,7 @@ from outgrow.search.artifacts import Models, open_store
 from outgrow.search.description import Search
 from outgrow.search.fingerprint import check_same, fingerprint
 from outgrow.search.objectives import Objectives
+from outgrow.search.patience import release
 from outgrow.search.records import Book, Record, complete, pareto_front
 from outgrow.search.report_page import page
 from outgrow.search.space import Space
@@ -228,15 +229,22 @@ def run_search(
         if study.user_attrs.get(FACTS, {}).get("trials") != slots:
             study.set_user_attr(FACTS, {**facts, **known, "trials": slots})
     models = Models(search.parent, search.optimizer, open_store(artifacts))
-    Worker(search, study, models, quiet, own_sampler=named).run(creator, most, minutes)
-    return SearchResult(study, slots, search.attempts, models)
+    try:
+        Worker(search, study, models, quiet, own_sampler=named).run(creator, most, minutes)
+        return SearchResult(study, slots, search.attempts, models)
+    finally:
+        if named:
+            release(study._storage)
 
 
 def read_search(storage: Any, study: str | None = None) -> SearchResult:
     """The trials of a stored search, without its models."""
     check_exists(storage)
-    found = load_study(open_storage(storage), study)
+    found = load_study(open_storage(storage, create=False), study)
     facts = found.user_attrs.get(FACTS)
     if facts is None:
         raise SearchError(f"the study {found.study_name!r} was not made by outgrow.search")
-    return SearchResult(found, int(facts["trials"]), int(facts.get("attempts", 5)))
+    with reachable():
+        result = SearchResult(found, int(facts["trials"]), int(facts.get("attempts", 5)))
+    release(found._storage)
+    return result

@@ -15,12 +15,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from outgrow.errors import MissingError, SearchError
+from outgrow.search.databases import open_database, shown, without_secrets
 from outgrow.search.objectives import Objectives
+from outgrow.search.patience import Patient
+from outgrow.search.storage_errors import is_of_storage, is_refused, said
 
 PROXY = "grpc://"
 WAIT = 10.0  # seconds for a proxy to answer
 FACTS = "outgrow"  # the study's attribute that describes the search
 VERSION = 1
+UNREACHABLE = (
+    "the storage {} can't be reached ({}): check that it exists and runs; a storage is a journal file, e.g. search.log, a "
+    "database, e.g. sqlite:///search.db, or a proxy, grpc://HOST:PORT"
+)
 DAMAGED = "the storage is no journal file of Optuna, or it is damaged ({})"
 
 
@@ -73,29 +80,40 @@ def _cut_unfinished(path: str) -> None:
         file.truncate(kept)
 
 
-def open_storage(storage: Any) -> Any:
-    """A storage object of Optuna; SearchError if it can't be reached. None is a storage in memory."""
+def open_storage(storage: Any, create: bool = True) -> Any:
+    """A storage object of Optuna; SearchError if it can't be reached. None is a storage in memory.
+
+    create: make the tables of a database that has none. Databases and proxies are patient (`patience`).
+    """
     library = optuna()
     if storage is None:
         return library.storages.InMemoryStorage()
     if not isinstance(storage, (str, os.PathLike)):
         check_kind(storage)
-        return storage
+        return patient(storage)
     name = os.fspath(storage)
     try:
         if name.startswith(PROXY):
-            return _proxy(name)
+            return Patient(_proxy(name))
         if "://" in name:
-            return library.storages.RDBStorage(name)
+            return Patient(open_database(name, create))
+    except (SearchError, MissingError):
+        raise
+    except Exception as error:
+        raise SearchError(UNREACHABLE.format(shown(name), without_secrets(said(error), name))) from error
+    try:
         return _journal(name)
     except (json.JSONDecodeError, LookupError, TypeError) as error:
         raise SearchError(DAMAGED.format(f"{type(error).__name__}: {error}")) from error
     except Exception as error:
-        raise SearchError(
-            f"the storage {name} can't be reached ({type(error).__name__}: {_first_line(error)}): check that it exists and "
-            "runs; a storage is a journal file, e.g. search.log, a database, e.g. sqlite:///search.db, or a proxy, "
-            "grpc://HOST:PORT"
-        ) from error
+        raise SearchError(UNREACHABLE.format(name, said(error))) from error
+
+
+def patient(storage: Any) -> Any:
+    """A storage object of Optuna; one of a server waits while it can't be reached."""
+    library = optuna()
+    servers = (library.storages.RDBStorage, library.storages.GrpcStorageProxy, library.storages._CachedStorage)
+    return Patient(library.storages.get_storage(storage)) if isinstance(storage, servers) else storage
 
 
 def check_kind(storage: Any) -> None:
@@ -132,9 +150,18 @@ def _check_journal(path: str) -> None:
 
 def _proxy(name: str) -> Any:
     host, _, port = name.removeprefix(PROXY).partition(":")
-    with quiet():
-        storage = optuna().storages.GrpcStorageProxy(host=host or "localhost", port=int(port or 13000))
-    storage.wait_server_ready(timeout=WAIT)
+    if not (port or "0").isdecimal():
+        raise SearchError("the name of the storage, grpc://…, can't be read: write grpc://HOST:PORT")
+    try:
+        with quiet():
+            storage = optuna().storages.GrpcStorageProxy(host=host or "localhost", port=int(port or 13000))
+    except ImportError as error:
+        raise MissingError(f"the storage {name} needs gRPC: pip install grpcio protobuf ({error})") from error
+    try:
+        storage.wait_server_ready(timeout=WAIT)
+    except Exception:
+        storage.close()
+        raise
     return storage
 
 
@@ -252,15 +279,13 @@ def reachable() -> Iterator[None]:
     except Exception as error:
         if isinstance(error, json.JSONDecodeError):
             raise SearchError(DAMAGED.format(error)) from error
-        library = type(error).__module__.partition(".")[0]
-        unreachable = isinstance(error, (OSError, optuna().exceptions.StorageInternalError))
-        if not unreachable and library not in ("sqlalchemy", "grpc", "sqlite3"):
+        if not is_of_storage(error):
             raise
+        if is_refused(error):
+            raise SearchError(
+                f"the storage refuses what a search needs ({said(error)}): the study is as it was; check the rights of its user"
+            ) from error
         raise SearchError(
-            f"the storage can't be reached ({type(error).__name__}: {_first_line(error)}): the study is as it was; start the "
-            "search again when the storage is back"
+            f"the storage can't be reached ({said(error)}): the study is as it was; start the search again when the storage is "
+            "back"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]

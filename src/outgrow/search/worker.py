@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from outgrow.errors import GrowthError, SearchError
-from outgrow.search.artifacts import GoneError, MisfitError, Models
+from outgrow.search.artifacts import GoneError, MisfitError, Models, StoreError
 from outgrow.search.dashboard_note import note, write_note
 from outgrow.search.description import Search
 from outgrow.search.leases import Lease, Observer
 from outgrow.search.objectives import DivergedError, ReturnedError
+from outgrow.search.patience import impatient
 from outgrow.search.records import COMPLETE, FAIL, Book, Record, pareto_front
 from outgrow.search.run_trial import run_trial
-from outgrow.search.storages import optuna, reachable
+from outgrow.search.storage_errors import UnreachableError, said
+from outgrow.search.storages import optuna, patient, reachable
+from outgrow.text.passwords import hide_passwords
 from outgrow.text.terminal import line
 
 POLL = 0.1  # seconds between two looks at the study, while other workers run the last trials; they become longer
@@ -28,6 +31,7 @@ FILLED = "filled"  # the study's attribute which says that its trials were added
 LIBRARIES = ("site-packages", "dist-packages", "outgrow")  # folders of code that is not the user's
 NOTE = 10.0  # seconds between two versions of the study's note
 SETTLE = 2.0  # seconds for the worker that has created the study to add its trials
+LONGEST = 4000  # letters of a reason: databases limit the length of an attribute
 
 
 class LostError(Exception):
@@ -42,9 +46,9 @@ class Worker:
     """
 
     def __init__(self, search: Search, study: Any, models: Models, quiet: bool = False, own_sampler: bool = True) -> None:
-        self.search, self.study, self.models, self.quiet, self.own_sampler = search, study, models, quiet, own_sampler
-        self.storage = study._storage
-        self.observer = Observer(search.lease)
+        self.search, self.models, self.quiet, self.own_sampler = search, models, quiet, own_sampler
+        self.storage, self.study = _patient(study)
+        self.observer, self.outages = Observer(search.lease), 0
         self.noted = time.monotonic()
         self.forgiven: set[int] = set()  # attempts at the first trial that failed before this run
 
@@ -123,6 +127,10 @@ class Worker:
     def _end_stale(self, book: Book) -> None:
         """End running trials whose worker is dead; their slots are then filled again."""
         library, trials = optuna(), self.study.get_trials(deepcopy=False)
+        outages = getattr(self.storage, "outages", 0)
+        if outages != self.outages:
+            self.outages = outages
+            self.observer.forget()
         for record in book.running():
             trial = trials[record.number]
             if self.observer.stale(trial):
@@ -160,10 +168,12 @@ class Worker:
     def _carry_out(self, identity: int) -> int:
         """Carry out a trial, and store its result; 1 if it counts."""
         library = optuna()
-        write = partial(self.storage.set_trial_user_attr, identity, "lease")
+        write, renew = (partial(one.set_trial_user_attr, identity, "lease") for one in (self.storage, impatient(self.storage)))
         try:
-            with Lease(write, self.search.lease / 4) as lease:
+            with Lease(write, self.search.lease / 4, renew) as lease:
                 self._train(identity, lease)
+            if lease.missed:
+                self.observer.forget()
         except (LostError, library.exceptions.UpdateFinishedTrialError):
             self._say("a trial was taken up by another worker, and its result here is not counted")
             return 0
@@ -184,6 +194,8 @@ class Worker:
             self.storage.set_trial_state_values(identity, states.PRUNED)
             self._report(identity)
             return
+        except UnreachableError:  # the trial is taken up again
+            raise
         except DivergedError as error:
             self._end(identity, "diverged", str(error))
             return
@@ -191,6 +203,7 @@ class Worker:
             GoneError,
             MisfitError,
             ReturnedError,
+            StoreError,
         ) as error:  # every trial of this worker would fail: another one takes it up
             self._end(identity, "interrupted", str(error))
             raise
@@ -204,13 +217,17 @@ class Worker:
         held = self.storage.get_trial(identity).user_attrs.get("lease", {})
         if lease.lost or held.get("owner") != lease.owner:
             raise LostError
-        self.storage.set_trial_state_values(identity, states.COMPLETE, values)
+        try:
+            self.storage.set_trial_state_values(identity, states.COMPLETE, values)
+        except library.exceptions.UpdateFinishedTrialError:  # the connection may have broken when that was already carried out
+            if self.storage.get_trial(identity).state != states.COMPLETE:
+                raise
         self._report(identity)
 
     def _end(self, identity: int, outcome: str, reason: str) -> None:
         """End a trial without a result."""
         self.storage.set_trial_user_attr(identity, "outcome", outcome)
-        self.storage.set_trial_user_attr(identity, "error", reason)
+        self.storage.set_trial_user_attr(identity, "error", hide_passwords(reason)[:LONGEST])
         self.storage.set_trial_state_values(identity, optuna().trial.TrialState.FAIL)
         if outcome != "duplicate":
             self._report(identity)
@@ -224,6 +241,15 @@ class Worker:
     def _say(self, text: str) -> None:
         if not self.quiet:
             line(text)
+
+
+def _patient(study: Any) -> tuple[Any, Any]:
+    """The storage of a study, and the study in it, that wait while they can't be reached."""
+    storage = patient(study._storage)
+    if storage is study._storage:
+        return storage, study
+    options = {"sampler": study.sampler, "pruner": study.pruner}
+    return storage, optuna().load_study(storage=storage, study_name=study.study_name, **options)
 
 
 def progress(record: Record, records: Sequence[Record], search: Search, settled: int) -> str:
@@ -246,6 +272,8 @@ def _where(error: Exception) -> str:
     """An error with the last line of the user's own code that led to it, or where it was raised."""
     if isinstance(error, GrowthError):
         return str(error)
+    if isinstance(error, optuna().exceptions.StorageInternalError):
+        return f"the storage refuses what the trial has written ({said(error)})"
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not any(part in Path(frame.filename).parts for part in LIBRARIES)]
     place = [f" ({frame.filename}, line {frame.lineno})" for frame in (own or frames)[-1:]]
