@@ -67,14 +67,14 @@ def _work(storage: str, artifacts: str, trials: int, study: str) -> None:
 class Proxy:
     """A proxy of Optuna in front of a database, in threads of this process, until the end of the context."""
 
-    def __init__(self, storage: Any) -> None:
+    def __init__(self, storage: Any, port: int = 0) -> None:
         from optuna.storages._grpc.server import make_server  # the public call does not return
 
         with socket.socket() as probe:
             probe.bind(("localhost", 0))
-            port = probe.getsockname()[1]
-        self.url = f"grpc://localhost:{port}"
-        self._server = make_server(storage, "localhost", port)
+            self.port = port or probe.getsockname()[1]
+        self.url = f"grpc://localhost:{self.port}"
+        self._server = make_server(storage, "localhost", self.port)
 
     def __enter__(self) -> str:
         self._server.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +69,51 @@ def test_a_model_that_training_has_rebuilt_ends_the_worker_and_no_later_one() ->
     with pytest.raises(SearchError, match=r"train has changed the architecture of its model \(3\.bias, …\)"):
         search(rebuild)
     assert search(widen).records[0].state == "COMPLETE"
+
+
+class Unreliable:
+    """An artifact store in memory that can be out of reach."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.away = False
+
+    def open_reader(self, name: str) -> io.BytesIO:
+        if self.away:
+            raise ConnectionError("no answer")
+        return io.BytesIO(self.files[name])
+
+    def write(self, name: str, content: Any) -> None:
+        if self.away:
+            raise ConnectionError("no answer")
+        self.files[name] = content.read()
+
+
+@pytest.mark.parametrize("begun", [0, 2])
+def test_a_store_that_is_not_reached_ends_the_worker_and_no_trial(begun: int, tmp_path: Path) -> None:
+    store = Unreliable()
+    if begun:
+        start(tmp_path, artifacts=store, trials=begun)
+    store.away = True
+    verb = "read from" if begun else "written to"
+    with pytest.raises(
+        SearchError, match=rf"can't be {verb} the Unreliable \(ConnectionError: no answer\): the study is as it was"
+    ):
+        start(tmp_path, artifacts=store, trials=4)
+    store.away = False
+    assert [record.state for record in start(tmp_path, artifacts=store, trials=4).records] == ["COMPLETE"] * 4
+
+
+def test_a_worker_with_another_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start(tmp_path, trials=3)
+    with pytest.raises(
+        SearchError, match=r"there is no artifact .* pass the artifacts= that the other workers of the study have"
+    ):
+        start(tmp_path, trials=6, artifacts=tmp_path / "elsewhere")
+    assert capsys.readouterr().err == ""
+    assert [record.state for record in start(tmp_path, trials=6).records] == ["COMPLETE"] * 6
+
+
+def test_a_url_is_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(SearchError, match=r"artifacts='s3://models' is no folder: pass an artifact store of Optuna"):
+        start(tmp_path, artifacts="s3://models")

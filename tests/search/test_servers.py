@@ -142,13 +142,14 @@ def test_workers_on_a_server_that_are_killed_often(url: str, tmp_path: Path) -> 
 
 
 @needs_server
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # psycopg's, of a connection that broke
 @each
 def test_connections_that_are_dropped_end_no_worker(url: str, tmp_path: Path) -> None:
     with dropping(url, 0.3) as dropped:
         records = killed(url, tmp_path, trials=20, kills=0)
     check(records, 20, tmp_path)
     assert dropped[0] > 2
-    assert sum(record.state == "FAIL" for record in records) <= 2  # at most those whose beginning was not acknowledged
+    assert sum(record.lost and record.outcome != "duplicate" for record in records) <= 2  # a beginning was not acknowledged
 
 
 @needs_server

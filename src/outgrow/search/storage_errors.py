@@ -16,6 +16,7 @@ LIBRARIES = ("sqlalchemy", "grpc", "sqlite3")
 PASSING_STATES = ("08", "40", "53", "55", "57")
 # of MySQL and MariaDB: too many connections, shut down, network, lock and deadlock, connection killed, lost or refused
 PASSING_NUMBERS = {1040, 1053, 1077, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1205, 1213, 1927, 2002, 2003, 2006, 2013, 2055}
+OPTUNA = "An exception is raised during the commit"  # Optuna's words for all errors of databases
 PASSING_CODES = ("UNAVAILABLE", "UNKNOWN", "DEADLINE_EXCEEDED", "CANCELLED", "INTERNAL")  # UNKNOWN: of the database behind it
 
 
@@ -87,7 +88,9 @@ def said(error: BaseException) -> str:
     error = cause_of(error)
     library = type(error).__module__.partition(".")[0]
     if library == "grpc" and hasattr(error, "details"):
-        return hide_passwords(f"{error.code().name}: {_first_line(error.details())}")  # type: ignore[attr-defined]
+        code, details = error.code().name, _first_line(error.details())  # type: ignore[attr-defined]
+        behind = "the database behind the proxy fails, and the output of the proxy has the reason"
+        return hide_passwords(f"{code}: {behind if code == 'UNKNOWN' and OPTUNA in details else details}")
     original: Any = getattr(error, "orig", None) or error
     number, _ = numbers_of(error)
     text = str(original.args[1]) if number is not None and len(original.args) > 1 else str(original)

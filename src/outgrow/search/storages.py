@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from outgrow.errors import MissingError, SearchError
-from outgrow.search.databases import open_database, shown, without_secrets
+from outgrow.search.databases import is_server, open_database, shown, without_secrets
 from outgrow.search.objectives import Objectives
 from outgrow.search.patience import Patient
 from outgrow.search.storage_errors import is_of_storage, is_refused, said
@@ -26,8 +26,9 @@ FACTS = "outgrow"  # the study's attribute that describes the search
 VERSION = 1
 UNREACHABLE = (
     "the storage {} can't be reached ({}): check that it exists and runs; a storage is a journal file, e.g. search.log, a "
-    "database, e.g. sqlite:///search.db, or a proxy, grpc://HOST:PORT"
+    "database, e.g. sqlite:///search.db or postgresql://…, or a proxy, grpc://HOST:PORT"
 )
+UNANSWERED = "the storage {} can't be reached ({}): check its URL and that the server lets its user in. The study is as it was"
 DAMAGED = "the storage is no journal file of Optuna, or it is damaged ({})"
 
 
@@ -100,7 +101,8 @@ def open_storage(storage: Any, create: bool = True) -> Any:
     except (SearchError, MissingError):
         raise
     except Exception as error:
-        raise SearchError(UNREACHABLE.format(shown(name), without_secrets(said(error), name))) from error
+        text = UNANSWERED if is_server(name) else UNREACHABLE
+        raise SearchError(text.format(shown(name), without_secrets(said(error), name))) from error
     try:
         return _journal(name)
     except (json.JSONDecodeError, LookupError, TypeError) as error:
@@ -237,9 +239,8 @@ def objectives_of(study: Any) -> Objectives:
 
 def check_study(study: Any, objectives: Objectives) -> None:
     """Raise if a study has other objectives than a search."""
-    found = objectives_of(study)
-    if not study.metric_names:  # another worker has created it, and names them next
-        found = Objectives(objectives.names, found.directions)
+    names = study.metric_names or objectives.names  # if it has none, another worker has created it, and names them next
+    found = Objectives(tuple(names), objectives_of(study).directions)
     if found != objectives:
         texts = [", ".join(f"{n} ({w})" for n, w in zip(o.names, o.directions, strict=True)) for o in (found, objectives)]
         raise SearchError(

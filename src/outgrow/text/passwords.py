@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 HIDDEN = "***"
-IN_LOGIN = re.compile(r"(\w[\w+.-]*://[^\s:/@]*):\S*@")
+IN_LOGIN = re.compile(r"(\w[\w+.-]*://[^\s:/@]*):(?!PASSWORD@)\S*@")  # PASSWORD: in examples
 IN_QUERY = re.compile(r"([?&]\w*(?:password|passwd|pwd)=)[^&\s'\"]*", re.IGNORECASE)
 
 
