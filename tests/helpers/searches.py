@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import socket
+import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,11 @@ import torch
 from torch import Tensor, nn
 
 import outgrow
+from outgrow.errors import SearchError
+from outgrow.search.artifacts import Models, open_store
+from outgrow.search.records import COMPLETE, Record
 from outgrow.search.search import run_search
+from outgrow.search.storages import load_study
 
 SPACE = outgrow.Space(factors=(1.5, 2), deepen="1", shrink=0.3, parameters=400)
 TRIALS = 8
@@ -108,3 +114,28 @@ class Workers:
         for process in self.running:
             process.join(seconds)
         return [process.exitcode for process in self.running]
+
+
+def wait_for_another_trial(storage: Any, begun: int, study: str = "killed") -> int:
+    """Wait until more trials have begun than before, or all have ended; returns how many have begun."""
+    for _ in range(3000):
+        with contextlib.suppress(SearchError):  # no study yet
+            trials = load_study(storage, study).get_trials(deepcopy=False)
+            now = sum(trial.state.name != "WAITING" for trial in trials)
+            if now > begun or (trials and now == len(trials)):
+                return now
+        time.sleep(0.02)
+    raise AssertionError("the workers do not begin trials")
+
+
+def check_records(records: list[Record], trials: int, folder: Path) -> None:
+    """Every trial has exactly one result, with a model that its parent's model and its growth lead to."""
+    assert {record.state for record in records} <= {COMPLETE, "FAIL"}  # none is left running or waiting
+    done = {record.slot: record for record in records if record.state == COMPLETE}
+    assert len(done) == sum(record.state == COMPLETE for record in records) == trials
+    models = Models(small(), sgd, open_store(folder / "models"))
+    by_number = {record.number: record for record in records}
+    for record in done.values():
+        model, _ = models.load(record)
+        assert sum(p.numel() for p in model.parameters()) == record.parameters
+        assert record.slot == 0 or by_number[record.parent or 0].state == COMPLETE

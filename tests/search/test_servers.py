@@ -27,8 +27,7 @@ from outgrow.search.patience import release
 from outgrow.search.records import Record
 from outgrow.search.search import read_search
 from outgrow.search.storages import load_study, open_storage
-from tests.helpers.searches import Workers
-from tests.search.test_workers import check, wait_for_another
+from tests.helpers.searches import Workers, check_records, wait_for_another_trial
 
 optuna = pytest.importorskip("optuna")
 pytest.importorskip("fcntl")
@@ -46,7 +45,7 @@ def killed(url: str, folder: Path, trials: int, kills: int, disturb: Any = None)
     for _ in range(2):
         workers.start()
     for number in range(kills):
-        begun = wait_for_another(watched, begun, study)
+        begun = wait_for_another_trial(watched, begun, study)
         time.sleep(generator.uniform(0, 0.4))
         workers.kill(generator.choice(workers.running))
         workers.start()
@@ -129,7 +128,7 @@ def dropping(url: str, every: float) -> Iterator[list[int]]:
 @needs_server
 @each
 def test_workers_on_a_server_that_are_killed(url: str, tmp_path: Path) -> None:
-    check(killed(url, tmp_path, trials=8, kills=3), 8, tmp_path)
+    check_records(killed(url, tmp_path, trials=8, kills=3), 8, tmp_path)
 
 
 @needs_server
@@ -137,7 +136,7 @@ def test_workers_on_a_server_that_are_killed(url: str, tmp_path: Path) -> None:
 @each
 def test_workers_on_a_server_that_are_killed_often(url: str, tmp_path: Path) -> None:
     records = killed(url, tmp_path, trials=30, kills=20)
-    check(records, 30, tmp_path)
+    check_records(records, 30, tmp_path)
     assert any(record.lost for record in records), "the kills have hit no running trial"
 
 
@@ -147,7 +146,7 @@ def test_workers_on_a_server_that_are_killed_often(url: str, tmp_path: Path) -> 
 def test_connections_that_are_dropped_end_no_worker(url: str, tmp_path: Path) -> None:
     with dropping(url, 0.3) as dropped:
         records = killed(url, tmp_path, trials=20, kills=0)
-    check(records, 20, tmp_path)
+    check_records(records, 20, tmp_path)
     assert dropped[0] > 2
     assert sum(record.lost and record.outcome != "duplicate" for record in records) <= 2  # a beginning was not acknowledged
 
@@ -157,7 +156,7 @@ def test_connections_that_are_dropped_end_no_worker(url: str, tmp_path: Path) ->
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.exhaustive)])
 def test_a_proxy_that_is_killed_and_started_again(url: str, kills: int, tmp_path: Path) -> None:
     with ProxyProcess(url) as proxy:
-        check(
+        check_records(
             killed(
                 f"grpc://localhost:{proxy.port}", tmp_path, 6 + kills, kills, lambda n: proxy.restart() if n % 5 == 1 else None
             ),

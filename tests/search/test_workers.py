@@ -8,16 +8,13 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from outgrow.errors import SearchError
-from outgrow.search.artifacts import Models, open_store
-from outgrow.search.records import COMPLETE, Record
+from outgrow.search.records import Record
 from outgrow.search.search import read_search
 from outgrow.search.storages import _cut_unfinished, load_study, open_storage
-from tests.helpers.searches import TRIALS, Proxy, Workers, sgd, small
+from tests.helpers.searches import TRIALS, Proxy, Workers, check_records, wait_for_another_trial
 
 optuna = pytest.importorskip("optuna")
 pytest.importorskip("fcntl")
@@ -48,7 +45,7 @@ def killed(kind: str, folder: Path, trials: int, kills: int, seed: int) -> list[
         for _ in range(2):
             workers.start()
         for _ in range(kills):
-            begun = wait_for_another(watched, begun)
+            begun = wait_for_another_trial(watched, begun)
             time.sleep(generator.uniform(0, 0.4))
             workers.kill(generator.choice(workers.running))
             workers.start()
@@ -63,38 +60,13 @@ def records_in(folder: Path) -> list[Record]:
     return [Record.of(trial) for trial in load_study(open_storage(f"sqlite:///{folder}/search.db"), "killed").trials]
 
 
-def wait_for_another(storage: Any, begun: int, study: str = "killed") -> int:
-    """Wait until more trials have begun than before, or all have ended; returns how many have begun."""
-    for _ in range(3000):
-        with contextlib.suppress(SearchError):  # no study yet
-            trials = load_study(storage, study).get_trials(deepcopy=False)
-            now = sum(trial.state.name != "WAITING" for trial in trials)
-            if now > begun or (trials and now == len(trials)):
-                return now
-        time.sleep(0.02)
-    raise AssertionError("the workers do not begin trials")
-
-
-def check(records: list[Record], trials: int, folder: Path) -> None:
-    """Every trial has exactly one result, with a model that its parent's model and its growth lead to."""
-    assert {record.state for record in records} <= {COMPLETE, "FAIL"}  # none is left running or waiting
-    done = {record.slot: record for record in records if record.state == COMPLETE}
-    assert len(done) == sum(record.state == COMPLETE for record in records) == trials
-    models = Models(small(), sgd, open_store(folder / "models"))
-    by_number = {record.number: record for record in records}
-    for record in done.values():
-        model, _ = models.load(record)
-        assert sum(p.numel() for p in model.parameters()) == record.parameters
-        assert record.slot == 0 or by_number[record.parent or 0].state == COMPLETE
-
-
 KINDS = ["journal", "database", "proxy"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_workers_that_are_killed(kind: str, tmp_path: Path) -> None:
     trials, kills = (TRIALS, 3) if kind == "journal" else (4, 1)
-    check(killed(kind, tmp_path, trials, kills, seed=0), trials, tmp_path)
+    check_records(killed(kind, tmp_path, trials, kills, seed=0), trials, tmp_path)
 
 
 @pytest.mark.exhaustive
@@ -102,7 +74,7 @@ def test_workers_that_are_killed(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_workers_that_are_killed_often(kind: str, tmp_path: Path, seed: int) -> None:
     records = killed(kind, tmp_path, trials=30, kills=20, seed=seed)
-    check(records, 30, tmp_path)
+    check_records(records, 30, tmp_path)
     assert sum(record.lost for record in records) >= 5, "the kills have hardly hit running trials"
 
 
