@@ -151,7 +151,6 @@ def series(line: Line) -> dict[str, Any]:
     return {
         "epochs": budgets,
         "flops": [round(flops(budget) / 1e12, 4) for budget in budgets],
-        "seconds": [round(line.seconds[budget], 3) for budget in budgets],
         "mean": [round(line.mean(budget), 3) for budget in budgets],
         "sd": [round(spread(line.values(budget)), 3) for budget in budgets],
         "cuts": list(range(len(budgets))),

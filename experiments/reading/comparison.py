@@ -32,7 +32,6 @@ class Line:
 
     name: str
     ends: dict[float, dict[int, float]]
-    seconds: dict[float, float]
     start: dict[int, float] | None = None
 
     @property
@@ -60,10 +59,9 @@ def lines(results: Results) -> dict[str, Line]:
     found: dict[str, Line] = {}
     for name, content in sorted(results.items(), key=lambda item: float(item[0].split("@")[1])):
         title, budget = name.split("@")
-        one = found.setdefault(title, Line(title, {}, {}, {} if title.startswith("RE") else None))
+        one = found.setdefault(title, Line(title, {}, {} if title.startswith("RE") else None))
         stages = {seed: content["curves"][str(seed)] for seed in content["seeds"]}
         one.ends[float(budget)] = {seed: 100 * own[-1]["accuracy"][-1] for seed, own in stages.items()}
-        one.seconds[float(budget)] = float(np.mean([sum(stage["seconds"][-1] for stage in own) for own in stages.values()]))
         if one.start is not None:
             one.start.update({seed: 100 * own[0]["accuracy"][0] for seed, own in stages.items()})
     if SCRATCH not in found:

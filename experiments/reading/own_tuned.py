@@ -53,16 +53,8 @@ def fairest(compared: Comparison) -> Comparison:
 
 def joined(first: Line, own: Line) -> Line:
     """Budgets up to that of the full grid from one comparison, longer ones from the other."""
-    ends, seconds = (
-        {
-            budget: one
-            for line, keep in ((first, True), (own, False))
-            for budget, one in getattr(line, what).items()
-            if (budget <= TUNED_UP_TO) is keep
-        }
-        for what in ("ends", "seconds")
-    )
-    return replace(first, ends=ends, seconds=seconds)
+    short = {budget: one for budget, one in first.ends.items() if budget <= TUNED_UP_TO}
+    return replace(first, ends=short | {budget: one for budget, one in own.ends.items() if budget > TUNED_UP_TO})
 
 
 def cell(one: Line | None, other: Line | None, budget: float, tried: int = 1) -> str:

@@ -60,12 +60,12 @@ def test_a_budget_is_what_it_costs(compared: Comparison) -> None:
 
 def test_what_an_accuracy_costs() -> None:
     ends = {2: (60.0, 71.0, 50.0, 60.0), 8: (80.0, 72.0, 60.0, 69.0), 32: (81.0, 73.0, 69.0, 75.0)}
-    line = Line("EQ-widen-r2r", {budget: dict(enumerate(values)) for budget, values in ends.items()}, {})
+    line = Line("EQ-widen-r2r", {budget: dict(enumerate(values)) for budget, values in ends.items()})
     found = needed(line, 70.0)
     assert found == pytest.approx({0: 4.0, 1: 2.0, 2: math.inf, 3: 8 * 4 ** (1 / 6)})  # half-way, at once, never, a sixth
-    reused = Line("RE-widen-r2r", {1.0: {3: 60.0, 7: 60.0}, 2.0: {3: 80.0, 7: 80.0}}, {}, {3: 75.0, 7: 65.0})
+    reused = Line("RE-widen-r2r", {1.0: {3: 60.0, 7: 60.0}, 2.0: {3: 80.0, 7: 80.0}}, {3: 75.0, 7: 65.0})
     assert needed(reused, 70.0) == pytest.approx({3: 0.0, 7: 2**0.5})
-    scratch = Line("EQ-scratch", {2.0: {7: 60.0, 3: 60.0, 4: 1.0}, 8.0: {7: 80.0, 3: 80.0, 4: 1.0}}, {})
+    scratch = Line("EQ-scratch", {2.0: {7: 60.0, 3: 60.0, 4: 1.0}, 8.0: {7: 80.0, 3: 80.0, 4: 1.0}})
     one = need(reused, scratch, 70.0)  # over the seeds that both have
     assert (one.reached, one.at_once, one.n) == (2, 1, 2)
     assert one.saving is not None
@@ -73,7 +73,7 @@ def test_what_an_accuracy_costs() -> None:
     assert need(line, line, 70.0).saving is None
     assert (need(line, scratch, 70.0).at_most, one.at_most) == (1, 0)  # of the one that has it at the smallest budget
     assert need(reused, scratch, 70.0).budget == pytest.approx(2**0.5 / 2)
-    assert need(line, Line("EQ-scratch", line.ends, {}), 70.0).saving is None  # one seed never has it
+    assert need(line, Line("EQ-scratch", line.ends), 70.0).saving is None  # one seed never has it
 
 
 def test_what_reuse_adds_is_against_the_network_one_had(compared: Comparison) -> None:
@@ -276,7 +276,7 @@ def test_remarks_are_of_the_earlier_results(compared: Comparison) -> None:
 
 
 def test_the_best_of_several_has_several_chances() -> None:
-    line = Line("EQ-widen-r2r", {}, {})
+    line = Line("EQ-widen-r2r", {})
     above, below = student([0.1, 0.3, 0.2, 0.5, 0.4]), student([-0.1, -0.3, -0.2, -0.5, -0.4])
     assert above.p == pytest.approx(0.0132, abs=1e-4)  # t = 4.243 with 4 degrees of freedom, from a table
     assert Best(line, above, 3).clear

@@ -294,6 +294,27 @@ def test_it_opens_with_one_sentence_and_one_figure(page: Browser) -> None:
 
 
 @pytest.mark.browser
+def test_a_way_with_one_budget_is_a_point(page: Browser) -> None:
+    """From nothing, random padding that is tuned for itself was trained at a budget of 8 alone."""
+    plot = "#pays-widen"
+    page.click(f"{plot} label:has(input[value=nothing])")
+    for name in ("scratch", "alone", "r2r"):
+        page.click(f'{plot} .legend button[data-arm="{name}"]')
+    page.settle()
+    assert page.js(f"document.querySelectorAll('{plot} circle.run').length") == 1
+    assert "NaN" not in page.js(f"document.querySelector('{plot} .stage svg').innerHTML")
+    page.click(f'{plot} .legend button[data-arm="r2r"]')
+    for steps, shown in ((0, {"r2r"}), (2, {"r2r", "random"}), (3, {"r2r"})):  # budgets of 2, 8 and 16
+        page.js(f"document.querySelector('{plot} .stage svg').focus()")
+        for key in ("Home", *["ArrowRight"] * steps):
+            page.key(key)
+        assert set(tip(page, "pays-widen")) == shown
+    assert page.js(f"document.querySelector('{plot} .legend button[data-arm=r2r-flops]').checkVisibility()")
+    page.click(f"{plot} label:has(input[value=reuse])")  # where other schedules were not tried
+    assert not page.js(f"document.querySelector('{plot} .legend button[data-arm=r2r-flops]').checkVisibility()")
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_demo_names_its_lines_at_their_ends(browser: Browser, tmp_path: Path, width: int) -> None:
     (tmp_path / "demo.html").write_text(demo.page(read_all(figures.RESULTS.parent / "demo")), encoding="utf-8")

@@ -102,7 +102,9 @@
 
     const controls = make("div", { class: "controls" });
     const set = (key) => (value) => { state[key] = value; state.at = null; draw(); };
-    if (!group.plain) controls.append(radios("Horizontal axis", { epochs: budgets ? "budget" : "epochs", flops: "FLOPs", seconds: "seconds" }, state.axis, set("axis")));
+    // Whole runs were trained together in groups of different sizes, so that their seconds cannot be compared.
+    const across = budgets ? { epochs: "budget", flops: "FLOPs" } : { epochs: "epochs", flops: "FLOPs", seconds: "seconds" };
+    if (!group.plain) controls.append(radios("Horizontal axis", across, state.axis, set("axis")));
     if (!group.plain && grows && told) controls.append(radios("Account", ACCOUNTS, state.account, set("account")));
     if (kind === "epochs") controls.append(radios("Range", { whole: "whole", start: "start" }, state.range, set("range")));
     const smooth = make("input", { type: "checkbox" });
@@ -183,8 +185,10 @@
         svg.append(make("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, hidden ? "all curves are hidden" : "no results for this account"));
         return;
       }
-      const end = extent(arms), [low, high] = heights(arms, end);
-      const start = kind === "epochs" ? 0 : Math.min(...arms.map((arm) => curve(arm)[state.axis][0])), times = Math.log2(end / start);
+      let end = extent(arms), start = kind === "epochs" ? 0 : Math.min(...arms.map((arm) => curve(arm)[state.axis][0]));
+      const [low, high] = heights(arms, end);
+      if (budgets && start === end) [start, end] = [start / 2, 2 * end]; // a single budget stands in the middle
+      const times = Math.log2(end / start);
       const x = (value) => left + (budgets ? Math.log2(value / start) / times : (value - start) / (end - start)) * (right - left);
       const value = (share) => (budgets ? start * 2 ** (share * times) : start + share * (end - start));
       const up = losses ? Math.log10 : (value) => value;
@@ -211,7 +215,11 @@
       for (const arm of arms) before(arm, lines, shared);
       for (const arm of arms.slice().reverse()) line(arm, bands, lines);
       if (group.ends) ends(arms);
-      for (const name of legend.children) name.lastChild.textContent = label(group.arms.find((arm) => arm.name === name.dataset.arm));
+      for (const name of legend.children) {
+        const arm = group.arms.find((one) => one.name === name.dataset.arm);
+        name.lastChild.textContent = label(arm);
+        name.hidden = budgets && !curve(arm);
+      }
       svg.append(make("g", { class: "marks" }));
       if (state.at !== null) show(state.at);
     }
@@ -243,6 +251,11 @@
       const late = stroke(make("path", { d: `M${points(cut, length, 0).join("L")}` }), arm);
       late.dataset.arm = arm.name;
       lines.append(late);
+      if (!budgets) return;
+      for (const [i, value] of curve(arm).mean.entries()) { // what was measured: of a single budget there is no line
+        const cx = scale.x(curve(arm)[state.axis][i]), cy = scale.y(value);
+        if (cy <= scale.bottom) svg.append(make("circle", { class: "run", r: 2.6, cx, cy, style: `--c:var(--${arm.colour})`, "data-arm": arm.name }));
+      }
     }
 
     // The name of each line behind its end, moved apart where ends lie close, with a hair to the end.
@@ -268,17 +281,23 @@
       return Array.from({ length: to - from }, (_, i) => from + i);
     }
 
+    // All budgets at which a line that is shown has runs: between them nothing was measured.
+    function measured() {
+      return [...new Set(visible().flatMap((arm) => curve(arm)[state.axis]))].sort((a, b) => a - b);
+    }
+
     // The values of all curves at x, in the axis's unit.
     function show(at) {
       if (!scale) return;
       const { x, y, start, end, top, bottom, width } = scale;
       state.at = Math.min(Math.max(at, start), end);
+      if (budgets) state.at = measured()[nearest(measured().map(Math.log2), Math.log2(state.at))];
       const marks = svg.querySelector(".marks"), rows = [];
       marks.replaceChildren(make("line", { class: "cross", x1: x(state.at), x2: x(state.at), y1: top, y2: bottom }));
       for (const arm of visible()) {
         const data = curve(arm), xs = data[state.axis], i = nearest(xs, state.at);
         const step = xs.at(-1) / xs.length;
-        if (state.at > xs.at(-1) + step) continue;
+        if (budgets ? xs[i] !== state.at : state.at > xs.at(-1) + step) continue;
         const seen = state.smooth && state.range !== "start" ? running(data.mean, data.cuts)[i] : data.mean[i];
         if (y(seen) <= bottom) marks.append(make("circle", { class: "dot", r: 4, cx: x(xs[i]), cy: y(seen), style: `--c:var(--${arm.colour})` }));
         rows.push({ arm, i, data });
@@ -291,9 +310,9 @@
         const value = make("td", {}, make("b", {}, data.mean[i].toFixed(digits)), data.n > 1 ? ` ± ${data.sd[i].toFixed(digits)}${unit}` : unit);
         body.append(make("tr", { "data-arm": arm.name, "data-index": i, "data-mean": data.mean[i], "data-sd": data.sd[i] }, name, value));
       }
-      const digits = state.axis === "epochs" && !budgets ? 0 : end < 20 ? 2 : 1;
+      const digits = state.axis === "epochs" ? 0 : end < 20 ? 2 : 1;
       const unit = state.axis === "epochs" ? words.at : "", after = { epochs: "", flops: " TFLOP", seconds: " s" }[state.axis];
-      tip.replaceChildren(make("b", {}, `${unit}${state.at.toFixed(digits)}${after}`), make("table", {}, body));
+      tip.replaceChildren(make("b", {}, `${unit}${budgets ? Number(state.at.toPrecision(3)) : state.at.toFixed(digits)}${after}`), make("table", {}, body));
       tip.hidden = false;
       const place = x(state.at) + 4, rightHalf = place > width / 2;
       tip.style.left = rightHalf ? "auto" : `${place + 14}px`;
@@ -321,7 +340,7 @@
     svg.addEventListener("keydown", (event) => {
       const arm = visible()[0];
       if (!arm || !scale) return;
-      const xs = curve(arm)[state.axis], here = state.at === null ? -1 : nearest(xs, state.at);
+      const xs = budgets ? measured() : curve(arm)[state.axis], here = state.at === null ? -1 : nearest(xs, state.at);
       const step = event.shiftKey ? 10 : 1;
       const to = { ArrowRight: here + step, ArrowLeft: here - step, Home: 0, End: xs.length - 1 }[event.key];
       if (event.key === "Escape") hide();
