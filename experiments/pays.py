@@ -14,9 +14,9 @@ from experiments.reading.answers import answers
 from experiments.reading.comparison import EPOCH, Comparison, at_the_edge, read
 from experiments.reading.curves import Estimate
 from experiments.reading.findings import Finding, Strip
-from experiments.reading.own_tuned import OWN, at_the_ends, own_of, own_tables
+from experiments.reading.own_tuned import OWN, SHARED, at_the_ends, other_tables, own_of, own_tables
 from experiments.reading.result_files import ResultsError, unusable
-from experiments.reading.ways import VERBS, Table, tables
+from experiments.reading.ways import VERBS, Table
 from experiments.reading.words import signed
 from experiments.setting.own_tuning import BRIEF, LEFT, NARROWED_AT, REUSED_BRIEFLY, RIDGE, SEEDS
 from experiments.setting.protocol import (
@@ -81,12 +81,14 @@ def tuned_apart(compared: Comparison) -> list[str]:
         return []
     pairs = ["; ".join(f"{rate:g}, {decay:g}" for rate, decay in found) for found in (RIDGE, REUSED_BRIEFLY)]
     return [
+        f"In the tables with “{SHARED}”, ways other than r2r and other moments of the growth have the settings of r2r after a "
+        f"quarter of the budget, and beyond budget {TUNED_UP_TO} every run has what was best at {TUNED_UP_TO}.",
         f"In the tables with “{OWN}”, each line was tuned at each of its budgets with the same {len(RIDGE)} pairs of rate and "
         f"weight decay ({pairs[0]}; under reuse up to budget {BRIEF}: {pairs[1]}); beyond {NARROWED_AT} with the {LEFT} "
         f"of them that were best at {NARROWED_AT}, or the last {LEFT} where that budget is not compared. Seeds by budget: "
         f"{', '.join(f'{seeds} at {budget}' for budget, seeds in SEEDS.items())}. "
         f"The best rate is the lowest or highest of these for {at_the_ends(own)}. In the answers above and in the picture, "
-        f"r2r, scratch and the small networks have what was best in the full grid up to budget {TUNED_UP_TO}."
+        f"r2r, scratch and the small networks have what was best in the full grid up to budget {TUNED_UP_TO}.",
     ]
 
 
@@ -99,7 +101,7 @@ def when(what: str) -> tuple[float, float]:
 
 def all_tables(compared: Comparison) -> list[Table]:
     """Of every way tuned for itself first, where those runs were made."""
-    own, others = own_tables(compared), tables(compared)
+    own, others = own_tables(compared), other_tables(compared)
     return [*own, *others] if own_of(compared) else [*others, *own]
 
 
@@ -144,9 +146,9 @@ def page(compared: Comparison) -> str:
 Made by `python -m experiments.pays` from `experiments/results`, which `python -m experiments --set
 tuning`, then `sweep`, then `protocol` made on one {made["device"]} ({versions}). The protocol is described in
 `experiments/setting/protocol.py`: CIFAR-10, ResNetCifar-18(1/4), which is reached by widening 18(1/8) by
-two, by deepening 10(1/4), or from 10(1/8) by both; AdamW, a cosine down to zero in every run, as much tuning for each kind of
-run, paired seeds. A budget is so many epochs of the big network, in FLOPs. Two accounts: *from nothing* counts the small
-network's training; under *reuse* a trained small network is there already.
+two, by deepening 10(1/4), or from 10(1/8) by both; AdamW, a cosine down to zero in every run, each kind of run tuned on
+held-out images, paired seeds. A budget is so many epochs of the big network, in FLOPs. Two accounts: *from nothing* counts the
+small network's training; under *reuse* a trained small network is there already.
 
 ![Accuracy by budget, widening and deepening, in both accounts](does-it-pay.svg)
 

@@ -17,9 +17,9 @@ from experiments.pages.cards import cards
 from experiments.pays import caveats
 from experiments.reading.answers import answers
 from experiments.reading.comparison import Comparison
-from experiments.reading.own_tuned import own_tables
+from experiments.reading.own_tuned import other_tables, own_tables
 from experiments.reading.result_files import read_all
-from experiments.reading.ways import VERBS, Table, tables
+from experiments.reading.ways import VERBS, Table
 from experiments.reading.words import tiny
 
 NOTES = {
@@ -45,14 +45,14 @@ def pays(compared: Comparison | None) -> str:
         )
     plots = [(what, plot(what)) for what in VERBS if compared.of("EQ", what)]
     held = "".join(f"<li>{prose(one)}</li>" for one in caveats(compared))
-    made = tables(compared)
+    made = other_tables(compared)
     return (
         f'<div class="cards">{cards(answers(compared))}</div>{"".join(drawn for what, drawn in plots if what != "both")}'
         + "".join(fold("Plot of both, one after the other", drawn) for what, drawn in plots if what == "both")
-        + fold("r2r, and the best way at each budget, against their rivals", sheet(made[0]))
-        + fold("Changes at the growth (sweep)", sheet(made[-2]))
-        + fold("All tables of this comparison", "".join(map(sheet, [*made[1:-2], made[-1]])))
         + fold("r2r against random padding, and every way tuned for itself", "".join(map(sheet, own_tables(compared))))
+        + fold(made[0].caption, sheet(made[0]))
+        + fold("Changes at the growth (sweep)", sheet(made[-2]))
+        + fold("Further tables, and what tuning chose", "".join(map(sheet, [*made[1:-2], made[-1]])))
         + fold("What to hold against it", f"<ul>{held}</ul>")
     )
 

@@ -18,9 +18,11 @@ from experiments.reading.own_tuned import fairest, own_of
 from experiments.reading.tables import saved
 from experiments.reading.ways import SETTINGS, VERBS, name_of, start_of
 from experiments.reading.words import fewer, share, signed
+from experiments.setting.own_tuning import RIDGE
 from experiments.setting.schedules import SCHEDULES
 
 REUSE, NOTHING = "RE", "EQ"
+AS_VERBS = {what: VERBS[what].lower() for what in ("widen", "deepen")}
 
 
 def by_budget(one: Line | None, other: Line | None) -> dict[str, Estimate]:
@@ -56,6 +58,8 @@ def reused(what: str) -> Callable[[Comparison], Finding | None]:
         tone = "good" if ahead(scratch) and ahead(alone) else "plain"
         title = f"{VERBS[what]} a trained network beats scratch at budgets {', '.join(ahead(scratch)) or '–'}, "
         title += f"and training it on at {', '.join(ahead(alone)) or 'none'}"
+        behind = [(name, ahead(cells, -1)) for name, cells in (("scratch", scratch), ("training it on", alone))]
+        title += "".join(f"; {name} is better at {', '.join(budgets)}" for name, budgets in behind if budgets)
         figure = f"{signed(top.value)}|points above training on, at best"
         more = (Strip(f"{verb}: best way, chosen on other seeds, − trained on", best),) if best else ()
         return Finding(figure, title, "", tone, tuple(strips), more)
@@ -121,7 +125,10 @@ def preserving(compared: Comparison) -> Finding | None:
     else:
         more = leads_of(compared, ", at the rates that are best for r2r")
         theirs = more[0].cells[top[0]].value
-        text += f"Each has the rates that are best for it; at those of r2r the lead is {abs(theirs):.1f} points there."
+        text += f"Each has the best rates of those tried for it; at those of r2r the lead is {abs(theirs):.1f} points there."
+        late = [one for one in strips if "from nothing" in one.short]
+        if late and not any(cell.clear for one in late for cell in one.cells.values()):
+            text += " From nothing no difference is clear."
     figure, tone = f"{signed(top[1].value)}|points above random padding", "good" if where else "plain"
     return Finding(figure, title, text, tone, tuple(strips), tuple(more))
 
@@ -137,8 +144,8 @@ def leads_of(compared: Comparison, how: str = "") -> list[Strip]:
     return strips
 
 
-def at_equal_flops(compared: Comparison) -> Finding | None:
-    """Does growth beat scratch, from nothing?"""
+def at_equal_flops(compared: Comparison, own: Comparison | None = None) -> Finding | None:
+    """Does growth beat scratch, from nothing? Where it is otherwise by settings chosen from fewer pairs, that is said too."""
     strips, more = [], []
     for what in ("widen", "deepen"):
         ours = compared.lines.get(f"EQ-{what}-r2r")
@@ -154,14 +161,26 @@ def at_equal_flops(compared: Comparison) -> Finding | None:
     judged = {one.name.split(",")[0]: one.cells for one in strips if "scratch" in one.name}
     last = min(one.value for cells in judged.values() for one in cells.values())
     parts = [f"{verb} {outcome(cells)}" for verb, cells in judged.items()]
-    title = f"From nothing, {'; '.join(parts)}"
-    return Finding(f"{signed(last)}|points against scratch at worst", title, "", "bad", tuple(strips), tuple(more))
+    title = f"From nothing, by budget: {'; '.join(parts)}"
+    others = {verb: by_budget(own.lines.get(f"EQ-{what}-r2r"), own.scratch) for what, verb in AS_VERBS.items()} if own else {}
+    apart = [
+        f"{verb} {signed(cells[budget].value)} at {budget}{'' if cells[budget].clear else ', not clear'}"
+        for verb, cells in others.items()
+        for budget in cells
+        if verb in judged and budget in judged[verb] and cells[budget].clear is not judged[verb][budget].clear
+    ]
+    text = (
+        f"With settings from {len(RIDGE)} pairs for each kind of run instead of the full grid: {'; '.join(apart)}."
+        if apart
+        else ""
+    )
+    return Finding(f"{signed(last)}|points against scratch at worst", title, text, "bad", tuple(strips), tuple(more))
 
 
 def outcome(cells: Mapping[str, Estimate]) -> str:
-    """beats scratch at budget 2 and loses at 16, 32, no clear difference at 4, 8"""
+    """beats scratch at 2 and loses at 16, 32, no clear difference at 4, 8"""
     better, worse = ahead(cells), ahead(cells, -1)
-    parts = [f"beats scratch at budget {', '.join(better)}"] if better else []
+    parts = [f"beats scratch at {', '.join(better)}"] if better else []
     parts += [f"loses {'' if better else 'to scratch '}at {', '.join(worse)}"] if worse else []
     rest = [budget for budget in cells if budget not in (*better, *worse)]
     unclear = f"no clear difference{'' if parts else ' from scratch'} at {', '.join(rest)}" if rest else ""
@@ -185,6 +204,9 @@ def schedules(compared: Comparison) -> Finding | None:
     top = max(cells, key=lambda item: item[2].value)[2].value
     number = f"{len(clear)} of {len(cells)} differences from one cosine over all steps"
     title = f"Other schedules after a growth: {number} {'is' if len(clear) == 1 else 'are'} clear"
+    title += (
+        f", and {remaining([cell.p for _, _, cell in cells]) or 'none'} when their number is corrected for" if clear else ""
+    )
     text = "; ".join(f"{one.short} {signed(cell.value)} at {budget}" for one, budget, cell in clear)
     return Finding(f"{signed(top)}|points at most, by another schedule", title, text and f"{text}.", "plain", (), tuple(strips))
 
@@ -230,7 +252,7 @@ def to_the_end(compared: Comparison) -> Finding | None:
 
 def to_seventy(compared: Comparison) -> Finding | None:
     """Compute to 70 % from nothing: by growth, and by the small network alone."""
-    parts, figure, rival = [], -math.inf, -math.inf
+    parts, figure, takes, alones = [], -math.inf, list[str](), list[str]()
     for what in ("widen", "deepen"):
         best = saving_elsewhere(compared, compared.of(NOTHING, what), 70.0)
         ours = compared.lines.get(f"{NOTHING}-{what}-r2r")
@@ -238,26 +260,32 @@ def to_seventy(compared: Comparison) -> Finding | None:
         if saving is None:
             continue
         figure = max(figure, saving.value)
+        takes.append(f"{VERBS[what].lower()} {fewer(saving.value)}")
         by = f"the best way chosen on other seeds ({best[1]})" if best else "r2r"
         parts.append(f"{VERBS[what]} from nothing, {by}: {share(saving)}.")
         small = compared.small(NOTHING, what)
         alone = need(small, compared.scratch, 70.0) if small else None
         if alone is not None and alone.saving is not None:
-            rival = max(rival, alone.saving.value)
+            alones.append(fewer(alone.saving.value))
             parts.append(f"The small network alone: {share(alone.saving)}.")
         reuse = compared.lines.get(f"RE-{what}-r2r")
         if reuse is not None and reuse.start and min(reuse.start.values()) >= 70:
             parts.append(f"Under reuse it is there at once: the small network has {start_of(reuse):.1f} %.")
     if not parts:
         return None
-    title = f"To 70 % from nothing, growth takes {fewer(figure)} FLOPs than scratch"
-    title += f", the small network alone {fewer(rival)}" if math.isfinite(rival) else ""
+    title = f"FLOPs to 70 % from nothing, against scratch: {', '.join(takes)}"
+    title += f"; the small networks alone {', '.join(alones)}" if alones else ""
     return Finding(f"{signed(-100 * figure, 0)} %|FLOPs to 70 %, from nothing", title, "\n".join(parts))
 
 
 def holm(rows: list[Swept]) -> int:
     """How many of these differences remain when their number is corrected for."""
-    chances = sorted(row.difference.p for row in rows if row.difference is not None)
+    return remaining([row.difference.p for row in rows if row.difference is not None])
+
+
+def remaining(chances: Sequence[float]) -> int:
+    """How many of these p are below 0.05 by Holm's correction."""
+    chances = sorted(chances)
     return next((place for place, p in enumerate(chances) if p > 0.05 / (len(chances) - place)), len(chances))
 
 
@@ -315,7 +343,7 @@ def answers(compared: Comparison) -> list[Finding]:
         *(reused(what)(fair) for what in ("widen", "deepen")),
         preserving(compared),
         to_the_end(fair),
-        at_equal_flops(fair),
+        at_equal_flops(fair, own_of(compared)),
         schedules(own_of(compared) or compared),
         to_seventy(fair),
         recommended(compared),

@@ -12,12 +12,12 @@ from dataclasses import asdict, replace
 
 from experiments.reading.comparison import ACCOUNTS, SCRATCH, Best, Comparison, Line, against, gap, lines
 from experiments.reading.curves import bootstrap
-from experiments.reading.ways import VERBS, Table, accuracy_table, bold, in_order, name_of, tuned_table
+from experiments.reading.ways import VERBS, Table, accuracy_table, bold, in_order, name_of, tables, tuned_table
 from experiments.reading.words import interval, signed
 from experiments.setting.own_tuning import KINDS, PREFIX, description, line_arms
 from experiments.setting.protocol import TUNED_UP_TO
 
-OWN = "every way tuned for itself"
+OWN, SHARED = "every way tuned for itself", "settings shared"
 GRIDDED = ("scratch", "widen", "deepen", "r2r")  # ways that were tuned with the full grid
 
 
@@ -133,3 +133,11 @@ def own_tables(compared: Comparison) -> list[Table]:
         made += [replace(accuracies, caption=f"{accuracies.caption}, {OWN}"), differences_table(own, *pair)]
     chosen = tuned_table(own)
     return [*made, replace(chosen, caption=f"{chosen.caption}, {OWN}")]
+
+
+def other_tables(compared: Comparison) -> list[Table]:
+    """Those of the comparison in which grown runs share settings, named so where there is another one beside it."""
+    *made, swept, chosen = tables(compared)
+    if own_of(compared) is not None:
+        made = [replace(one, caption=f"{one.caption}, {SHARED}") for one in made]
+    return [*made, swept, chosen]

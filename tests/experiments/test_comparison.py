@@ -16,7 +16,7 @@ import pytest
 from experiments import pays
 from experiments.figures import RESULTS
 from experiments.pages import budgets
-from experiments.reading.answers import holm, saving_elsewhere
+from experiments.reading.answers import holm, remaining, saving_elsewhere
 from experiments.reading.comparison import Best, Comparison, Line, Swept, against, flops, gain, gap, lines, need, needed, read
 from experiments.reading.curves import Estimate, student
 from experiments.reading.own_tuned import fairest, own_of
@@ -209,12 +209,33 @@ def test_the_pages_say_what_the_results_say(compared: Comparison) -> None:
     orders = [compared.lines[f"EQ-both-{what}-first"] for what in ("widen", "deepen")]
     first = [gap(*orders, budget) for budget in (2, 4, 8, 16, 32)]
     assert f"{min(x.value for x in first if x):.1f} to {max(x.value for x in first if x):.1f} points better" in text
-    others = [
-        gap(own.lines[f"RE-widen-{way}"], own.lines["RE-widen-r2r"], budget)
+    ahead = {
+        (way, budget): one
         for way in ("net2net", "netmorph", "copies")
         for budget in (4, 16)
-    ]
-    assert f"{min(x.value for x in others if x):.1f} to {max(x.value for x in others if x):.1f} points above R2R" in text
+        if (one := gap(own.lines[f"RE-widen-{way}"], own.lines["RE-widen-r2r"], budget))
+    }
+    at_sixteen = [one.value for (_, budget), one in ahead.items() if budget == 16]
+    assert f"{min(at_sixteen):.1f} to {max(at_sixteen):.1f} points above R2R at a budget of sixteen epochs" in text
+    clearly = {way for way, one in ahead.items() if one.clear}
+    assert clearly == {("netmorph", 4), ("net2net", 16), ("netmorph", 16), ("copies", 16)}
+    assert f"at four only NetMorph is clearly ahead, by {ahead['netmorph', 4].value:.1f} points" in text
+    moments = {
+        what: {
+            (budget, other): gap(compared.lines[f"EQ-{what}-r2r-0.5"], compared.lines[f"EQ-{what}-{other}"], budget)
+            for budget in long
+            for other in ("r2r", "r2r-0.1")
+        }
+        for what in ("widen", "deepen")
+    }
+    assert all(one and one.clear and one.value < 0 for (budget, _), one in moments["widen"].items() if budget >= 8)
+    assert all(one and one.value > 0 for one in moments["deepen"].values())
+    clear = {budget for budget in long if all(one and one.clear for (at, _), one in moments["deepen"].items() if at == budget)}
+    assert clear == {2, 4}
+    assert "after 50 % is the best at every budget, clearly so at two and four epochs" in text
+    assert [budget for budget, one in zip(long, first, strict=True) if one and one.clear] == [4, 8]
+    padded = [gap(own.lines[f"EQ-{what}-r2r"], own.lines[f"EQ-{what}-random"], 8) for what in ("widen", "deepen")]
+    assert not any(one is None or one.clear for one in padded)
     deep = {
         (line.way, budget): one
         for line in own.of("RE", "deepen")
@@ -232,11 +253,19 @@ def test_the_pages_say_what_the_results_say(compared: Comparison) -> None:
     ]
     (helpful,) = [one for one in others_than_one_cosine if one.clear]
     assert f"adds {helpful.value:.1f} points when widening at a budget of eight epochs; the other eleven" in text
+    assert remaining([one.p for one in others_than_one_cosine]) == 0
+    assert "neither is this one when their number is corrected for" in text
     assert len(others_than_one_cosine) == 12
     alone = gap(fair.lines["EQ-deepen-r2r"], fair.lines["EQ-small-deepen"], 32)
     assert alone is not None
     assert alone.clear
     assert f"at thirty-two epochs it is also {alone.value:.1f} points above the small network alone" in text
+    two = {what: gap(own.lines[f"EQ-{what}-r2r"], own.scratch, 2) for what in ("widen", "deepen")}
+    assert two["widen"]
+    assert two["deepen"]
+    assert (two["widen"].clear, two["deepen"].clear) == (False, True)
+    assert f"of the widened network there is +{two['widen'].value:.1f} and no longer clear" in text
+    assert f"That of the deepened one is +{two['deepen'].value:.1f}" in text
     tried = [row for row in compared.swept if row.difference is not None]
     clear = [row.difference for row in tried if row.difference is not None and row.difference.clear]
     assert all(one.value < 0 for one in clear)

@@ -18,7 +18,9 @@ RESULTS = Path(__file__).parents[2] / "experiments" / "results" / "protocol"
 
 
 def accuracy(arm: str) -> float:
-    curves = json.loads((RESULTS / f"{arm}.json").read_text())["curves"]
+    """With settings of its own, where it has a run of that kind."""
+    path = next(path for name in (f"OWN-{arm}", arm) if (path := RESULTS / f"{name}.json").exists())
+    curves = json.loads(path.read_text())["curves"]
     return 100 * mean(stages[-1]["accuracy"][-1] for stages in curves.values())
 
 
@@ -49,9 +51,9 @@ def test_what_is_said_of_the_methods_is_in_the_results() -> None:
     budgets = 1, 2, 4, 8, 16
     ahead = {budget: accuracy(f"RE-widen-netmorph@{budget}") - accuracy(f"RE-widen-r2r@{budget}") for budget in budgets}
     assert reusing.WIDEN_METHOD == "netmorph"
-    assert all(0.35 <= ahead[budget] < 0.75 for budget in (4, 8, 16))
+    assert all(0.55 <= ahead[budget] < 0.85 for budget in (4, 8, 16))
     assert all(abs(ahead[budget]) <= 0.2 for budget in (1, 2))
     others = ("copy", "fade", "r2r-paper", "random")
     for budget in budgets:
         behind = max(accuracy(f"RE-deepen-{other}@{budget}") for other in others) - accuracy(f"RE-deepen-r2r@{budget}")
-        assert behind < (0.3 if budget == 8 else 0)
+        assert behind < (0.25 if budget == 8 else 0)

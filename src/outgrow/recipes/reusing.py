@@ -12,9 +12,9 @@ from outgrow.errors import SizeError
 from outgrow.requests import Deepen, Widen
 from outgrow.wrong_arguments import usage
 
-# Committed results: RE-widen-*@* and RE-deepen-*@* in experiments/results/protocol, 5 seeds each.
-WIDEN_METHOD = "netmorph"  # 0.4 to 0.7 points above r2r at 4, 8 and 16 epochs; at 1 and 2 the same within 0.2
-DEEPEN_METHOD = "r2r"  # the most accurate at 1, 2, 4 and 16 epochs; at 8, copies are up to 0.3 points ahead
+# Committed results: RE-widen-*@* and RE-deepen-*@* in experiments/results/protocol, 5 seeds each; OWN-* where there is one.
+WIDEN_METHOD = "netmorph"  # 0.6 to 0.8 points above r2r at 4, 8 and 16 epochs; at 1 and 2 the same within 0.2
+DEEPEN_METHOD = "r2r"  # none is more accurate at 1, 2, 4 and 16 epochs; at 8, copies are 0.2 points ahead
 
 
 @usage("outgrow.recipes.reuse(factor=2)")
