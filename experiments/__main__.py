@@ -42,15 +42,15 @@ from experiments.reading.result_files import ResultsError, facts, missing, read_
 from experiments.setting import appendix_b, own_tuning
 from experiments.setting.appendix_b import appendix_b_arms
 from experiments.setting.arms import CHOICES, Arm, paper_arms
-from experiments.setting.data import DataError, cifar10, download
+from experiments.setting.data import Data, DataError, cifar10, download
 from experiments.setting.more_arms import more_arms
 from experiments.setting.protocol import KINDS, OWNED, chosen_by, lacks, protocol_arms, sweep_arms, tuned_at, tuning_arms
-from experiments.setting.segments import all_segments, segments_of
+from experiments.setting.segments import Segment, all_segments, segments_of
 from experiments.training import eager
 from experiments.training.graphs import Graphs
 from experiments.training.progress import Progress
 from experiments.training.store import Store, StoreError
-from experiments.training.train_segments import Training
+from experiments.training.train_segments import BATCH, Training
 
 HERE = Path(__file__).parent
 OF_THE_PAPER: dict[str, Callable[[], list[Arm]]] = {
@@ -247,6 +247,15 @@ def engine_of(options: argparse.Namespace) -> tuple[str, Callable[..., Any], Cal
     return "fused", lambda *what, **more: Fleet(*what, device=options.device, precision=options.precision, **more), shape_of
 
 
+def compiling(engine: str, segments: list[Segment], data: Data, batch: int, options: argparse.Namespace) -> Callable[[], None]:
+    """Begin to compile an engine's kernels; returns what waits for those that are needed first."""
+    if engine != "fused":
+        return lambda: None
+    from experiments.training.fused.precompile import precompile
+
+    return precompile(segments, [len(labels) for _, labels in data.examined], batch, options.device, options.precision)
+
+
 @contextmanager
 def stoppable(training: Training) -> Iterator[None]:
     """Ctrl-C, or SIGTERM, lets training stop where it can be gone on with; the second one stops it at once."""
@@ -331,11 +340,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         until = started + 60 * options.minutes
         how: dict[str, Any] = {"limit": options.limit, "together": options.together, "until": until}
         how |= {"batch": appendix_b.BATCH} if options.set == "appendix-b" else {}
-        training = Training(segments, data, engine, shape, store, **how)
-        if name == "fused":
-            from experiments.training.fused.precompile import precompile
+        compiled = compiling(name, left, data, how.get("batch", BATCH), options)
 
-            precompile(left, [len(labels) for _, labels in data.examined], training.batch, options.device, options.precision)
+        def when_compiled(*what: Any, **more: Any) -> Any:
+            """An engine; models are made and grown while its kernels are compiled."""
+            compiled()
+            return engine(*what, **more)
+
+        training = Training(segments, data, when_compiled, shape, store, **how)
         with Progress(training.epochs_left()) as training.tell, stoppable(training):
             done = training.run()
         whole = {arm: [seed for seed in own if all(map(store.is_done, segments_of(arm, seed)))] for arm, own in wanted.items()}

@@ -135,4 +135,5 @@ def test_shapes_are_compiled_before_they_are_needed() -> None:
     assert {"16", "32"} < found
     for kind, r, blocks in (("resnet", 3 / 16, 2), ("small", 1 / 4, 4)):
         model = precompile.model_of(kind, r, blocks, True)
-        precompile.compile_shape(model, "adam", False, 8, [20, 10], device="cpu", precision="ieee")
+        for part in precompile.PARTS:
+            precompile.compile_shape(part, model, "adam", False, 8, [20, 10], device="cpu", precision="ieee")
