@@ -107,6 +107,8 @@ def rates_of(stages: Sequence[Stage], done: int, steps: int, per_epoch: int) -> 
     Along a cosine over FLOPs a step moves by its FLOPs, counted in steps of the network in whose epochs the span is given.
     """
     stage, before = stages[-1], 0.0
+    if not stage.span and not stage.rewarm:
+        return [stage.rate] * steps
     for earlier in reversed(stages[:-1]):
         if earlier.span != stage.span:
             break
