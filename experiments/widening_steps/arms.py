@@ -9,7 +9,7 @@
 Grown arms have the epochs of scratch, as in the paper of variance transfer (Yuan et al., 2023), and so fewer FLOPs. Each width
 is trained 1.2 times as long as the one before it, in whole epochs.
 
-Left out: units whose writers are zero, and with them GradMax as published, which outgrow refuses behind a norm. A batch norm
+Left out: units whose writers are zero, and with them GradMax as published, which outgrow refuses before a ReLU. A batch norm
 keeps such units at zero, where a ReLU has no slope: they would never learn. In the arm `gradmax`, pairs have its directions as
 readers. Neither GradMax nor North can be learned for the streams, which several layers write: both arms draw pairs for these.
 """
