@@ -1,101 +1,100 @@
-"""Training of one trial: some epochs with flips and crops, the rate on a cosine from its maximum to zero.
+"""Training: some epochs with flips and crops, the rate on a cosine from its maximum to zero.
 
-The final training also cuts out squares and smooths labels, which helps long trainings and harms brief ones.
+On CUDA each step is a replay of one graph, with products in bfloat16: the launches of a step's many small kernels would take
+the host longer than they take the device. All that a step needs lies on the device: the table of an epoch's batches, its rates,
+and a clock that counts steps. The update is that of torch's SGD with Nesterov's momentum; its momenta are the optimizer's, so
+that they are saved, inherited and grown with it.
+
+    g ← g + decay · w;    m ← 0.9 m + g;    w ← w − rate · (g + 0.9 m)
+
+The final training also covers squares and smooths labels, which helps long trainings and harms brief ones.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from experiments.setting.data import Data
+from experiments.search.images import Images
+from experiments.training.background import captured
+from experiments.widening_steps.steps import laid_out_as
 
-BATCH, RATE, DECAY = 512, 0.2, 5e-4
+RATE, MOMENTUM, DECAY = 0.2, 0.9, 5e-4
 SMOOTHING = 0.1  # of labels in the final training
-
-
-@dataclass(frozen=True)
-class Images:
-    """Training and evaluation images on a device, normalised."""
-
-    x: Tensor
-    y: Tensor
-    test_x: Tensor
-    test_y: Tensor
-
-    @staticmethod
-    def of(data: Data, device: str) -> Images:
-        def ready(images: Tensor) -> Tensor:
-            shape = (1, -1, 1, 1)
-            return ((images.to(device).float() / 255) - data.mean.to(device).view(shape)) / data.deviation.to(device).view(
-                shape
-            )
-
-        test = ready(data.test_images), data.test_labels.to(device)
-        return Images(ready(data.images), data.labels.to(device), *test)
+PIECE = 2_500  # images that are evaluated at once
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, weight_decay=DECAY, nesterov=True)
+    return torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY, nesterov=True)
 
 
-def train_epoch(model: nn.Module, optimizer: Any, images: Images, epoch: int, epochs: int, final: bool = False) -> None:
-    """One epoch of `epochs` on the cosine. final: with squares cut out and smoothed labels."""
-    channels_last(model, optimizer)
-    model.train()
-    order = torch.randperm(len(images.y), device=images.y.device)
-    batches = [batch for batch in order.split(min(BATCH, len(order) // 4)) if len(batch) > 1]
-    for number, batch in enumerate(batches):
-        share = (epoch + number / len(batches)) / epochs
-        for group in optimizer.param_groups:
-            group["lr"] = RATE * 0.5 * (1 + math.cos(math.pi * share))
-        optimizer.zero_grad()
-        x = changed(images.x[batch])
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
-            outputs = model(cut_out(x) if final else x)
-            loss = F.cross_entropy(outputs, images.y[batch], label_smoothing=SMOOTHING if final else 0.0)
-        loss.backward()
-        optimizer.step()
+class Steps:
+    """The steps of one network. final: with covered squares and smoothed labels."""
+
+    def __init__(self, model: nn.Module, optimizer: Any, images: Images, final: bool = False) -> None:
+        self.model, self.images, self.final = model.to(memory_format=torch.channels_last), images, final  # type: ignore[call-overload]
+        device = images.y.device
+        self.on_cuda = device.type == "cuda"
+        self.parameters: list[Tensor] = list(model.parameters())
+        self.momenta = [momentum_of(optimizer, parameter) for parameter in self.parameters]
+        self.table = torch.zeros(images.steps, 6, images.batch, dtype=torch.long, device=device)
+        self.rates = torch.zeros(images.steps, device=device)
+        self.clock = torch.zeros(1, dtype=torch.long, device=device)
+        model.train()
+        self.replay = captured(self.step, device, self.changed)
+
+    def changed(self) -> list[Tensor]:
+        """All that a step changes."""
+        return [*(parameter.detach() for parameter in self.parameters), *self.model.buffers(), *self.momenta, self.clock]
+
+    def epoch(self, seed: int, epoch: int, epochs: int) -> None:
+        """One epoch of `epochs` on the cosine; the device may still be at work on it when this returns."""
+        self.model.train()
+        steps = self.images.steps
+        shares = [(epoch + step / steps) / epochs for step in range(steps)]
+        self.table.copy_(self.images.table(seed, epoch, covers=self.final))
+        self.rates.copy_(torch.tensor([RATE * 0.5 * (1 + math.cos(math.pi * share)) for share in shares]))
+        self.clock.zero_()
+        for _ in range(steps):
+            self.replay()
+
+    def step(self) -> None:
+        x, y = self.images.taken(self.table.index_select(0, self.clock)[0])
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if self.on_cuda else nullcontext():
+            outputs = self.model(x)
+        loss = F.cross_entropy(outputs.float(), y, label_smoothing=SMOOTHING if self.final else 0.0)
+        found = torch.autograd.grad(loss, self.parameters)
+        self.update([laid_out_as(p, g) for p, g in zip(self.parameters, found, strict=True)])
+        self.clock.add_(1)
+
+    @torch.no_grad()
+    def update(self, grads: list[Tensor]) -> None:
+        rate = self.rates.index_select(0, self.clock)[0]
+        grads = list(torch._foreach_add(grads, self.parameters, alpha=DECAY))
+        torch._foreach_mul_(self.momenta, MOMENTUM)
+        torch._foreach_add_(self.momenta, grads)
+        torch._foreach_add_(grads, self.momenta, alpha=MOMENTUM)
+        torch._foreach_mul_(grads, rate)
+        torch._foreach_sub_(self.parameters, grads)
 
 
-def channels_last(model: nn.Module, optimizer: Any) -> None:
-    """Weights and momenta in the layout in which GPUs convolve fastest."""
-    model.to(memory_format=torch.channels_last)
-    for state in optimizer.state.values():
-        for key, value in state.items():
-            if isinstance(value, Tensor) and value.dim() == 4:
-                state[key] = value.contiguous(memory_format=torch.channels_last)
-
-
-def changed(x: Tensor) -> Tensor:
-    """Images flipped with probability 1/2, and moved by up to an eighth of their size in both directions."""
-    most = x.shape[-1] // 8
-    flipped = torch.where(torch.rand(len(x), 1, 1, 1, device=x.device) < 0.5, x.flip(3), x)
-    padded, size = F.pad(flipped, (most,) * 4), x.shape[-1]
-    rows, columns = (
-        torch.randint(2 * most + 1, (len(x), 1), device=x.device) + torch.arange(size, device=x.device) for _ in "rc"
-    )
-    return padded[torch.arange(len(x), device=x.device)[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(
-        0, 3, 1, 2
-    )
-
-
-def cut_out(x: Tensor) -> Tensor:
-    """Images with a square of a quarter of their size set to zero, its middle anywhere."""
-    size = x.shape[-1]
-    places = torch.arange(size, device=x.device)
-    rows, columns = ((torch.randint(size, (len(x), 1), device=x.device) - places).abs() <= size // 8 for _ in "rc")
-    return x.masked_fill((rows[:, :, None] & columns[:, None, :])[:, None], 0.0)
+def momentum_of(optimizer: Any, parameter: Tensor) -> Tensor:
+    """The momentum of a parameter in its memory order; zeros before the first step, which is what torch's first step makes."""
+    state = optimizer.state[parameter]
+    momentum = state.get("momentum_buffer")
+    given = torch.zeros_like(parameter, requires_grad=False) if momentum is None else laid_out_as(parameter, momentum)
+    state["momentum_buffer"] = given
+    return given
 
 
 @torch.no_grad()
 def error(model: nn.Module, images: Images) -> float:
     """The share of evaluation images that are classified wrongly."""
     model.eval()
-    wrong = [(model(x).argmax(1) != y).sum() for x, y in zip(images.test_x.split(1000), images.test_y.split(1000), strict=True)]
-    return float(sum(wrong)) / len(images.test_y)
+    pieces = zip(images.test_x.split(PIECE), images.test_y.split(PIECE), strict=True)
+    return float(sum((model(x).argmax(1) != y).sum() for x, y in pieces)) / len(images.test_y)

@@ -56,17 +56,22 @@ def on_the_host(found: Found) -> Found:
 
 
 def captured(step: Callable[[], None], device: Any, changed: Callable[[], Sequence[Tensor]]) -> Callable[[], None]:
-    """A step as one CUDA graph, where there are graphs; what compiling it has changed is put back."""
+    """A step as one CUDA graph, where there are graphs; what compiling it has changed is put back.
+
+    It is recorded on the present stream, unless that is the default one: what the step finds there, such as views that are part
+    of an autograd graph, may belong to no other stream.
+    """
     if torch.device(device).type != "cuda":
         return step
     saved = [(tensor, tensor.clone()) for tensor in changed()]
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
+    present = torch.cuda.current_stream(device)
+    side = torch.cuda.Stream(device) if present == torch.cuda.default_stream(device) else present
+    side.wait_stream(present)
     with torch.cuda.stream(side):
         step()
-    torch.cuda.current_stream().wait_stream(side)
+    present.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=side):
         step()
     before = {id(tensor) for tensor, _ in saved}
     for tensor in changed():

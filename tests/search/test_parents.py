@@ -10,7 +10,7 @@ import pytest
 from outgrow.search.objectives import Objectives
 from outgrow.search.parents import SAMPLERS
 from outgrow.search.pareto import dominates
-from outgrow.search.records import COMPLETE, Record
+from outgrow.search.records import COMPLETE, Record, complete
 
 TWO = Objectives.of({"accuracy": "max", "parameters": "min"})
 FRONT = [(0.9, 500.0), (0.7, 200.0), (0.5, 100.0)]
@@ -51,3 +51,14 @@ def test_hill_climbing_comes_in_generations(slot: int, first: bool) -> None:
     assert choice.grows is not first
     begin = slot - (slot - 1) % 4
     assert choice.parent.values[0] == max(record.values[0] for record in DONE if record.slot < begin)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_trial_that_was_taken_up_again_is_chosen_as_the_one_that_was_not_interrupted(sampler: str) -> None:
+    """Its number is that of its second attempt, behind all others."""
+    values = [3.0, 1.0, 1.0, 2.0, 2.0]
+    whole = [Record(n, n, COMPLETE, values=(value,)) for n, value in enumerate(values)]
+    again = complete([Record(7 if n == 1 else n, n, COMPLETE, values=(value,)) for n, value in enumerate(values)])
+    for seed in range(50):
+        one, other = (SAMPLERS[sampler](d, Objectives.of("error"), 5, 4, Random(seed)).parent.slot for d in (whole, again))
+        assert one == other

@@ -1,7 +1,7 @@
 """How a search chooses the parent of a trial: one function per sampler.
 
-All see the complete trials, and draw from a generator that is seeded by the trial's slot, so that a search in one process, or
-one that was interrupted and continued there, always chooses the same.
+All see the complete trials in the order of their slots, and draw from a generator that is seeded by the trial's slot, so that a
+search in one process, or one that was interrupted and continued there, always chooses the same.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def hill(done: Sequence[Record], objectives: Objectives, slot: int, population: 
     """
     first = slot - (slot - 1) % population  # the first slot of this generation
     before = [record for record in done if record.slot < first] or list(done)
-    best = min(before, key=lambda record: (objectives.losses(record.values)[0], record.number))
+    best = min(before, key=lambda record: (objectives.losses(record.values)[0], record.slot, record.number))
     return Choice(best, grows=slot != first)
 
 
 def evolution(done: Sequence[Record], objectives: Objectives, slot: int, population: int, random: Random) -> Choice:
     """Evolution with several objectives: binary tournaments among the `population` best trials, as NSGA-II ranks them."""
     ranks = ranking([objectives.losses(record.values) for record in done])
-    order = sorted(range(len(done)), key=lambda number: (ranks[number], done[number].number))[:population]
+    order = sorted(range(len(done)), key=lambda number: (ranks[number], number))[:population]
     pair = random.choice(order), random.choice(order)
     return Choice(done[min(pair, key=order.index)])
 

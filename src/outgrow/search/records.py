@@ -155,8 +155,8 @@ class Book:
 
 
 def complete(records: Iterable[Record]) -> list[Record]:
-    """Trials that can be parents, by number."""
-    return sorted((record for record in records if record.state == COMPLETE), key=lambda record: record.number)
+    """Trials that can be parents, by slot: the number of a trial that was taken up again depends on when it was interrupted."""
+    return sorted((record for record in records if record.state == COMPLETE), key=lambda record: (record.slot, record.number))
 
 
 def ancestors(record: Record, records: Iterable[Record]) -> list[Record]:
