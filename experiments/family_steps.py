@@ -7,8 +7,8 @@ in the data, the rates, and a clock that counts steps. Without CUDA the same ste
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
@@ -39,13 +39,20 @@ def precision(device: str) -> AbstractContextManager[Any]:
     return torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if on_cuda else nullcontext()
 
 
-def own_stream(device: str) -> AbstractContextManager[Any]:
+@contextmanager
+def own_stream(device: str) -> Iterator[None]:
     """A CUDA stream for families and their graphs, since the default one can't be recorded.
 
     Members hold views of shared parameters, whose gradients are added up on the stream on which the views were made.
     """
-    on_cuda = torch.device(device).type == "cuda"
-    return torch.cuda.stream(torch.cuda.Stream(device)) if on_cuda else nullcontext()
+    if torch.device(device).type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream(device).wait_stream(stream)
 
 
 class Training:

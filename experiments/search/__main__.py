@@ -83,7 +83,7 @@ def run_seed(experiment: Experiment, left: dict[str, Path]) -> None:
         print(f"{arm}, seed {experiment.seed}: expected to cost about {in_words(costs[arm])} on one H200", flush=True)
         found = experiment.run(arm)
         write(path, found)
-        experiment.path(arm).unlink(missing_ok=True)
+        experiment.remove(arm)
         seconds = found["search_seconds"] + found["final_seconds"]
         print(
             f"{arm}, seed {experiment.seed}: test error {found['test_error']:.2%}, {found['parameters']:,} parameters, "

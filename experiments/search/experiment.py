@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import outgrow
 from experiments.lm.results import facts
@@ -18,12 +19,10 @@ from experiments.search.network import Parent, start_over
 from experiments.search.settings import Setting
 from experiments.search.training import Steps, error, sgd
 from experiments.setting.data import Data
-from outgrow.saving.trained_state import read_trained, write_trained
-from outgrow.search.objectives import measure
 
 GOES_ON = 3  # exit status if time is up
+NO_TIME = 1e-9  # minutes in which no trial is begun
 SAVED_EVERY = 20.0  # seconds of a final training that are lost at most
-LEASE = 10.0  # seconds after which a trial that was interrupted on another machine is taken up again
 
 
 class OutOfTime(Exception):
@@ -68,7 +67,9 @@ class Experiment:
     @property
     def parent_flops(self) -> float:
         """Of the parent's training on an image: forward and backward pass, three times the forward pass."""
-        return 3 * float(measure("flops", self.parent, self.example)) / len(self.example)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            self.fresh()(self.example)
+        return 3 * counter.get_total_flops() / len(self.example)
 
     def search(self, inherit: bool) -> outgrow.SearchResult:
         """The search, continued; OutOfTime if it is not done."""
@@ -87,8 +88,9 @@ class Experiment:
         if self.clock.over:
             raise OutOfTime
         setting, log = self.setting, self.work / f"{'growth' if inherit else 'fresh'}.log"
-        try:
-            result = outgrow.search(
+
+        def go_on(minutes: float) -> outgrow.SearchResult:
+            return outgrow.search(
                 self.parent,
                 self.example,
                 outgrow.Space(factors=(1.5, 2), moves=setting.moves, parameters=setting.parameters),
@@ -101,9 +103,12 @@ class Experiment:
                 trials=setting.trials,
                 population=setting.children,
                 seed=self.seed,
-                lease=LEASE,
-                minutes=max(self.clock.end - time.monotonic(), 1e-3) / 60,
+                minutes=minutes,
             )
+
+        end_running(go_on(NO_TIME).study)
+        try:
+            result = go_on(max((self.clock.end - time.monotonic()) / 60, NO_TIME))
         except Interrupted as reason:
             raise OutOfTime from reason
         prune(result, Path(f"{log}-artifacts"), setting.trials, setting.children)
@@ -115,9 +120,11 @@ class Experiment:
         """Train on all images for so many epochs; the test error, and the seconds that it took in all pieces."""
         path, done, before = self.path(arm), 0, 0.0
         if path.exists():
-            model = self.fresh()
+            state = torch.load(path, map_location=self.device, weights_only=True)
+            done, before = state["epochs"], state["seconds"]
+            model = outgrow.load(self.fresh(), self.weights(arm, done))
             optimizer = sgd(model)
-            done, before = read_trained(path, model, [optimizer])
+            optimizer.load_state_dict(state["optimizer"])
         steps = Steps(model, optimizer, self.images, final=True)
         started = saved = time.monotonic()
         for epoch in range(done, epochs):
@@ -126,7 +133,7 @@ class Experiment:
             if left and (self.clock.over or time.monotonic() - saved > SAVED_EVERY):
                 self.wait()
                 saved = time.monotonic()
-                write_trained(path, model, [optimizer], [epoch + 1, before + saved - started])
+                self.save(arm, model, {"epochs": epoch + 1, "seconds": before + saved - started}, optimizer)
             if left and self.clock.over:
                 raise OutOfTime
         wrong = error(model, self.images)
@@ -137,9 +144,29 @@ class Experiment:
         if self.images.y.is_cuda:
             torch.cuda.synchronize(self.images.y.device)
 
+    def save(self, arm: str, model: nn.Module, about: dict[str, Any], optimizer: Any) -> None:
+        """Write an interrupted final training; whenever this is killed, a whole one is there."""
+        weights, part = self.weights(arm, about["epochs"]), self.path(arm).with_suffix(".part")
+        outgrow.save(model, weights)
+        torch.save({**about, "optimizer": optimizer.state_dict()}, part)
+        part.replace(self.path(arm))
+        self.remove(arm, but=weights)
+
+    def remove(self, arm: str, but: Path | None = None) -> None:
+        """Remove the files of a final training. but: of weights, which stays."""
+        if but is None:
+            self.path(arm).unlink(missing_ok=True)
+        for path in self.work.glob(f"{arm}-*.safetensors"):
+            if path != but:
+                path.unlink()
+
     def path(self, arm: str) -> Path:
-        """The file of an interrupted final training."""
+        """The file of an interrupted final training, without its weights."""
         return self.work / f"{arm}.pt"
+
+    def weights(self, arm: str, epochs: int) -> Path:
+        """The file of the weights after so many epochs."""
+        return self.work / f"{arm}-{epochs}.safetensors"
 
     def flops(self, result: outgrow.SearchResult) -> float:
         """FLOPs of all trials of a search."""
@@ -176,6 +203,16 @@ class Experiment:
             "final_seconds": round(seconds, 1),
             "search": by_slot(result.to_json()),
         }
+
+
+def end_running(study: Any) -> None:
+    """End trials that a killed process has left behind, so that they are taken up again first.
+
+    Nothing else works on these studies. `outgrow.search` would wait for a sign of life where the process was another machine's.
+    """
+    for trial in study.get_trials(deepcopy=False):
+        if trial.state.name == "RUNNING":
+            study.tell(trial.number, state=type(trial.state).FAIL)
 
 
 def by_slot(search: dict[str, Any]) -> dict[str, Any]:

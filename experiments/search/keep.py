@@ -6,15 +6,25 @@ of those before it. Of a search that is done, the best trial alone is needed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import outgrow
-from outgrow.search.records import Record, ancestors, complete
 
 
-def needed(records: list[Record], trials: int, children: int) -> list[Record]:
-    """The trials whose models a search may read again."""
-    done = [record for record in complete(records) if record.slot >= 0]
+def ancestors(record: Any, records: Sequence[Any]) -> list[Any]:
+    """The parent of a trial, its parent, and so on up to the first."""
+    by_number, found = {one.number: one for one in records}, []
+    while record.parent is not None:
+        record = by_number[record.parent]
+        found.append(record)
+    return found
+
+
+def needed(records: Sequence[Any], trials: int, children: int) -> list[Any]:
+    """The trials whose models a search may read again. records: the trials that are done."""
+    done = [record for record in records if record.state == "COMPLETE"]
     if not done:
         return []
     best = min(done, key=lambda record: (record.values[0], record.slot))

@@ -37,8 +37,8 @@ def test_replayed_steps_of_the_search_learn_as_steps_on_the_cpu_and_never_wait_f
     for model, device in ((here, "cpu"), (there, "cuda")):
         images = Images.of(digits(), device)
         steps = Steps(model, sgd(model), images)
-        for epoch in range(4):
-            steps.epoch(0, epoch, 4)
+        for epoch in range(12):
+            steps.epoch(0, epoch, 12)
         try:
             torch.cuda.set_sync_debug_mode("error")
             steps.clock.zero_()
@@ -46,8 +46,8 @@ def test_replayed_steps_of_the_search_learn_as_steps_on_the_cpu_and_never_wait_f
         finally:
             torch.cuda.set_sync_debug_mode("default")
         errors.append(error(model, images))
-    assert errors[1] == pytest.approx(errors[0], abs=0.1)  # products are in bfloat16 there
-    assert errors[1] < 0.5
+    assert errors[1] == pytest.approx(errors[0], abs=0.08)  # products are in bfloat16 there
+    assert errors[1] < 0.2
 
 
 def test_making_a_graph_of_the_steps_changes_nothing() -> None:
@@ -74,7 +74,7 @@ def test_replayed_steps_of_a_family_are_those_on_the_cpu(precise: bool, monkeypa
         monkeypatch.setattr(family_steps, "precision", lambda device: torch.autocast("cuda", enabled=False))
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
-    states = []
+    found = []
     try:
         for device in ("cpu", "cuda"):
             arms = Arms(task_of("digits", device, Path(), 6), seed=0)
@@ -82,14 +82,13 @@ def test_replayed_steps_of_a_family_are_those_on_the_cpu(precise: bool, monkeypa
                 family = arms._family()
                 training = arms._training(family, 6)
                 training.run(list(family).copy, 4)
-                training.run(lambda family=family: [family[3], family[1]], 2)
-            torch.cuda.synchronize()
-            states.append(family.state_dict())
+                training.run([family[3], family[1]].copy, 2)
+                x, _ = arms.task.drawn(99)
+                found.append([member.train()(x).detach().cpu() for member in family])  # biases before norms do not matter here
     finally:
         torch.backends.cudnn.allow_tf32 = before
-    for name, value in states[0].items():
-        error = (value - states[1][name].cpu()).abs().max()
-        assert float(error) <= (1e-2 if precise else 0.2) * max(1.0, float(value.abs().max())), name
+    for one, other in zip(*found, strict=True):
+        assert float((one - other).norm()) <= (1e-3 if precise else 0.2) * float(one.norm())
 
 
 @pytest.mark.parametrize(("question", "arm"), [(question, arm) for question, arms in ARMS.items() for arm in arms])
