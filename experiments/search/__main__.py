@@ -31,7 +31,7 @@ from experiments.search.experiment import GOES_ON, Clock, Experiment, OutOfTime
 from experiments.search.settings import SETTINGS, Setting, expected, in_words
 from experiments.setting.data import Data, DataError, cifar10, digits
 
-RESULTS = Path(__file__).parents[1] / "results" / "search"
+RESULTS, WORK = (Path(__file__).parents[1] / name / "search" for name in ("results", "work"))
 ARMS = ("growth", "fresh", "scratch")
 CHANGED = {
     "trials": "of a search",
@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--from-seed", type=int, default=0, metavar="K", help="leave out the seeds below K (0)")
     made.add_argument("--device", default="cpu")
     made.add_argument("--data", type=Path, default=Path("data"), help="the folder of CIFAR-10's binary files")
-    made.add_argument("--work", type=Path, default=Path("work/search"), help="where interrupted arms go on")
+    made.add_argument("--work", type=Path, default=WORK, help="where interrupted arms go on (experiments/work/search)")
     made.add_argument("--out", type=Path, default=RESULTS, help="where result files are written")
     made.add_argument("--minutes", type=float, default=1e6, help="begin no trial, and no epoch of a final training, after that")
     return made
