@@ -338,13 +338,13 @@ def opening(compared: Comparison) -> str:
 
 def answers(compared: Comparison) -> list[Finding]:
     """From every way tuned for itself, where those runs were made; from the others where they alone can answer."""
-    fair = fairest(compared)
+    own, fair = own_of(compared), fairest(compared)
     found = [
         *(reused(what)(fair) for what in ("widen", "deepen")),
         preserving(compared),
         to_the_end(fair),
-        at_equal_flops(fair, own_of(compared)),
-        schedules(own_of(compared) or compared),
+        at_equal_flops(fair, own),
+        schedules(own or compared),
         to_seventy(fair),
         recommended(compared),
     ]

@@ -259,7 +259,7 @@ def test_the_pages_say_what_the_results_say(compared: Comparison) -> None:
     alone = gap(fair.lines["EQ-deepen-r2r"], fair.lines["EQ-small-deepen"], 32)
     assert alone is not None
     assert alone.clear
-    assert f"at thirty-two epochs it is also {alone.value:.1f} points above the small network alone" in text
+    assert f"at thirty-two epochs the deepened network is {alone.value:.1f} points above the small one alone" in text
     two = {what: gap(own.lines[f"EQ-{what}-r2r"], own.scratch, 2) for what in ("widen", "deepen")}
     assert two["widen"]
     assert two["deepen"]
